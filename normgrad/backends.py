@@ -1,0 +1,50 @@
+"""Which backend computes a problem."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+from normgrad.contract.plan import Backend, Problem
+from normgrad.contract.status import NO_KERNEL
+
+ENVIRONMENT = "NORMGRAD_BACKEND"
+
+#: Backends by name, with the module that holds each (its ``backend``) and the kind of device it computes on.
+BACKENDS = {
+    "reference": ("normgrad.reference", "cpu"),
+}
+_DEFAULT = {"cpu": "reference"}
+
+
+def load(name: str) -> Backend:
+    """The backend of that name; ImportError says what is missing."""
+    module, _ = BACKENDS[name]
+    backend: Backend = import_module(module).backend
+    return backend
+
+
+def chosen(device_kind: str) -> str | None:
+    """The name of the backend for a kind of device: the environment's choice, or the fastest there is."""
+    name = os.environ.get(ENVIRONMENT)
+    if not name:
+        return _DEFAULT.get(device_kind)
+    if name not in BACKENDS:
+        raise ValueError(f"{ENVIRONMENT} is {name!r}, and must be one of {', '.join(BACKENDS)}")
+    return name if BACKENDS[name][1] == device_kind else None
+
+
+def backend_for(problem: Problem) -> Backend:
+    """The backend that computes a problem; where there is none, status 561003."""
+    device_kind = problem.device.partition(":")[0]
+    name = chosen(device_kind)
+    if name is None:
+        choice = os.environ.get(ENVIRONMENT)
+        reason = f" with {ENVIRONMENT}={choice}" if choice else ""
+        raise problem.signature.error(None, f"there is no backend for {problem.device}{reason}", NO_KERNEL)
+    try:
+        return load(name)
+    except ImportError as error:
+        raise problem.signature.error(
+            None, f"the backend {name} for {problem.device} cannot be loaded: {error}", NO_KERNEL
+        ) from error

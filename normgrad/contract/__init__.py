@@ -1,0 +1,1 @@
+"""The vocabulary that the operators share: views, dtypes, rules, status codes, products, plans, streams."""

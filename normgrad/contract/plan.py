@@ -1,0 +1,190 @@
+"""A checked call, ready to run: the second phase of the two."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from normgrad.contract.arrays import NotAnArray, as_view
+from normgrad.contract.check import Signature, check_memory
+from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote
+from normgrad.contract.stream import Stream
+from normgrad.contract.view import Memory, View
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A checked call as a backend gets it: sound views and attributes by name; absent means absent or not wanted."""
+
+    signature: Signature
+    views: Mapping[str, View]
+    attributes: Mapping[str, Any]
+
+    @property
+    def device(self) -> str:
+        return next(iter(self.views.values())).device
+
+
+class Kernel(Protocol):
+    """What a backend makes of a problem."""
+
+    @property
+    def workspace_size(self) -> int:
+        """How many bytes :meth:`launch` needs."""
+
+    def launch(self, views: Mapping[str, View], workspace: int, stream: Any) -> None:
+        """Do the work on these views (of the problem's layout) with the memory at ``workspace``."""
+
+
+class Backend(Protocol):
+    """A way to compute: knows no rules, gets sound problems."""
+
+    name: str
+
+    def prepare(self, problem: Problem) -> Kernel:
+        """Choose and set up the kernel for a problem; computes nothing."""
+
+    def allocate(self, nbytes: int, device: str) -> Memory:
+        """Memory for a workspace that the library brings."""
+
+
+class Plan:
+    """A checked call with its workspace size; made by an operator's ``plan``.
+
+    A plan runs once, unless ``repeatable`` is set to True.
+    """
+
+    def __init__(self, problem: Problem, backend: Backend) -> None:
+        self._signature = problem.signature
+        self._backend = backend
+        self._problem = problem
+        self._kernel = backend.prepare(problem)
+        self._views = dict(problem.views)
+        self._lock = threading.Lock()
+        self._repeatable = False
+        self._spent = False
+
+    @property
+    def workspace_size(self) -> int:
+        """How many bytes of workspace a run needs."""
+        return self._kernel.workspace_size
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the plan may run more than once."""
+        return self._repeatable
+
+    @repeatable.setter
+    def repeatable(self, value: bool) -> None:
+        with self._lock:
+            self._refuse_if_spent()
+            self._repeatable = bool(value)
+
+    def rebind(self, **arrays: Any) -> None:
+        """Put other memory under parameters: arrays with the layout of those the plan was made for.
+
+        All of them are checked before any is taken.
+        """
+        with self._lock:
+            self._refuse_if_spent()
+            views = dict(self._views)
+            for name, array in arrays.items():
+                views[name] = self._rebound(name, array)
+            check_memory(self._signature, views)
+            problem = Problem(self._signature, views, self._problem.attributes)
+            self._kernel = self._backend.prepare(problem)
+            self._problem, self._views = problem, views
+
+    def _rebound(self, name: str, array: Any) -> View:
+        if name not in self._views:
+            raise self._signature.error(name, f"is no tensor of this plan, which has {', '.join(self._views)}")
+        if array is None:
+            raise self._signature.error(name, "is null, and must be given", NULLPTR)
+        try:
+            view = as_view(array)
+        except (NotAnArray, BufferError, RuntimeError) as problem:
+            raise self._signature.error(name, quote(problem)) from None
+        planned = self._views[name]
+        if not view.same_layout(planned):
+            raise self._signature.error(
+                name,
+                f"is {view.dtype} {view.shape} with strides {view.strides} on {view.device}, and must be as planned: "
+                f"{planned.dtype} {planned.shape} with strides {planned.strides} on {planned.device}",
+            )
+        return view
+
+    def run(self, workspace: Any = None, stream: Any = None) -> None:
+        """Do the work.
+
+        Parameters
+        ----------
+        workspace : array, optional
+            Memory of at least ``workspace_size`` bytes, contiguous and on the tensors' device. By default the
+            library brings it.
+        stream : Stream, optional
+            Where to do it. By default on the caller's thread, before the call returns (on a GPU: on the current
+            CUDA stream).
+        """
+        with self._lock:
+            self._refuse_if_spent()
+            memory = None if workspace is None else self._given(workspace)
+            kernel, views = self._kernel, self._views
+            self._spent = not self._repeatable
+        if isinstance(stream, Stream):
+            stream.submit(lambda: self._launch(kernel, views, memory, None))
+        else:
+            self._launch(kernel, views, memory, stream)
+
+    def _launch(self, kernel: Kernel, views: Mapping[str, View], memory: Memory | None, stream: Any) -> None:
+        try:
+            size = kernel.workspace_size
+            if memory is None and size:
+                memory = self._backend.allocate(size, self._problem.device)
+            kernel.launch(views, memory.address if memory else 0, stream)
+        except Exception as error:
+            text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
+            raise ContractError(RUNTIME, self._signature.name, None, text) from error
+
+    def _refuse_if_spent(self) -> None:
+        if self._spent:
+            raise self._signature.error(
+                None, "the plan has run, and runs once; set repeatable = True before the run, or make another plan"
+            )
+
+    def _given(self, workspace: Any) -> Memory:
+        """The caller's workspace, checked."""
+        memory = workspace if isinstance(workspace, Memory) else self._memory_of(workspace)
+        size = self._kernel.workspace_size
+        if size == 0:
+            return memory
+        if memory.address == 0:
+            raise self._signature.error("workspace", f"is null, and must have {size} bytes", NULLPTR)
+        if memory.nbytes < size:
+            raise self._signature.error("workspace", f"has {memory.nbytes} bytes, and must have {size}")
+        if memory.device != self._problem.device:
+            raise self._signature.error("workspace", f"is on {memory.device}, and must be on {self._problem.device}")
+        used = Memory(memory.address, size, memory.device)
+        for name, view in self._views.items():
+            if used.intersects(view.reach):
+                raise self._signature.error("workspace", f"shares memory with {{{name}}}, and must not")
+        return memory
+
+    def _memory_of(self, workspace: Any) -> Memory:
+        try:
+            view = as_view(workspace)
+        except (NotAnArray, BufferError, RuntimeError) as problem:
+            raise self._signature.error("workspace", quote(problem)) from None
+        reach = view.reach
+        if reach.nbytes != view.numel * view.dtype.itemsize or not view.writable or not view.inside_storage:
+            raise self._signature.error("workspace", "must be contiguous and writable")
+        return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
+
+
+def allocate_host(nbytes: int) -> Memory:
+    """Fresh memory on the host."""
+    owner = np.empty(nbytes, np.uint8)
+    return Memory(owner.ctypes.data, nbytes, owner=owner)

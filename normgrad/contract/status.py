@@ -1,0 +1,71 @@
+"""Status codes, and the one exception that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """The status codes of the two-phase interface."""
+
+    ACLNN_SUCCESS = 0
+    ACLNN_ERR_PARAM_NULLPTR = 161001
+    ACLNN_ERR_PARAM_INVALID = 161002
+    ACLNN_ERR_RUNTIME_ERROR = 361001
+    ACLNN_ERR_INNER = 561000
+    ACLNN_ERR_INNER_FIND_KERNEL_ERROR = 561003
+    ACLNN_ERR_INNER_CREATE_EXECUTOR = 561101
+    ACLNN_ERR_INNER_NULLPTR = 561103
+
+
+NULLPTR = Status.ACLNN_ERR_PARAM_NULLPTR
+INVALID = Status.ACLNN_ERR_PARAM_INVALID
+NO_KERNEL = Status.ACLNN_ERR_INNER_FIND_KERNEL_ERROR
+RUNTIME = Status.ACLNN_ERR_RUNTIME_ERROR
+
+
+class Names(dict[str, str]):
+    """Parameter names as one interface spells them; a name not listed stands for itself."""
+
+    def __missing__(self, key: str) -> str:
+        return key
+
+
+class ContractError(ValueError):
+    """A call that breaks the contract.
+
+    Attributes
+    ----------
+    status : Status
+        The code that the C interface returns for the same call (an ``int``).
+    status_name : str
+        Its name, such as ``ACLNN_ERR_PARAM_INVALID``.
+    operator : str
+        The operator that refused the call, such as ``layer_norm_backward``.
+    parameter : str or None
+        The parameter at fault, where there is one.
+    """
+
+    def __init__(self, status: Status, operator: str, parameter: str | None, problem: str) -> None:
+        self.status = status
+        self.operator = operator
+        self.parameter = parameter
+        self._problem = problem
+        super().__init__(self.text(operator, Names()))
+
+    @property
+    def status_name(self) -> str:
+        return self.status.name
+
+    def text(self, operator: str, names: Mapping[str, str]) -> str:
+        """The message, with the operator and the parameters called by the given names."""
+        return f"{operator}: {self._problem.format_map(names)}"
+
+    def __reduce__(self) -> tuple[type[ContractError], tuple[Status, str, str | None, str]]:
+        return type(self), (self.status, self.operator, self.parameter, self._problem)
+
+
+def quote(value: object) -> str:
+    """A user's value inside a message: braces doubled, since messages name parameters as ``{name}``."""
+    return str(value).replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,102 @@
+"""A tensor as the contract sees it: a view over a storage, at an address, on a device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from normgrad.contract.dtypes import DType
+from normgrad.contract.formats import Format
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A range of bytes on a device. ``owner`` keeps it alive."""
+
+    address: int
+    nbytes: int
+    device: str = "cpu"
+    owner: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def end(self) -> int:
+        return self.address + self.nbytes
+
+    def intersects(self, other: Memory) -> bool:
+        """Whether the two ranges have a byte in common."""
+        both_hold_something = self.nbytes > 0 and other.nbytes > 0
+        return (
+            both_hold_something
+            and self.device == other.device
+            and self.address < other.end
+            and other.address < self.end
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided view: ``element[i, j, …]`` lies at ``address + itemsize·(i·strides[0] + j·strides[1] + …)``.
+
+    Strides count elements. ``storage`` is the memory that the view may reach.
+    """
+
+    address: int
+    shape: Shape
+    strides: Shape
+    dtype: DType
+    storage: Memory
+    format: int = Format.ND
+    writable: bool = True
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def device(self) -> str:
+        return self.storage.device
+
+    @property
+    def reach(self) -> Memory:
+        """The smallest range of bytes that holds every element."""
+        if self.numel == 0:
+            return Memory(self.address, 0, self.device)
+        spans = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
+        lowest = sum(span for span in spans if span < 0)
+        highest = sum(span for span in spans if span > 0)
+        itemsize = self.dtype.itemsize
+        return Memory(self.address + lowest * itemsize, (highest - lowest + 1) * itemsize, self.device)
+
+    @property
+    def inside_storage(self) -> bool:
+        """Whether every element lies inside the storage."""
+        reach = self.reach
+        return reach.nbytes == 0 or (self.storage.address <= reach.address and reach.end <= self.storage.end)
+
+    def same_layout(self, other: View) -> bool:
+        """Whether the two differ in their memory at most."""
+        return (
+            self.shape == other.shape
+            and self.strides == other.strides
+            and self.dtype == other.dtype
+            and self.device == other.device
+        )
+
+    def at(self, address: int, storage: Memory) -> View:
+        """The same view of other memory."""
+        return replace(self, address=address, storage=storage)
+
+
+def contiguous_strides(shape: Shape) -> Shape:
+    """The strides of a row-major array."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return tuple(strides)

@@ -1,0 +1,99 @@
+"""An operator: a callable that also plans."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from normgrad.backends import backend_for
+from normgrad.contract.arrays import as_view, kind_of
+from normgrad.contract.check import Signature, check
+from normgrad.contract.parameters import Call, Parameter
+from normgrad.contract.plan import Plan, Problem
+from normgrad.contract.products import Family, Product, current_product, parse_product
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Operator(Generic[P, R]):
+    """An operator of the contract. Call it for the result, or :meth:`plan` it and run the plan."""
+
+    def __init__(self, gather: Callable[P, R], signature: Signature) -> None:
+        functools.update_wrapper(self, gather)
+        self.signature = signature
+        self._gather: Callable[..., Any] = gather
+        self.__signature__ = inspect.signature(gather)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.signature.name}>"
+
+    def __reduce__(self) -> str:
+        return self.signature.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        arguments, product = self._arguments(args, kwargs)
+        call = check(self.signature, arguments, product, outputs_needed=False)
+        kind = kind_of(arguments["input"])
+        made = {}
+        for output in self.signature.outputs:
+            if arguments[output.name] is None and output.wanted(call):
+                assert output.shape is not None
+                shape, dtype = output.shape(call).shape, output.dtype(call).allowed[0]
+                assert shape is not None
+                made[output.name] = kind.empty(shape, dtype, arguments["input"])
+                call.views[output.name] = as_view(made[output.name])
+        self._planned(call).run()
+        results = [
+            kind.finish(made[output.name])
+            if output.name in made
+            else (arguments[output.name] if output.wanted(call) else None)
+            for output in self.signature.outputs
+        ]
+        return results[0] if len(results) == 1 else tuple(results)  # type: ignore[return-value]
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+        """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
+        arguments, product = self._arguments(args, kwargs)
+        return self._planned(check(self.signature, arguments, product, outputs_needed=True))
+
+    def _planned(self, call: Call) -> Plan:
+        problem = Problem(self.signature, call.views, call.attributes)
+        return Plan(problem, backend_for(problem))
+
+    def _arguments(self, args: Any, kwargs: Any) -> tuple[dict[str, Any], Product | None]:
+        """The arguments by parameter name, the outputs among them, and the product that the call is for."""
+        arguments: dict[str, Any] = self._gather(*args, **kwargs)
+        product = arguments.pop("product", None)
+        chosen = current_product() if product is None else parse_product(product)
+        arguments.update(self._outputs(arguments.pop("out")))
+        return arguments, chosen
+
+    def _outputs(self, out: Any) -> dict[str, Any]:
+        names = [output.name for output in self.signature.outputs]
+        if out is None:
+            return dict.fromkeys(names)
+        if not isinstance(out, tuple | list):
+            if len(names) > 1:
+                raise self.signature.error(
+                    "out", f"is of type {type(out).__name__}, and must be a tuple of {len(names)} arrays or None"
+                )
+            out = (out,)
+        if len(out) != len(names):
+            raise self.signature.error(
+                "out", f"has {len(out)} elements, and must have {len(names)}: {', '.join(names)}"
+            )
+        return dict(zip(names, out, strict=True))
+
+
+def operator(
+    c_name: str, family: Family, parameters: tuple[Parameter, ...]
+) -> Callable[[Callable[P, R]], Operator[P, R]]:
+    """Make an operator of a function that gathers its arguments: ``return locals()`` is its whole body."""
+
+    def make(gather: Callable[P, R]) -> Operator[P, R]:
+        return Operator(gather, Signature(gather.__name__, c_name, family, parameters))
+
+    return make

@@ -1,0 +1,48 @@
+"""How many threads the kernels on the CPU use."""
+
+from __future__ import annotations
+
+import os
+
+ENVIRONMENT = "NORMGRAD_NUM_THREADS"
+_num_threads: int | None = None
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _from_environment() -> int:
+    text = os.environ.get(ENVIRONMENT)
+    if not text:
+        return usable_cores()
+    try:
+        return _checked(int(text))
+    except ValueError:
+        raise ValueError(f"{ENVIRONMENT} is {text!r}, and must be a whole number of at least 1") from None
+
+
+def _checked(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"the number of threads is {n!r}, and must be a whole number of at least 1")
+    return n
+
+
+def get_num_threads() -> int:
+    """How many threads a call may use.
+
+    By default what ``NORMGRAD_NUM_THREADS`` says, or else the cores that this process may run on.
+    """
+    global _num_threads
+    if _num_threads is None:
+        _num_threads = _from_environment()
+    return _num_threads
+
+
+def set_num_threads(n: int) -> None:
+    """Let every later call use up to ``n`` threads. Results do not depend on it, to the last bit."""
+    global _num_threads
+    _num_threads = _checked(n)
