@@ -224,7 +224,7 @@ def _check_place(signature: Signature, name: str, view: View, home: str) -> None
     if view.address % view.dtype.itemsize:
         raise signature.error(
             name,
-            f"lies at the address {view.address:#x}, and must be aligned to its elements of {view.dtype.itemsize} bytes",
+            f"lies at address {view.address:#x}, and must be aligned to its elements of {view.dtype.itemsize} bytes",
         )
     if not view.inside_storage:
         reach, storage, itemsize = view.reach, view.storage, view.dtype.itemsize

@@ -32,7 +32,7 @@ def group_norm_backward(
     ``grad_input = rstd·(g − mean(g) − x̂·mean(g·x̂))``, ``grad_weight = Σ grad_out·x̂`` and ``grad_bias = Σ grad_out``
     over the samples and places of a channel.
     """
-    grouped, statistics, channels = (N, group, C // group, HxW), (N, group, 1, 1), (1, group, C // group, 1)
+    grouped, statistics, channels = (N, group, C // group, places(N, HxW)), (N, group, 1, 1), (1, group, C // group, 1)
     dy, x = float64(grad_out).reshape(grouped), float64(input).reshape(grouped)
     rstd = float64(rstd).reshape(statistics)
     x_hat = (x - float64(mean).reshape(statistics)) * rstd
@@ -61,7 +61,7 @@ def group_norm(
 
     ``output = (x − mean)·rstd·weight + bias`` with weight and bias per channel.
     """
-    grouped, channels = (N, group, C // group, HxW), (1, group, C // group, 1)
+    grouped, channels = (N, group, C // group, places(N, HxW)), (1, group, C // group, 1)
     x = float64(input).reshape(grouped)
     mean = mean_over(x, _GROUP)
     rstd = 1 / np.sqrt(mean_over((x - mean) ** 2, _GROUP) + eps)

@@ -109,7 +109,7 @@ def group_norm_backward(
     output_mask: Sequence[bool] = (True, True, True),
 ) -> Three:
     """As for LayerNorm, with a sample's group in place of a row."""
-    grouped = (N, group, C // group, HxW)
+    grouped = (N, group, C // group, places(N, HxW))
     magnitudes = _normalised_backward(
         float64(grad_out).reshape(grouped),
         float64(input).reshape(grouped),
@@ -171,7 +171,7 @@ def group_norm(
 ) -> Three:
     """As for LayerNorm, with a sample's group in place of a row."""
     channels = (1, group, C // group, 1)
-    x = float64(input).reshape(N, group, C // group, HxW)
+    x = float64(input).reshape(N, group, C // group, places(N, HxW))
     magnitudes = _normalised(x, eps, or_ones(weight, channels), or_zeros(bias, channels), (2, 3))
     return _wanted(magnitudes, (True, True, True), (np.shape(input), (N, group), (N, group)))
 
