@@ -24,9 +24,14 @@ def load(name: str) -> Backend:
     return backend
 
 
+def requested_backend() -> str | None:
+    """The name of the backend that the environment asks for."""
+    return os.environ.get(ENVIRONMENT)
+
+
 def chosen(device_kind: str) -> str | None:
     """The name of the backend for a kind of device: the environment's choice, or the fastest there is."""
-    name = os.environ.get(ENVIRONMENT)
+    name = requested_backend()
     if not name:
         return _DEFAULT.get(device_kind)
     if name not in BACKENDS:
@@ -39,7 +44,7 @@ def backend_for(problem: Problem) -> Backend:
     device_kind = problem.device.partition(":")[0]
     name = chosen(device_kind)
     if name is None:
-        choice = os.environ.get(ENVIRONMENT)
+        choice = requested_backend()
         reason = f" with {ENVIRONMENT}={choice}" if choice else ""
         raise problem.signature.error(None, f"there is no backend for {problem.device}{reason}", NO_KERNEL)
     try:

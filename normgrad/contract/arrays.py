@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -88,10 +89,29 @@ def _view_numpy(array: np.ndarray) -> View:
     return replace(view, dtype=from_numpy_dtype(array.dtype), storage=storage, writable=array.flags.writeable)
 
 
+def _slow_address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _fast_address(array: np.ndarray) -> int:
+    # NumPy's binary interface: the pointer to the data comes right after an object's head.
+    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
+
+
+def _choose_address() -> Callable[[np.ndarray], int]:
+    probe = np.zeros(2, np.float32)
+    interpreter_agrees = sys.implementation.name == "cpython" and _fast_address(probe) == _slow_address(probe)
+    return _fast_address if interpreter_agrees else _slow_address
+
+
+#: The address of an array's first element; the fast way takes 0.2 µs, the slow one 1.2.
+numpy_address = _choose_address()
+
+
 def _plain_view(array: np.ndarray) -> View:
     itemsize = array.dtype.itemsize
     strides = tuple([stride // itemsize for stride in array.strides])
-    return View(array.__array_interface__["data"][0], array.shape, strides, DType("", itemsize), Memory(0, 0))
+    return View(numpy_address(array), array.shape, strides, DType("", itemsize), Memory(0, 0))
 
 
 class _NumpyKind:

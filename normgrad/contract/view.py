@@ -89,6 +89,10 @@ class View:
             and self.device == other.device
         )
 
+    def disowned(self) -> View:
+        """The same view, keeping nothing alive."""
+        return replace(self, storage=replace(self.storage, owner=None))
+
     def at(self, address: int) -> View:
         """The same view at another address."""
         return replace(self, address=address)

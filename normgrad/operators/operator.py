@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from normgrad.backends import backend_for
+from normgrad.backends import backend_for, requested_backend
 from normgrad.contract.arrays import as_view, kind_of
 from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Call, Parameter
-from normgrad.contract.plan import Plan, Problem
+from normgrad.contract.plan import Plan, Problem, launch
 from normgrad.contract.products import Family, Product, current_product, parse_product
+from normgrad.operators.recipes import Recipe, layout_of, make, outputs_to_make, packed, recipe_for
+
+_MOST_RECIPES = 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,6 +29,7 @@ class Operator(Generic[P, R]):
         self.signature = signature
         self._gather: Callable[..., Any] = gather
         self.__signature__ = inspect.signature(gather)
+        self._recipes: dict[Hashable, Recipe] = {}
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -35,24 +39,36 @@ class Operator(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         arguments, product = self._arguments(args, kwargs)
+        key = self._key(arguments, product)
+        recipe = self._recipes.get(key)
+        if recipe is not None:
+            results = recipe.serve(arguments)
+            if results is not None:
+                return results
         call = check(self.signature, arguments, product, outputs_needed=False)
         kind = kind_of(arguments["input"])
-        made = {}
-        for output in self.signature.outputs:
-            if arguments[output.name] is None and output.wanted(call):
-                assert output.shape is not None
-                shape, dtype = output.shape(call).shape, output.dtype(call).allowed[0]
-                assert shape is not None
-                made[output.name] = kind.empty(shape, dtype, arguments["input"])
-                call.views[output.name] = as_view(made[output.name])
-        self._planned(call).run()
-        results = [
-            kind.finish(made[output.name])
-            if output.name in made
-            else (arguments[output.name] if output.wanted(call) else None)
-            for output in self.signature.outputs
-        ]
-        return results[0] if len(results) == 1 else tuple(results)  # type: ignore[return-value]
+        to_make = outputs_to_make(self.signature, arguments, call)
+        made = make(to_make, kind, arguments)
+        views = call.views | {name: as_view(array) for name, array in made.items()}
+        # Without the views' owners, which the arguments keep alive: a recipe must not.
+        problem = Problem(self.signature, {name: view.disowned() for name, view in views.items()}, call.attributes)
+        backend = backend_for(problem)
+        kernel = backend.prepare(problem)
+        launch(problem, problem.addresses, kernel, backend)
+        if key is not None:
+            if len(self._recipes) >= _MOST_RECIPES:
+                self._recipes.clear()
+            self._recipes[key] = recipe_for(problem, backend, kernel, to_make)
+        brought = {output.name: arguments[output.name] for output in self.signature.outputs if output.wanted(call)}
+        finished = {name: kind.finish(array) for name, array in made.items()}
+        return packed([(brought | finished).get(output.name) for output in self.signature.outputs])
+
+    def _key(self, arguments: dict[str, Any], product: Product | None) -> Hashable | None:
+        """What decides a call apart from where its arrays lie; None where an output is brought."""
+        if any(arguments[output.name] is not None for output in self.signature.outputs):
+            return None
+        layout = layout_of(self.signature, arguments)
+        return None if layout is None else (layout, product, requested_backend())
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
