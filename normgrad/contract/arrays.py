@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,6 +136,7 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+@cache
 def _torch_dtypes() -> dict[Any, DType]:
     torch = sys.modules["torch"]
     return {
@@ -144,6 +146,11 @@ def _torch_dtypes() -> dict[Any, DType]:
         torch.int32: INT32,
         torch.uint8: UINT8,
     }
+
+
+@cache
+def _to_torch_dtypes() -> dict[DType, Any]:
+    return {ours: theirs for theirs, ours in _torch_dtypes().items()}
 
 
 def _view_torch(tensor: Any) -> View:
@@ -170,10 +177,10 @@ class _TorchKind:
 
     def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
         torch = sys.modules["torch"]
-        ours = {ours: theirs for theirs, ours in _torch_dtypes().items()}[dtype]
-        if _is_torch(like) and like.shape == shape:
-            return torch.empty_like(like, dtype=ours, device=self.device, requires_grad=False)
-        return torch.empty(shape, dtype=ours, device=self.device)
+        theirs = _to_torch_dtypes()[dtype]
+        if _is_torch(like) and like.shape == shape and like.device == self.device:
+            return torch.empty_like(like, dtype=theirs)
+        return torch.empty(shape, dtype=theirs, device=self.device)
 
     def finish(self, array: Any) -> Any:
         return array

@@ -13,7 +13,7 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Call, Parameter
 from normgrad.contract.plan import Plan, Problem, launch
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.operators.recipes import Recipe, layout_of, make, outputs_to_make, packed, recipe_for
+from normgrad.operators.recipes import Layout, Recipe, make, outputs_to_make, packed, recipe_for
 
 _MOST_RECIPES = 1024
 
@@ -29,6 +29,7 @@ class Operator(Generic[P, R]):
         self.signature = signature
         self._gather: Callable[..., Any] = gather
         self.__signature__ = inspect.signature(gather)
+        self._layout = Layout(signature)
         self._recipes: dict[Hashable, Recipe] = {}
 
     def __repr__(self) -> str:
@@ -65,9 +66,10 @@ class Operator(Generic[P, R]):
 
     def _key(self, arguments: dict[str, Any], product: Product | None) -> Hashable | None:
         """What decides a call apart from where its arrays lie; None where an output is brought."""
-        if any(arguments[output.name] is not None for output in self.signature.outputs):
-            return None
-        layout = layout_of(self.signature, arguments)
+        for name in self.signature.output_names:
+            if arguments[name] is not None:
+                return None
+        layout = self._layout.of(arguments)
         return None if layout is None else (layout, product, requested_backend())
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
@@ -88,7 +90,7 @@ class Operator(Generic[P, R]):
         return arguments, chosen
 
     def _outputs(self, out: Any) -> dict[str, Any]:
-        names = [output.name for output in self.signature.outputs]
+        names = self.signature.output_names
         if out is None:
             return dict.fromkeys(names)
         if not isinstance(out, tuple | list):

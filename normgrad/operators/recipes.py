@@ -21,31 +21,43 @@ from normgrad.contract.parameters import Call, Role, Tensor
 from normgrad.contract.plan import Backend, Kernel, Problem, launch
 from normgrad.contract.view import Shape, View
 
-_NUMBERS = (int, float, bool)
+_NUMBERS = frozenset((int, float, bool))
+_INTEGERS = frozenset((int, bool))
+_SEQUENCES = frozenset((list, tuple))
 _ABSENT = "absent"
 
 
-def layout_of(signature: Signature, arguments: Mapping[str, Any]) -> Hashable | None:
-    """A key that is equal for calls of the same layout; None for arguments outside the beaten track."""
-    key: list[Hashable] = []
-    for parameter in signature.parameters:
-        value = arguments[parameter.name]
-        if isinstance(parameter, Tensor):
-            if parameter.role is Role.OUTPUT:
-                continue
-            part = _ABSENT if value is None else _array_layout(value)
-            if part is None or (parameter.role is Role.IN_PLACE and value is not None):
+class Layout:
+    """What of an operator's calls a recipe depends on."""
+
+    def __init__(self, signature: Signature) -> None:
+        read = [p for p in signature.tensors if p.role is not Role.OUTPUT]
+        self._arrays = tuple(p.name for p in read if p.role is Role.INPUT)
+        self._in_place = tuple(p.name for p in read if p.role is Role.IN_PLACE)
+        self._values = tuple(p.name for p in signature.parameters if not isinstance(p, Tensor))
+
+    def of(self, arguments: Mapping[str, Any]) -> Hashable | None:
+        """A key that is equal for calls of the same layout; None for arguments off the beaten track."""
+        for name in self._in_place:
+            if arguments[name] is not None:
                 return None
-            key.append(part)
-        elif type(value) in _NUMBERS:
-            key.append((type(value), value))
-        elif isinstance(value, list | tuple):
-            if not all(type(item) is int or type(item) is bool for item in value):
+        key: list[Hashable] = []
+        for name in self._arrays:
+            array = arguments[name]
+            layout = _ABSENT if array is None else _array_layout(array)
+            if layout is None:
                 return None
-            key.append(tuple(value))
-        else:
-            return None
-    return tuple(key)
+            key.append(layout)
+        for name in self._values:
+            value = arguments[name]
+            kind = type(value)
+            if kind in _NUMBERS:
+                key.append((kind, value))  # with its type, since 1 == 1.0 == True
+            elif kind in _SEQUENCES and all(type(item) in _INTEGERS for item in value):
+                key.append(tuple(value))
+            else:
+                return None
+        return tuple(key)
 
 
 def _array_layout(array: Any) -> Hashable | None:
@@ -121,7 +133,7 @@ def recipe_for(problem: Problem, backend: Backend, kernel: Kernel, made: tuple[_
     """The recipe of a call whose outputs the library made."""
     fresh = {output.name for output in made}
     given = tuple(_given(name, view) for name, view in problem.views.items() if name not in fresh)
-    return Recipe(problem, backend, kernel, given, made, tuple(output.name for output in problem.signature.outputs))
+    return Recipe(problem, backend, kernel, given, made, problem.signature.output_names)
 
 
 def _given(name: str, view: View) -> _Given:
