@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from normgrad.backends import backend_for, requested_backend
@@ -13,7 +14,7 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Call, Parameter
 from normgrad.contract.plan import Plan, Problem, launch
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.operators.recipes import Layout, Recipe, make, outputs_to_make, packed, recipe_for
+from normgrad.operators.recipes import Glance, OffTrack, Recipe, make, outputs_to_make, packed
 
 _MOST_RECIPES = 1024
 
@@ -29,7 +30,7 @@ class Operator(Generic[P, R]):
         self.signature = signature
         self._gather: Callable[..., Any] = gather
         self.__signature__ = inspect.signature(gather)
-        self._layout = Layout(signature)
+        self._glance = Glance(signature)
         self._recipes: dict[Hashable, Recipe] = {}
 
     def __repr__(self) -> str:
@@ -40,12 +41,12 @@ class Operator(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         arguments, product = self._arguments(args, kwargs)
-        key = self._key(arguments, product)
-        recipe = self._recipes.get(key)
-        if recipe is not None:
-            results = recipe.serve(arguments)
-            if results is not None:
-                return results
+        key: Hashable = None
+        with suppress(OffTrack):
+            layout, addresses = self._glance.at(arguments)
+            key = (*layout, product, requested_backend())
+            if (recipe := self._recipes.get(key)) is not None:
+                return recipe.serve(arguments, addresses)
         call = check(self.signature, arguments, product, outputs_needed=False)
         kind = kind_of(arguments["input"])
         to_make = outputs_to_make(self.signature, arguments, call)
@@ -54,23 +55,15 @@ class Operator(Generic[P, R]):
         # Without the views' owners, which the arguments keep alive: a recipe must not.
         problem = Problem(self.signature, {name: view.disowned() for name, view in views.items()}, call.attributes)
         backend = backend_for(problem)
-        kernel = backend.prepare(problem)
-        launch(problem, problem.addresses, kernel, backend)
+        recipe = Recipe(problem, backend, backend.prepare(problem), to_make)
+        launch(problem, problem.addresses, recipe.kernel, backend)
         if key is not None:
             if len(self._recipes) >= _MOST_RECIPES:
                 self._recipes.clear()
-            self._recipes[key] = recipe_for(problem, backend, kernel, to_make)
+            self._recipes[key] = recipe
         brought = {output.name: arguments[output.name] for output in self.signature.outputs if output.wanted(call)}
         finished = {name: kind.finish(array) for name, array in made.items()}
-        return packed([(brought | finished).get(output.name) for output in self.signature.outputs])
-
-    def _key(self, arguments: dict[str, Any], product: Product | None) -> Hashable | None:
-        """What decides a call apart from where its arrays lie; None where an output is brought."""
-        for name in self.signature.output_names:
-            if arguments[name] is not None:
-                return None
-        layout = self._layout.of(arguments)
-        return None if layout is None else (layout, product, requested_backend())
+        return packed([(brought | finished).get(name) for name in self.signature.output_names])
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
