@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 
 from normgrad.contract.plan import Backend, Problem
 from normgrad.contract.status import NO_KERNEL
+from normgrad.environment import variable
 
 ENVIRONMENT = "NORMGRAD_BACKEND"
 
@@ -24,9 +24,8 @@ def load(name: str) -> Backend:
     return backend
 
 
-def requested_backend() -> str | None:
-    """The name of the backend that the environment asks for."""
-    return os.environ.get(ENVIRONMENT)
+#: The name of the backend that the environment asks for.
+requested_backend = variable(ENVIRONMENT)
 
 
 def chosen(device_kind: str) -> str | None:

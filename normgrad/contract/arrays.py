@@ -23,8 +23,11 @@ class NotAnArray(TypeError):
 class Kind(Protocol):
     """A library's arrays: how results of that kind are made."""
 
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
-        """A fresh array; where ``like`` is an array of the same shape, in its memory order."""
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
+        """A function that makes fresh arrays, in the memory order of its argument where ``like`` has the same shape.
+
+        It serves every argument of the layout of ``like``.
+        """
 
     def finish(self, array: Any) -> Any:
         """The fresh array, now written, as the user gets it."""
@@ -116,10 +119,11 @@ def _plain_view(array: np.ndarray) -> View:
 
 
 class _NumpyKind:
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
-        if isinstance(like, np.ndarray) and like.shape == shape:
-            return np.empty_like(like, numpy_dtype(dtype), subok=False)
-        return np.empty(shape, numpy_dtype(dtype))
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
+        theirs = numpy_dtype(dtype)
+        if isinstance(like, np.ndarray) and like.shape == shape and not like.flags.c_contiguous:
+            return lambda like: np.empty_like(like, theirs, subok=False)
+        return lambda like: np.empty(shape, theirs)
 
     def finish(self, array: Any) -> Any:
         return array
@@ -175,12 +179,14 @@ def _view_torch(tensor: Any) -> View:
 class _TorchKind:
     device: Any
 
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
         torch = sys.modules["torch"]
         theirs = _to_torch_dtypes()[dtype]
-        if _is_torch(like) and like.shape == shape and like.device == self.device:
-            return torch.empty_like(like, dtype=theirs)
-        return torch.empty(shape, dtype=theirs, device=self.device)
+        if not _is_torch(like) or like.shape != shape or like.device != self.device:
+            return lambda like: torch.empty(shape, dtype=theirs, device=self.device)
+        if like.dtype == theirs:
+            return torch.empty_like
+        return lambda like: torch.empty_like(like, dtype=theirs)
 
     def finish(self, array: Any) -> Any:
         return array
@@ -193,13 +199,13 @@ class _TorchKind:
 class _DLPackKind:
     array: Any
 
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
         device = dlpack.as_view(self.array).device
         if device == "cpu":
-            return _NUMPY.empty(shape, dtype, None)
+            return _NUMPY.maker(shape, dtype, None)
         import torch
 
-        return _TorchKind(torch.device(device)).empty(shape, dtype, None)
+        return _TorchKind(torch.device(device)).maker(shape, dtype, None)
 
     def finish(self, array: Any) -> Any:
         namespace = getattr(self.array, "__array_namespace__", None)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from normgrad.backends import backend_for, requested_backend
 from normgrad.contract.arrays import as_view, kind_of
 from normgrad.contract.check import Signature, check
-from normgrad.contract.parameters import Call, Parameter
+from normgrad.contract.parameters import Parameter
 from normgrad.contract.plan import Plan, Problem, launch
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.operators.recipes import Glance, OffTrack, Recipe, make, outputs_to_make, packed
+from normgrad.operators.recipes import Glance, OffTrack, Recipe, outputs_to_make, packed
 
 _MOST_RECIPES = 1024
 
@@ -40,17 +39,24 @@ class Operator(Generic[P, R]):
         return self.signature.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        arguments, product = self._arguments(args, kwargs)
+        arguments, out, product = self._arguments(args, kwargs)
         key: Hashable = None
-        with suppress(OffTrack):
-            layout, addresses = self._glance.at(arguments)
-            key = (*layout, product, requested_backend())
-            if (recipe := self._recipes.get(key)) is not None:
-                return recipe.serve(arguments, addresses)
+        if out is None:
+            try:
+                layout, addresses = self._glance.at(arguments)
+                key = (*layout, product, requested_backend())
+                recipe = self._recipes.get(key)
+                if recipe is not None:
+                    return recipe.serve(arguments, addresses)
+            except OffTrack:
+                pass
+        return self._call_in_full(arguments | self._outputs(out), product, key)
+
+    def _call_in_full(self, arguments: dict[str, Any], product: Product | None, key: Hashable) -> R:
+        """Check and run a call, and leave a recipe for the next one with the same key."""
         call = check(self.signature, arguments, product, outputs_needed=False)
-        kind = kind_of(arguments["input"])
         to_make = outputs_to_make(self.signature, arguments, call)
-        made = make(to_make, kind, arguments)
+        made = {output.name: output.make(arguments[output.like]) for output in to_make}
         views = call.views | {name: as_view(array) for name, array in made.items()}
         # Without the views' owners, which the arguments keep alive: a recipe must not.
         problem = Problem(self.signature, {name: view.disowned() for name, view in views.items()}, call.attributes)
@@ -61,26 +67,23 @@ class Operator(Generic[P, R]):
             if len(self._recipes) >= _MOST_RECIPES:
                 self._recipes.clear()
             self._recipes[key] = recipe
+        kind = kind_of(arguments["input"])
         brought = {output.name: arguments[output.name] for output in self.signature.outputs if output.wanted(call)}
         finished = {name: kind.finish(array) for name, array in made.items()}
         return packed([(brought | finished).get(name) for name in self.signature.output_names])
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
-        arguments, product = self._arguments(args, kwargs)
-        return self._planned(check(self.signature, arguments, product, outputs_needed=True))
-
-    def _planned(self, call: Call) -> Plan:
+        arguments, out, product = self._arguments(args, kwargs)
+        call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)
         problem = Problem(self.signature, call.views, call.attributes)
         return Plan(problem, backend_for(problem))
 
-    def _arguments(self, args: Any, kwargs: Any) -> tuple[dict[str, Any], Product | None]:
-        """The arguments by parameter name, the outputs among them, and the product that the call is for."""
+    def _arguments(self, args: Any, kwargs: Any) -> tuple[dict[str, Any], Any, Product | None]:
+        """The arguments by parameter name, the outputs brought, and the product that the call is for."""
         arguments: dict[str, Any] = self._gather(*args, **kwargs)
         product = arguments.pop("product", None)
-        chosen = current_product() if product is None else parse_product(product)
-        arguments.update(self._outputs(arguments.pop("out")))
-        return arguments, chosen
+        return arguments, arguments.pop("out"), current_product() if product is None else parse_product(product)
 
     def _outputs(self, out: Any) -> dict[str, Any]:
         names = self.signature.output_names

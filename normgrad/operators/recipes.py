@@ -8,7 +8,7 @@ as safely in their memory, needs no more than that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,8 @@ import numpy as np
 
 from normgrad.contract.arrays import Kind, kind_of, numpy_address
 from normgrad.contract.check import Signature
-from normgrad.contract.dtypes import DType
 from normgrad.contract.parameters import Call, Role, Tensor
 from normgrad.contract.plan import Backend, Kernel, Problem, launch
-from normgrad.contract.view import Shape
 
 _NUMBERS = frozenset((int, float, bool))
 _INTEGERS = frozenset((int, bool))
@@ -37,7 +35,7 @@ class Glance:
         read = [p for p in signature.tensors if p.role is not Role.OUTPUT]
         self._arrays = tuple(p.name for p in read if p.role is Role.INPUT)
         self._values = tuple(p.name for p in signature.parameters if not isinstance(p, Tensor))
-        self._absent = tuple(p.name for p in signature.tensors if p.is_written)
+        self._absent = tuple(p.name for p in read if p.role is Role.IN_PLACE)
 
     def at(self, arguments: Mapping[str, Any]) -> tuple[list[Hashable], list[int]]:
         """The key and the addresses of the tensors given; OffTrack where something is out of the ordinary."""
@@ -95,13 +93,30 @@ def _glance_torch(tensor: Any, key: list[Hashable]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class Made:
     """An output that the library makes, in the memory order of an argument of the same shape where there is one."""
 
     name: str
-    shape: Shape
-    dtype: DType
     like: str
+    make: Callable[[Any], Any]
+
+
+def outputs_to_make(signature: Signature, arguments: Mapping[str, Any], call: Call) -> tuple[Made, ...]:
+    """The wanted outputs that the caller did not bring."""
+    kind = kind_of(arguments["input"])
+    return tuple(
+        _to_make(output, arguments, call, kind)
+        for output in signature.outputs
+        if arguments.get(output.name) is None and output.wanted(call)
+    )
+
+
+def _to_make(output: Tensor, arguments: Mapping[str, Any], call: Call, kind: Kind) -> Made:
+    assert output.shape is not None
+    shape = output.shape(call).shape
+    assert shape is not None
+    like = next((name for name in ("input", *call.views) if call.views[name].shape == shape), "input")
+    return Made(output.name, like, kind.maker(shape, output.dtype(call).allowed[0], arguments[like]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,38 +126,16 @@ class Recipe:
     problem: Problem
     backend: Backend
     kernel: Kernel
-    made: tuple[_Made, ...]
+    made: tuple[Made, ...]
 
     def serve(self, arguments: Mapping[str, Any], addresses: list[int]) -> Any:
         """The results of a call on the arrays at these addresses."""
-        results = make(self.made, kind_of(arguments["input"]), arguments)
-        addresses += [_address(array) for array in results.values()]
+        results: dict[str, Any] = {}
+        for output in self.made:
+            array = results[output.name] = output.make(arguments[output.like])
+            addresses.append(numpy_address(array) if type(array) is np.ndarray else array.data_ptr())
         launch(self.problem, addresses, self.kernel, self.backend)
         return packed([results.get(name) for name in self.problem.signature.output_names])
-
-
-def outputs_to_make(signature: Signature, arguments: Mapping[str, Any], call: Call) -> tuple[_Made, ...]:
-    """The wanted outputs that the caller did not bring."""
-    return tuple(
-        _to_make(output, call) for output in signature.outputs if arguments[output.name] is None and output.wanted(call)
-    )
-
-
-def _to_make(output: Tensor, call: Call) -> _Made:
-    assert output.shape is not None
-    shape = output.shape(call).shape
-    assert shape is not None
-    alike = (name for name in ("input", *call.views) if call.views[name].shape == shape)
-    return _Made(output.name, shape, output.dtype(call).allowed[0], next(alike, "input"))
-
-
-def _address(array: Any) -> int:
-    return numpy_address(array) if isinstance(array, np.ndarray) else array.data_ptr()
-
-
-def make(made: tuple[_Made, ...], kind: Kind, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Fresh arrays by name."""
-    return {output.name: kind.empty(output.shape, output.dtype, arguments[output.like]) for output in made}
 
 
 def packed(results: list[Any]) -> Any:
