@@ -97,9 +97,13 @@ def _slow_address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
+_pointer_at = ctypes.c_void_p.from_address
+_HEAD = object.__basicsize__
+
+
 def _fast_address(array: np.ndarray) -> int:
     # NumPy's binary interface: the pointer to the data comes right after an object's head.
-    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
+    return _pointer_at(id(array) + _HEAD).value or 0
 
 
 def _choose_address() -> Callable[[np.ndarray], int]:

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,8 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 def kernel(function: Callable[..., None]) -> Any:
     """Compile a kernel when it is first called, and keep it on disk: beside its source, or else in the user's cache."""
     dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath={"contract", "nsz"})(function)
-    try:
+    with suppress(RuntimeError):  # nowhere to write: compiled anew in every process
         dispatcher._cache = _KernelCache(function)
-    except RuntimeError:  # nowhere to write: compiled anew in every process
-        pass
     return dispatcher
 
 

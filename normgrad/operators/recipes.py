@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,17 +40,21 @@ class Glance:
 
     def at(self, arguments: Mapping[str, Any]) -> tuple[list[Hashable], list[int]]:
         """The key and the addresses of the tensors given; OffTrack where something is out of the ordinary."""
-        key: list[Hashable] = []
-        addresses: list[int] = []
         for name in self._absent:
             if arguments[name] is not None:
                 raise OffTrack
+        key: list[Hashable] = []
+        addresses: list[int] = []
         for name in self._arrays:
             array = arguments[name]
-            if array is None:
+            if type(array) is np.ndarray:
+                address = numpy_address(array)
+                key += (array.dtype, array.shape, array.strides, address & 3)
+                if array.base is not None:
+                    key += _place_in_base(array, address)
+                addresses.append(address)
+            elif array is None:
                 key.append(None)
-            elif type(array) is np.ndarray:
-                addresses.append(_glance_numpy(array, key))
             else:
                 addresses.append(_glance_torch(array, key))
         for name in self._values:
@@ -57,31 +62,31 @@ class Glance:
             kind = type(value)
             if kind in _NUMBERS:
                 key.append((kind, value))  # with its type, since 1 == 1.0
-            elif kind in _SEQUENCES and all(type(item) in _INTEGERS for item in value):
+            elif kind in _SEQUENCES and _INTEGERS.issuperset(map(type, value)):
                 key.append(tuple(value))
             else:
                 raise OffTrack
         return key, addresses
 
 
-def _glance_numpy(array: np.ndarray, key: list[Hashable]) -> int:
-    address = numpy_address(array)
-    key += (array.dtype, array.shape, array.strides, address & 3)
+def _place_in_base(array: np.ndarray, address: int) -> tuple[int, int]:
+    """What decides, beside its layout, whether a view stays inside the array it is a view of."""
     base = array.base
-    if base is not None:
-        if type(base) is not np.ndarray or base.base is not None:
-            raise OffTrack
-        key += (address - numpy_address(base), base.nbytes)  # decides whether the view stays inside
-    return address
+    if type(base) is not np.ndarray or base.base is not None:
+        raise OffTrack
+    return address - numpy_address(base), base.nbytes
+
+
+@cache
+def _torch_types() -> frozenset[type]:
+    torch = sys.modules["torch"]
+    return frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def _glance_torch(tensor: Any, key: list[Hashable]) -> int:
-    torch = sys.modules.get("torch")
-    if torch is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if "torch" not in sys.modules or type(tensor) not in _torch_types():
         raise OffTrack
     try:
-        if tensor.is_neg():
-            raise OffTrack
         address: int = tensor.data_ptr()
         key += (tensor.dtype, tensor.shape, tensor.stride(), address & 3)
         key += (tensor.storage_offset(), tensor.untyped_storage().nbytes())
@@ -89,6 +94,8 @@ def _glance_torch(tensor: Any, key: list[Hashable]) -> int:
         raise OffTrack from None
     if not tensor.is_cpu:
         key.append(tensor.device)
+    if tensor.is_neg():
+        raise OffTrack
     return address
 
 
