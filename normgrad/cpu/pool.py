@@ -1,6 +1,6 @@
 """Threads of our own for kernels that do not hold the interpreter's lock.
 
-A kernel is called by several threads at once with the same arguments and shares out its work itself, through counters in
+A kernel is called by several threads at once with the same arguments and shares out its work itself, by counters in
 its descriptor; it returns when nothing is left to take and nothing is unfinished. So the pool only has to call it:
 a helper that arrives late finds nothing left and leaves, and the caller never waits for it. With many callers at
 once each helper serves one of them at a time, and no more threads are made.
