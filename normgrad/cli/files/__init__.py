@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -24,7 +25,7 @@ class Format(Protocol):
     def require(self) -> None:
         """Raise BadInput where the library that the format needs is not installed."""
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, stream: BinaryIO) -> dict[str, Any]:
         """What the file holds; BadInput, or any exception of the library's own, where it is not sound."""
 
     def save(self, stream: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -51,18 +52,19 @@ def read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise BadInput(f"{path}: is a folder, and must be a file")
     try:
-        with path.open("rb"):
-            pass
+        stream = path.open("rb")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {reason(error)}") from None
-    try:
-        return file_format.load(path)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
-    except MemoryError:
-        raise BadInput(f"{path}: says that it holds more than there is memory for") from None
-    except Exception as error:  # whatever a library makes of a broken file, it is the file that is wrong
-        raise BadInput(f"{path}: is no sound {path.suffix} file: {reason(error)}") from None
+    with stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what comes of a file is its content or one error
+        try:
+            return file_format.load(stream)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+        except MemoryError:
+            raise BadInput(f"{path}: says that it holds more than there is memory for") from None
+        except Exception as error:  # whatever a library makes of a broken file, it is the file that is wrong
+            raise BadInput(f"{path}: is no sound {path.suffix} file: {reason(error)}") from None
 
 
 def check_writable(path: Path) -> None:

@@ -8,7 +8,6 @@ taken for bfloat16 as well, since nothing else is written that way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import ml_dtypes
@@ -25,29 +24,32 @@ def require() -> None:
     """NumPy is always there."""
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(stream: BinaryIO) -> dict[str, Any]:
     """The arrays of an archive."""
-    archive = np.load(path, allow_pickle=False)
+    try:
+        entries = _entries(stream)
+    except ValueError as error:
+        if "pickle" in str(error):
+            raise BadInput("holds pickled objects, and those are never loaded") from None
+        raise
+    listed = _listed(entries)
+    return {name: _typed(name, array, name in listed) for name, array in entries.items()}
+
+
+def _entries(stream: BinaryIO) -> dict[str, np.ndarray]:
+    archive = np.load(stream, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise BadInput("is a single array, and must be an archive of named ones (numpy.savez writes it)")
     with archive:
         if len(set(archive.files)) < len(archive.files):
             raise BadInput("has two entries of one name")
-        entries = {name: _entry(archive, name) for name in archive.files}
-    listed = _listed(entries)
-    return {name: _typed(name, array, name in listed) for name, array in entries.items()}
+        return {name: _native(name, archive[name]) for name in archive.files}
 
 
-def _entry(archive: Any, name: str) -> np.ndarray:
-    try:
-        array = archive[name]
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise BadInput(f"{name} holds pickled objects, and those are never loaded") from None
-        raise
-    if not isinstance(array, np.ndarray):
+def _native(name: str, entry: Any) -> np.ndarray:
+    if not isinstance(entry, np.ndarray):
         raise BadInput(f"{name} is no array")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return entry.astype(entry.dtype.newbyteorder("="), copy=False)
 
 
 def _listed(entries: dict[str, np.ndarray]) -> set[str]:

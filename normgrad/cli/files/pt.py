@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import pickle
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import ml_dtypes
@@ -20,12 +19,12 @@ def require() -> None:
         raise BadInput(".pt files need PyTorch: pip install 'normgrad[torch]'")
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(stream: BinaryIO) -> dict[str, Any]:
     """The tensors as NumPy arrays, and the plain values."""
     import torch
 
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise BadInput(
             "is no sound .pt file, or holds objects other than tensors and plain values, and those are never loaded"
@@ -59,6 +58,7 @@ def save(stream: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 def _tensor(array: np.ndarray) -> Any:
     import torch
 
+    array = np.require(array, requirements=["C", "W"])  # all that PyTorch takes
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

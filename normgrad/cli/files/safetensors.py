@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import ml_dtypes
@@ -38,11 +37,11 @@ def require() -> None:
         raise BadInput(".safetensors files need the package safetensors: pip install 'normgrad[files]'")
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(stream: BinaryIO) -> dict[str, Any]:
     """The tensors, and the values in the metadata."""
     from safetensors import deserialize
 
-    content = path.read_bytes()
+    content = stream.read()
     tensors = {name: _array(name, tensor) for name, tensor in deserialize(content)}
     attributes = _attributes(content)
     twice = sorted(set(tensors) & set(attributes))
