@@ -62,9 +62,7 @@ class Case:
         if not isinstance(expected, tuple):
             expected, magnitudes = (expected,), (magnitudes,)
         moved = [wide[name] for name in self.in_place]
-        magnitudes = [m for m in magnitudes[: len(expected)]] + [
-            m for m in magnitudes[len(expected) :] if m is not None
-        ]
+        magnitudes = [*magnitudes[: len(expected)], *filter(None, magnitudes[len(expected) :])]
         return [*expected, *moved], magnitudes
 
     def written_places(self) -> list[Place]:
