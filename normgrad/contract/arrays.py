@@ -179,6 +179,17 @@ def _view_torch(tensor: Any) -> View:
     return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory)
 
 
+def wants_note(array: Any) -> bool:
+    """Whether the array's library keeps count of writes."""
+    return _is_torch(array) and not array.is_inference()
+
+
+def note_written(array: Any) -> None:
+    """Let autograd know that a tensor of the user's has new values, as PyTorch's own in-place operators do."""
+    if wants_note(array):
+        sys.modules["torch"].autograd.graph.increment_version(array)
+
+
 @dataclass(frozen=True)
 class _TorchKind:
     device: Any
