@@ -44,6 +44,10 @@ class Signature:
     def output_names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs)
 
+    def is_output(self, name: str) -> bool:
+        """Whether the tensor of that name is a result, and not read."""
+        return name in self.output_names
+
     def is_written(self, name: str) -> bool:
         """Whether calls write to the tensor of that name."""
         return any(tensor.name == name and tensor.is_written for tensor in self.tensors)
