@@ -22,44 +22,35 @@ SMALLEST, LARGEST = 2.0**-80, 2.0**100
 
 @in_place
 def _moments(kind, x, j, shift, total):
-    """(total, squares): the sum of float32 data goes to float64 at once, as y near 0 shows every error of the mean;
-    16-bit data adds up in float32 all but exactly."""
+    """(total, squares) of 32 columns; the sum goes to float64 at once, since y near 0 shows every error of the mean."""
     v = load_pair(kind, x, j)
     a, b = v[0] - shift, v[1] - shift
-    if item_size(kind) == 4:
-        total = total + (widen(v[0]) + widen(v[1]))
-    return total, a + b, fma(b, b, a * a)
+    return total + (widen(v[0]) + widen(v[1])), fma(b, b, a * a)
 
 
 @device
 def shifted_moments(kind, x, n, shift):
-    """sum(x - shift), sum((x - shift)^2): float32 trees of 16 terms a lane, float64 beyond."""
+    """sum(x - shift) in float64, sum((x - shift)^2) in float32 trees of 16 terms a lane and float64 beyond."""
     c = splat_f32(shift)
     s, q = splat_f64(0.0), splat_f64(0.0)
     j = 0
     while j + 256 <= n:
-        s, a0, b0 = _moments(kind, x, j, c, s)
-        s, a1, b1 = _moments(kind, x, j + 32, c, s)
-        s, a2, b2 = _moments(kind, x, j + 64, c, s)
-        s, a3, b3 = _moments(kind, x, j + 96, c, s)
-        a, b = (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
-        s, a0, b0 = _moments(kind, x, j + 128, c, s)
-        s, a1, b1 = _moments(kind, x, j + 160, c, s)
-        s, a2, b2 = _moments(kind, x, j + 192, c, s)
-        s, a3, b3 = _moments(kind, x, j + 224, c, s)
-        if item_size(kind) == 2:
-            s = s + widen(a + ((a0 + a1) + (a2 + a3)))
+        s, b0 = _moments(kind, x, j, c, s)
+        s, b1 = _moments(kind, x, j + 32, c, s)
+        s, b2 = _moments(kind, x, j + 64, c, s)
+        s, b3 = _moments(kind, x, j + 96, c, s)
+        b = (b0 + b1) + (b2 + b3)
+        s, b0 = _moments(kind, x, j + 128, c, s)
+        s, b1 = _moments(kind, x, j + 160, c, s)
+        s, b2 = _moments(kind, x, j + 192, c, s)
+        s, b3 = _moments(kind, x, j + 224, c, s)
         q = q + widen(b + ((b0 + b1) + (b2 + b3)))
         j += 256
     while j + 32 <= n:
-        s, a0, b0 = _moments(kind, x, j, c, s)
-        if item_size(kind) == 2:
-            s = s + widen(a0)
+        s, b0 = _moments(kind, x, j, c, s)
         q = q + widen(b0)
         j += 32
-    total, squares = hsum(s), hsum(q)
-    if item_size(kind) == 4:
-        total -= np.float64(shift) * j
+    total, squares = hsum(s) - np.float64(shift) * j, hsum(q)
     for i in range(j, n):
         d = np.float64(load(kind, x, i)) - shift
         total += d
