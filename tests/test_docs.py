@@ -24,6 +24,7 @@ page_of = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_
 def test_sessions(page, tmp_path, monkeypatch, capsys):
     """The blocks of a page in order, in one folder and with one set of Python names."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("normgrad.contract.products._choices", [])  # a page may choose one for good
     for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS"):
         monkeypatch.delenv(variable, raising=False)
     names: dict = {}
