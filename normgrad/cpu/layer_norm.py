@@ -94,10 +94,13 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     desc[[forward.BLOCKS, forward.BLOCK_ROWS]] = -(-rows // block_rows), block_rows
     desc[forward.EPS_BITS] = np.float64(problem.attributes["eps"]).view(np.int64)
     desc[forward.STREAM] = not staged and axes.can_stream("output")
-    for name, position in (("mean", forward.MEAN), ("rstd", forward.RSTD)):
+    for name, position, code in (
+        ("mean", forward.MEAN, forward.MEAN_CODE),
+        ("rstd", forward.RSTD, forward.RSTD_CODE),
+    ):
         if name in operands:
             _separate_outputs(operands, name)
-            desc[forward.STATISTICS_CODE] = _contiguous(operands, name)
+            desc[code] = _contiguous(operands, name)
             places.append((position, operands.place(name)))
     for name, position, stride in (
         ("weight", forward.WEIGHT, forward.WEIGHT_STRIDE),
@@ -191,6 +194,8 @@ class _Rows:
     def _outer(self, names: list[str]) -> tuple[list[int], list[list[int]]]:
         views = [self._operands.laid(name) for name in names]
         outer = views[0].rank - self._inner
+        if views[0].numel == 0:  # rows without columns lie nowhere
+            return [math.prod(views[0].shape[:outer])], [[0] for _ in names]
         return collapsed_together(views[0].shape[:outer], [view.strides[:outer] for view in views])
 
     def can_stream(self, name: str) -> bool:
