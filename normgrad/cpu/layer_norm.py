@@ -12,6 +12,7 @@ from normgrad.cpu import layer_norm_backward as backward
 from normgrad.cpu import layer_norm_forward as forward
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.copies import CODES
+from normgrad.cpu.layer_norm_tiles import TILE
 from normgrad.cpu.llvm import TAGS
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.rows import OUTER_RANK, SEGMENT
@@ -134,9 +135,9 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     affordable = int(0.004 * rows * itemsize)
     blocks = max(1, min(64, affordable, rows * columns // (_SHARED_FROM // 4)))
     if rows * columns > _SHARED_FROM:
-        blocks = max(blocks, min(8, rows // (2 * backward.TILE)))
-    tiles = -(-rows // (blocks * backward.TILE))
-    block_rows = max(1, tiles) * backward.TILE
+        blocks = max(blocks, min(8, rows // (2 * TILE)))
+    tiles = -(-rows // (blocks * TILE))
+    block_rows = max(1, tiles) * TILE
     return -(-rows // block_rows), block_rows
 
 
