@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,10 @@ class Judgement:
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def without_arrays(self) -> Judgement:
+        """The same without what is as large as the results."""
+        return replace(self, outputs=[replace(output, measured=None) for output in self.outputs])
 
     def as_json(self) -> dict[str, Any]:
         """All of it in plain values; NaN and Inf as text."""
