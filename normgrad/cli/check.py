@@ -86,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.inputs.is_dir():
         case = Files(arguments.inputs.name, arguments.inputs, arguments.actual, arguments.baseline)
         judgement = _judged(arguments, case, _product(arguments))
-        show_case(console, case.name, judgement, arguments.worst)
+        show_case(console, case.name, judgement)
         _write(arguments, [Outcome(case.name, judgement)], [section(case.name, judgement, with_plots=True)])
         return int(not judgement.passed)
     return _folder(arguments, console)
@@ -100,7 +100,7 @@ def _folder(arguments: argparse.Namespace, console: Console) -> int:
     for case in track(cases, "Judging", console=progress, transient=True, disable=not progress.is_terminal):
         outcome, part = _tried(arguments, case, product)
         if outcome.judgement is not None and not outcome.passed:
-            show_case(console, case.name, outcome.judgement, arguments.worst)
+            show_case(console, case.name, outcome.judgement, only_failed=True)
         sections.append(part)
         # What was measured is as large as the case: only what the reports need is kept.
         outcomes.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -12,11 +12,12 @@ from rich.text import Text
 from normgrad.testing.judgement import Element, Judgement, OutputJudgement
 
 
-def show_case(console: Console, name: str, judgement: Judgement, worst: int) -> None:
-    """Everything about one case."""
+def show_case(console: Console, name: str, judgement: Judgement, *, only_failed: bool = False) -> None:
+    """Everything about one case, or about its results that failed."""
     console.print(Text.assemble((judgement.operator, "bold cyan"), f"  {name}, standard {judgement.standard}"))
     for output in judgement.outputs:
-        _show_output(console, output, worst)
+        if not (only_failed and output.passed):
+            _show_output(console, output)
     if not judgement.outputs:
         console.print("No output is wanted.")
     console.print()
@@ -54,32 +55,30 @@ def _verdict(passed: bool) -> Text:
     return Text("pass", "green") if passed else Text("FAIL", "bold red")
 
 
-def _show_output(console: Console, output: OutputJudgement, worst: int) -> None:
+def _show_output(console: Console, output: OutputJudgement) -> None:
     shape = f"  {output.dtype} {output.shape}" if output.dtype else ""
     console.print(Text.assemble("  ", _verdict(output.passed), "  ", (output.name, "bold"), (shape, "dim")))
-    lines = [output.report.text]
-    if output.errors is not None:
-        quantiles = ", ".join(f"{share} below {value:.3g}" for share, value in output.errors.quantiles.items())
-        lines.append(f"errors in ulp: {quantiles}; {100 * output.errors.rounded:.4g} % rounded right")
-        lines += [f"beyond the bound, {cluster.kind}: {cluster.text}" for cluster in output.errors.clusters]
-    for line in lines:
-        console.print(Padding(line, (0, 0, 0, 8)))
-    if output.errors is not None and not output.passed:
-        for element in output.errors.worst[:worst]:
-            console.print(Padding(_element(element), (0, 0, 0, 10)))
+    _indented(console, 8, output.report.text)
+    if output.errors is None:
+        return
+    quantiles = ", ".join(f"{share} below {value:.3g}" for share, value in output.errors.quantiles.items())
+    _indented(console, 8, f"errors in ulp: {quantiles}; {100 * output.errors.rounded:.4g} % rounded right")
+    for cluster in output.errors.clusters:
+        _indented(console, 8, f"beyond the bound, {cluster.kind}: {cluster.text}")
+    if not output.passed:
+        for element in output.errors.worst:
+            _show_element(console, element)
 
 
-def _element(element: Element) -> Text:
-    """A few lines on one element."""
-    text = Text.assemble(
-        ("at " + str(element.index), "bold"),
-        f": {element.actual:.9g} for {element.exact:.9g}, {element.ulps:.4g} ulp, {element.share:.4g} of the bound",
-    )
+def _show_element(console: Console, element: Element) -> None:
+    error = f"{element.ulps:.4g} ulp, {element.share:.4g} of the bound"
+    _indented(console, 10, f"at {element.index}: {element.actual:.9g} for {element.exact:.9g}, {error}")
     for what, values in (("inputs", element.inputs), ("terms", {**element.terms, "T": element.total})):
         if values:
-            text.append(f"\n  {what}: {_listed(values)}", "dim")
-    return text
+            _indented(
+                console, 12, f"{what}: {', '.join(f'{name} {value:.7g}' for name, value in values.items())}", "dim"
+            )
 
 
-def _listed(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.7g}" for name, value in values.items())
+def _indented(console: Console, columns: int, text: str, style: str = "") -> None:
+    console.print(Padding(Text(text, style), (0, 0, 0, columns), expand=False))

@@ -90,9 +90,9 @@ def _tail(positions: np.ndarray, length: int) -> int:
 
 def _tail_text(tail: int, length: int) -> str:
     text = f"in the last {tail} of the {length} elements of rows"
-    blocks = [2**k for k in range(1, 11) if tail <= length % 2**k < 2 * tail]
+    blocks = [str(2**k) for k in range(1, 11) if tail <= length % 2**k < 2 * tail]
     if blocks:
-        text += f": {length} is {length // blocks[0]} blocks of {blocks[0]} and {length % blocks[0]} over"
+        text += f", where blocks of {blocks[0]}{f' to {blocks[-1]}' if blocks[1:] else ''} leave some over"
     return text
 
 

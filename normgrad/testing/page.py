@@ -107,7 +107,7 @@ def _worst(elements: Sequence[Element]) -> str:
     if not elements:
         return ""
     heads = ("index", "came out", "exact", "ulp off", "of the bound", "inputs", "terms", "T")
-    cells = "".join(f"<th{' class=n' if 1 <= n <= 4 else ''}>{head}</th>" for n, head in enumerate(heads))
+    cells = "".join(f"<th{' class=n' if n in (1, 2, 3, 4, 7) else ''}>{head}</th>" for n, head in enumerate(heads))
     rows = "".join(_element(element) for element in elements)
     return f"<div class=scroll><table><caption>Worst elements</caption><tr>{cells}</tr>{rows}</table></div>"
 

@@ -6,7 +6,7 @@ _DARK = "--text:#e6e9ee;--dim:#98a2b3;--line:#667085;--grid:#2b323d;--good:#5aa9
 
 CSS = f"""
 :root {{ color-scheme: light dark; {LIGHT}; }}
-:root {{ --page: #f6f7f9; --card: #fff; --pass: #127a4b; --pass-fill: #e3f6ec; --bad-fill: #fdeaea; }}
+:root {{ --page: #f6f7f9; --pass: #127a4b; --pass-fill: #e3f6ec; --bad-fill: #fdeaea; }}
 @media (prefers-color-scheme: dark) {{
   :root {{ {_DARK}; --page: #12161c; --card: #1a2028; --pass: #5fd39a; --pass-fill: #16382a; --bad-fill: #43191c; }}
 }}

@@ -11,10 +11,14 @@ from html import escape
 STYLE = """
 .axis{stroke:var(--line);stroke-width:1;fill:none}.grid{stroke:var(--grid);stroke-width:1;fill:none}
 .tick,.label{font:11px system-ui,sans-serif;fill:var(--dim)}.name{font:600 12px system-ui,sans-serif;fill:var(--text)}
+.label{paint-order:stroke;stroke:var(--card);stroke-width:3px}
 .good{stroke:var(--good);fill:var(--good)}.bad{stroke:var(--bad);fill:var(--bad)}
 .other{stroke:var(--other);fill:var(--other)}.limit{stroke:var(--bad);stroke-width:1;stroke-dasharray:4 3;fill:none}
 """
-LIGHT = "--text:#1c2430;--dim:#667085;--line:#98a2b3;--grid:#eaecf0;--good:#2f7fd1;--bad:#d1343f;--other:#c77700"
+LIGHT = (
+    "--card:#fff;--text:#1c2430;--dim:#667085;--line:#98a2b3;--grid:#eaecf0;"
+    "--good:#2f7fd1;--bad:#d1343f;--other:#c77700"
+)
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 34
 
@@ -94,21 +98,21 @@ class Chart:
             anchor = f'x="{x1 - 4:.1f}" y="{y1 - 4:.1f}" text-anchor="end"'
             self._parts.append(f'<text class="label" {anchor}>{escape(text)}</text>')
 
-    def drawn(self) -> str:
+    def drawn(self, *, x_ticks: bool = True) -> str:
         """The chart as an SVG element."""
         size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(self.title)}">'
         name = f'<text class="name" x="{_LEFT}" y="15">{escape(self.title)}</text>'
-        return head + name + self._axes() + "".join(self._parts) + "</svg>"
+        return head + name + self._axes(x_ticks) + "".join(self._parts) + "</svg>"
 
-    def _axes(self) -> str:
+    def _axes(self, x_ticks: bool) -> str:
         right, ground = self.width - _RIGHT, self.height - _BOTTOM
         parts = []
         for value in self.y.ticks():
             _, y = self.point(self.x.low, value)
             parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>')
             parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
-        for value in self.x.ticks():
+        for value in self.x.ticks() if x_ticks else ():
             x, _ = self.point(value, self.y.low)
             parts.append(f'<path class="axis" d="M{x:.1f} {ground}v4"/>')
             parts.append(
@@ -126,7 +130,7 @@ def _short(value: float) -> str:
         return "0"
     exponent = math.floor(math.log10(abs(value)) + 1e-9)
     if -3 <= exponent <= 4:
-        return f"{value:.4g}"
+        return f"{value:.6g}"
     mantissa = f"{value / 10.0**exponent:.3g}"
     power = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{power}" if mantissa == "1" else f"{mantissa}·10{power}"

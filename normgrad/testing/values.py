@@ -21,7 +21,7 @@ KINDS = {
     "one-place": "one place per channel (HxW = 1)",
     "long-rows": "few and long rows",
     "many-rows": "many and short rows",
-    "special": "NaN, Inf, negative zero, the largest and the smallest number here and there",
+    "special": "NaN, Inf, negative zero, a very large and the smallest number here and there",
     "dtypes": "every mix of dtypes that the operator takes; every mix of any two where it takes all",
     "masks": "every choice of outputs",
 }
@@ -38,6 +38,7 @@ _HUGE = {"float16": 2.0**11}
 _OFFSET = 300.0
 _OFFSET_DEVIATION = {"bfloat16": 8.0}  # neighbours near 300 are 2 apart
 _SPECIALS_OF_EACH = 2
+_VERY_LARGE = 2.0**60  # whose square float32 still holds
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Values:
         if self.kind != "special" or values.size == 0:
             return values
         limits = ml_dtypes.finfo(values.dtype)
-        odd = [np.nan, np.inf, -np.inf, -0.0, float(limits.max), float(limits.smallest_subnormal)]
+        odd = [np.nan, np.inf, -np.inf, -0.0, min(float(limits.max), _VERY_LARGE), float(limits.smallest_subnormal)]
         places = self.rng.integers(0, values.size, (_SPECIALS_OF_EACH, len(odd)))
         changed = values.copy()
         for row in places:

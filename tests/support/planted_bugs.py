@@ -13,6 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from normgrad.operators import OPERATORS
+from normgrad.testing import compare
+from normgrad.testing.cases import TestCase
+from normgrad.testing.expected import checked, exact_results, magnitudes
+
 F32 = np.float32
 BLOCK = 64
 WORKERS = 5
@@ -139,3 +144,29 @@ BUGS: dict[str, Kernel] = {
     "stale accumulator": replace(CORRECT, clears_accumulator=False),
     "wrong group stride": replace(CORRECT, parameter=lambda channel, width: channel % width),
 }
+
+
+#: The operators that the kernel computes.
+OPERATORS_TRIED = ("layer_norm_backward", "group_norm_backward")
+
+
+class Trial:
+    """A case to try kernels on, its exact results computed once."""
+
+    def __init__(self, case: TestCase) -> None:
+        self.case = case
+        operator = OPERATORS[case.operator]
+        call = checked(operator, case.arguments, None)
+        self._exact = exact_results(operator, call)
+        self._magnitudes = magnitudes(operator, call)
+
+    def run(self, kernel: Kernel) -> dict[str, np.ndarray]:
+        """A kernel's results."""
+        return kernel(self.case.operator, self.case.arguments)
+
+    def passes(self, results: Mapping[str, np.ndarray], standard: str) -> bool:
+        """Whether all results are good enough."""
+        return all(
+            compare(results[name], exact, self._magnitudes[name], standard=standard).passed
+            for name, exact in self._exact.items()
+        )
