@@ -50,10 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError("must be a whole number, 0 or more")
+    return int(text)
 
 
 @dataclass(frozen=True)

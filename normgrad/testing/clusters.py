@@ -58,14 +58,13 @@ def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> Iterator[Cluster]
     if tail:
         yield Cluster("tail", _tail_text(tail, layout.row_length))
         return
-    few = _few_of(layout.channel(wrong), layout.channels) if layout.channels else None
-    if few is not None:
-        yield Cluster("channel", f"in {_named('channel', few, layout.channels)}")
-        if few.size < _FEWEST:
-            return
     block = _block(layout.position(wrong), layout.row_length)
     if block is not None:
         yield block
+        return
+    few = _few_of(layout.channel(wrong), layout.channels) if layout.channels else None
+    if few is not None:
+        yield Cluster("channel", f"in {_named('channel', few, layout.channels)}")
 
 
 def _few_of(labels: np.ndarray, classes: int) -> np.ndarray | None:
