@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,18 @@ def measured(device: str, names: list[str] | None) -> dict[str, Any]:
     found |= {f"{name} ({device})": _entry(device, False) for name in peers(device)}
     for case in track(cases, "Measuring", disable=not sys.stderr.isatty()):
         for name in chosen:
-            result = _by_backend(name, case, device)
-            if result is not None:
-                found[f"{name} ({device})"]["cases"][_key(case)] = _largest(case.operator, case.arguments, result)
+            entry = _backend_errors(name, case, device)
+            if entry is not None:
+                found[f"{name} ({device})"]["cases"][_key(case)] = entry
         for name, peer in peers(device).items():
             outcome = peer(case.operator, case.arguments, device)
             if outcome is not None:
                 arguments, result = outcome
-                largest = _largest(case.operator, arguments, result)
-                largest["adapted"] = _changed(arguments, case.arguments)
-                found[f"{name} ({device})"]["cases"][_key(case)] = largest
+                entry = _errors(case.operator, arguments, result)
+                if _changed(arguments, case.arguments):
+                    adapted = replace(case, arguments=arguments)
+                    entry["adapted"] = {ours: _backend_errors(ours, adapted, device) for ours in chosen}
+                found[f"{name} ({device})"]["cases"][_key(case)] = entry
     return found
 
 
@@ -117,8 +120,14 @@ def _by_backend(name: str, case: TestCase, device: str) -> dict[str, Any] | None
     return {key: to_numpy(value) for key, value in results.items()} if device != "cpu" else results
 
 
-def _largest(operator: str, arguments: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """The largest error of all outputs as a fraction of the bound, and the share of elements rounded right."""
+def _backend_errors(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
+    """What a backend's errors are; None where it has no such kernel."""
+    results = _by_backend(name, case, device)
+    return None if results is None else _errors(case.operator, case.arguments, results)
+
+
+def _errors(operator: str, arguments: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """The largest error of every output as a fraction of the bound, and the share of elements rounded right."""
     call = checked(OPERATORS[operator], arguments, None)
     exact, sizes = exact_results(OPERATORS[operator], call), magnitudes(OPERATORS[operator], call)
     shares, right, elements = {}, 0, 0
@@ -127,8 +136,7 @@ def _largest(operator: str, arguments: dict[str, Any], results: dict[str, Any]) 
         shares[name] = float(np.max(one.share_of_bound, initial=0.0))
         same = (one.actual == one.nearest) | (np.isnan(one.actual) & np.isnan(one.nearest))
         right, elements = right + int(np.count_nonzero(same)), elements + same.size
-    worst = max(shares, key=lambda name: shares[name])
-    return {"share": shares[worst], "output": worst, "rounded": right / max(elements, 1)}
+    return {"shares": shares, "rounded": right / max(elements, 1)}
 
 
 if __name__ == "__main__":

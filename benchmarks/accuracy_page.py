@@ -73,6 +73,11 @@ def _number(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:.3f}"
 
 
+def _share(case: Mapping[str, Any]) -> float:
+    """The largest error of all outputs."""
+    return max(case["shares"].values(), default=0.0)
+
+
 def _machines(store: Store) -> str:
     rows = [
         [name, entry["machine"], ", ".join(f"{k} {v}" for k, v in sorted(entry["versions"].items()))]
@@ -92,18 +97,19 @@ def _overview(store: Store) -> str:
         for dtype in DTYPES:
             found = {key: case for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")}
             if found:
-                worst = max(found, key=lambda key: found[key]["share"])
-                beyond = sum(case["share"] > 1 for case in found.values())
-                where = f"{found[worst]['output']} of {worst.removesuffix(f'-{dtype}')}"
+                worst = max(found, key=lambda key: _share(found[key]))
+                beyond = sum(_share(case) > 1 for case in found.values())
+                shares = found[worst]["shares"]
+                where = f"{max(shares, key=lambda name: shares[name])} of {worst.removesuffix(f'-{dtype}')}"
                 rounded = f"{100 * min(case['rounded'] for case in found.values()):.4g} %"
-                share = _number(found[worst]["share"])
+                share = _number(_share(found[worst]))
                 rows.append([f"{name} {dtype}", f"{beyond} of {len(found)}", share, where, rounded])
     head = ["implementation", "cases beyond the bound", "largest error", "where", "least share rounded right"]
     return "## Overview\n\n" + _table(head, rows)
 
 
 def _better_peers(store: Store) -> Iterator[str]:
-    """Where a peer is more accurate than a backend of ours on the same device."""
+    """Where a peer is more accurate than a backend of ours, on the same device and the same call."""
     for ours, entry in _sorted(store):
         if not entry["ours"]:
             continue
@@ -112,9 +118,13 @@ def _better_peers(store: Store) -> Iterator[str]:
             if peer["ours"] or _device(theirs) != _device(ours):
                 continue
             for key, case in peer["cases"].items():
-                own = entry["cases"].get(key)
-                if own and not case["adapted"] and case["share"] < own["share"] - _MARGIN:
-                    rows.append([key, _number(own["share"]), theirs, _number(case["share"])])
+                adapted = case.get("adapted")
+                own = entry["cases"].get(key) if adapted is None else adapted.get(ours.rpartition(" ")[0])
+                if own is None:
+                    continue
+                share = max(own["shares"][name] for name in case["shares"])
+                if _share(case) < share - _MARGIN:
+                    rows.append([key, _number(share), theirs, _number(_share(case))])
         yield f"## Where a peer is more accurate than {ours}\n"
         yield (
             _table(["case", "ours", "peer", "its error"], rows)
@@ -143,7 +153,7 @@ def _operator(store: Store, operator: str) -> str:
 
 
 def _cell(case: Mapping[str, Any] | None) -> str:
-    return "–" if case is None else _number(case["share"]) + ("\\*" if case.get("adapted") else "")
+    return "–" if case is None else _number(_share(case)) + ("\\*" if "adapted" in case else "")
 
 
 def _plot(store: Store) -> str:
@@ -161,7 +171,7 @@ def _plot(store: Store) -> str:
     chart.line((0, 1), (len(columns), 1), text="bound")
     labels = []
     for place, (name, entry, dtype) in enumerate(columns):
-        shares = [case["share"] for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
+        shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
         dots = [
             (place + 0.2 + 0.6 * n / max(len(shares) - 1, 1), min(s, _HIGHEST)) for n, s in enumerate(sorted(shares))
         ]

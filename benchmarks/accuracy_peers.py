@@ -187,7 +187,7 @@ def quack(operator: str, arguments: Arguments, device: str) -> tuple[Arguments, 
     leaves = [a[name].requires_grad_() for name in ("input", "weight", "bias")]
     found = torch.autograd.grad(quack.layernorm(*leaves[:2], bias=leaves[2], eps=1e-5), leaves, a["grad_out"])
     names = ("grad_input", "grad_weight", "grad_bias")
-    return {**arguments}, {name: to_numpy(value) for name, value in zip(names, found, strict=True)}
+    return arguments, {name: to_numpy(value) for name, value in zip(names, found, strict=True)}
 
 
 def peers(device: str) -> dict[str, Peer]:
