@@ -154,40 +154,45 @@ _PYTORCH: dict[str, Callable[[Mapping[str, Any], str], Results | None]] = {
 }
 
 
-def liger(operator: str, arguments: Arguments, device: str) -> tuple[Arguments, Results] | None:
-    """Liger-Kernel's LayerNorm and GroupNorm, on a GPU."""
-    a = {name: to_torch(value, device) for name, value in arguments.items()}
+def _liger(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if operator == "layer_norm_backward":
         from liger_kernel.ops.layer_norm import layer_norm_backward
 
         statistics = (a["mean"].flatten(), a["rstd"].flatten())
-        found = layer_norm_backward(a["grad_out"], a["input"], a["weight"], a["bias"], *statistics)
-    elif operator == "group_norm_backward":
+        return layer_norm_backward(a["grad_out"], a["input"], a["weight"], a["bias"], *statistics)
+    if operator == "group_norm_backward":
         from liger_kernel.ops.group_norm import group_norm_backward
 
-        samples, channels, group = a["N"], a["C"], a["group"]
-        data = [a[name].reshape(samples, channels, -1) for name in ("grad_out", "input")]
-        bias = a["weight"].clone()
-        found = group_norm_backward(*data, a["weight"], bias, a["mean"], a["rstd"], channels, group)
-        found = (found[0].reshape(a["input"].shape), *found[1:])
-    else:
+        data = [a[name].reshape(a["N"], a["C"], -1) for name in ("grad_out", "input")]
+        return group_norm_backward(*data, a["weight"], a["weight"], a["mean"], a["rstd"], a["C"], a["group"])
+    return None
+
+
+def _quack(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    if operator != "layer_norm_backward":
         return None
-    results = dict(zip(("grad_input", "grad_weight", "grad_bias"), found, strict=False))
-    return arguments, {name: to_numpy(value) for name, value in results.items()}
+    from quack.rmsnorm import layernorm_bwd
+
+    grad_out, x = (a[name].reshape(-1, a["weight"].numel()) for name in ("grad_out", "input"))
+    return layernorm_bwd(x, a["weight"], grad_out, a["rstd"].flatten(), a["mean"].flatten())
 
 
-def quack(operator: str, arguments: Arguments, device: str) -> tuple[Arguments, Results] | None:
-    """QuACK's LayerNorm through autograd, on a GPU; its statistics are its own."""
-    import quack
-    import torch
+def _on_gpu(gradients: Callable[[str, Mapping[str, Any]], tuple[Any, ...] | None]) -> Peer:
+    """A peer of a function that gives the three gradients; a call that it refuses is one that it does not have."""
 
-    if operator != "layer_norm_backward" or not hasattr(quack, "layernorm"):
-        return None
-    a = {name: to_torch(value, device) for name, value in arguments.items()}
-    leaves = [a[name].requires_grad_() for name in ("input", "weight", "bias")]
-    found = torch.autograd.grad(quack.layernorm(*leaves[:2], bias=leaves[2], eps=1e-5), leaves, a["grad_out"])
-    names = ("grad_input", "grad_weight", "grad_bias")
-    return arguments, {name: to_numpy(value) for name, value in zip(names, found, strict=True)}
+    def peer(operator: str, arguments: Arguments, device: str) -> tuple[Arguments, Results] | None:
+        try:
+            found = gradients(operator, {name: to_torch(value, device) for name, value in arguments.items()})
+        except (RuntimeError, AssertionError, ValueError):
+            return None
+        if found is None:
+            return None
+        names = ("grad_input", "grad_weight", "grad_bias")
+        results = {name: to_numpy(value) for name, value in zip(names, found, strict=True)}
+        results["grad_input"] = results["grad_input"].reshape(arguments["input"].shape)
+        return arguments, results
+
+    return peer
 
 
 def peers(device: str) -> dict[str, Peer]:
@@ -196,7 +201,7 @@ def peers(device: str) -> dict[str, Peer]:
     if importlib.util.find_spec("torch"):
         found["PyTorch"] = pytorch
     if device != "cpu" and importlib.util.find_spec("liger_kernel"):
-        found["Liger"] = liger
+        found["Liger"] = _on_gpu(_liger)
     if device != "cpu" and importlib.util.find_spec("quack"):
-        found["QuACK"] = quack
+        found["QuACK"] = _on_gpu(_quack)
     return found
