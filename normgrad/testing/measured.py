@@ -22,9 +22,9 @@ Array = NDArray[np.float64]
 def ulp(values: ArrayLike, dtype: str) -> Array:
     """The distance between neighbours of a dtype at these values."""
     digits, least = _FORMATS[dtype]
-    with np.errstate(all="ignore"):
-        exponent = np.frexp(np.asarray(values, np.float64))[1] - 1
-    return np.asarray(np.ldexp(1.0, np.maximum(exponent, least) - (digits - 1)))
+    fraction, exponent = np.frexp(np.asarray(values, np.float64))
+    exponent = np.where(fraction == 0, least, np.maximum(exponent - 1, least))  # frexp gives 0 the exponent of 1/2
+    return np.asarray(np.ldexp(1.0, exponent - (digits - 1)))
 
 
 def bound(expected: ArrayLike, terms: ArrayLike, dtype: str) -> Array:
@@ -106,7 +106,8 @@ class Measured:
         """Error over what is allowed; where a special value stands, 0 if that is right and Inf if not."""
         with np.errstate(all="ignore"):
             ratio = (self.error if error is None else error) / allowed
-        return np.asarray(np.where(self.regular, ratio, np.where(self.is_right_special, 0.0, np.inf)))
+        measured = self.regular & np.isfinite(allowed)
+        return np.asarray(np.where(measured, ratio, np.where(self.is_right_special, 0.0, np.inf)))
 
     @cached_property
     def share_of_bound(self) -> Array:
