@@ -16,7 +16,6 @@ Run = Callable[[], Any]
 BATCH = 5e-4
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 300
 _MOST_CALLS = 10_000
-_WARM_UP = 3
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,6 @@ def measure(
     round_time = 0.0
     with _no_collection():
         for name, run in runs.items():
-            for _ in range(_WARM_UP):
-                run()
             calls[name], seconds = _calls_to_fill(run, batch, clock)
             round_time += (calls[name] + 1) * seconds
         rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget / round_time))) if runs else 0

@@ -44,12 +44,16 @@ def show(console: Console, results: Sequence[CaseResult]) -> None:
     _show_slower(console, results)
     _show_largest_error(console, results)
     for case, measurement in wrong(results):
-        console.print(f"WRONG: {measurement.contender}, {case}: {measurement.problem}", style="bold red")
+        text = f"WRONG: {measurement.contender}, {case}: {measurement.problem}"
+        console.print(text, style="bold red", soft_wrap=True)
 
 
 def print_whole(console: Console, table: Table) -> None:
     """A table with nothing cut off, however narrow the terminal."""
-    console.print(table, width=_WIDEST, crop=False, no_wrap=True, overflow="ignore")
+    width = console.width
+    console.width = max(width, _WIDEST)
+    console.print(table)
+    console.width = width
 
 
 def _table(*columns: str) -> Table:
@@ -142,7 +146,8 @@ def _show_skipped(console: Console, results: Iterable[CaseResult]) -> None:
         for name, reason in result.skipped.items():
             reasons[name, reason] = reasons.get((name, reason), 0) + 1
     for (name, reason), count in reasons.items():
-        console.print(f"{name} took no part in {count} case{'s' if count > 1 else ''}: {reason}", style="dim")
+        text = f"{name} took no part in {count} case{'s' if count > 1 else ''}: {reason}"
+        console.print(text, style="dim", soft_wrap=True)
 
 
 def _show_slower(console: Console, results: Sequence[CaseResult]) -> None:

@@ -25,6 +25,7 @@ NAME = "bench"
 HELP = "measure the operators against the memory's speed and other libraries"
 
 _MEGABYTE = 1 << 20
+_BUSY = 0.5  # load per core before the run
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -80,7 +81,9 @@ def _prepare_process(device: str, count: int | None) -> None:
     from normgrad.bench.memory import keep_freed_memory
 
     try:
-        threads.set_num_threads(count if count is not None else threads.get_num_threads())
+        if count is not None:
+            threads.set_num_threads(count)
+        share = threads.get_num_threads()
         backends.chosen(device)
     except ValueError as error:
         raise BadInput(str(error)) from None
@@ -89,7 +92,7 @@ def _prepare_process(device: str, count: int | None) -> None:
     if has_torch:
         import torch
 
-        torch.set_num_threads(threads.get_num_threads())
+        torch.set_num_threads(share)
     if device == "cuda" and not (has_torch and torch.cuda.is_available()):
         raise BadInput("--device cuda needs PyTorch and a CUDA GPU")
 
@@ -103,7 +106,14 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     budget = arguments.budget or (0.5 if arguments.quick or arguments.grid else 2.0)
     settings = runner.Settings(arguments.device, budget, arguments.compile)
     description = machine.describe(arguments.device)
-    console.print(_headline(description), style="bold")
+    console.print(_headline(description), style="bold", soft_wrap=True)
+    if description["load"] is not None and description["load"] > _BUSY * description["cores"]:
+        console.print(
+            f"The machine is busy (load {description['load']:.1f} on {description['cores']} cores): the times will be "
+            "those of a busy machine.",
+            style="bold red",
+            soft_wrap=True,
+        )
     console.print()
     results: list[CaseResult] = []
     overheads: list[overhead.Overhead] = []
