@@ -15,7 +15,7 @@ GROUP_NORM = ("group_norm_backward", "group_norm")
 BATCH_NORM = ("batch_norm_elemt_backward", "batch_norm_reduce_backward", "batch_norm_stats", "batch_norm_elemt")
 GATHER = "batch_norm_gather_stats_with_counts"
 
-#: Data of fewer bytes fits the caches, and the time of a call is that of the way to the kernel.
+#: Data of fewer bytes stays in a core's own caches, and the time of a call is mostly that of the way to the kernel.
 SMALL = 1 << 20
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from normgrad.bench.cases import TARGETS
 from normgrad.bench.contenders.contender import Role
+from normgrad.bench.contenders.ours import CALL
 from normgrad.bench.results import (
     CaseResult,
     Measurement,
@@ -25,19 +26,19 @@ _MOST_NAMED = 10
 _WIDEST = 240
 
 
-def show(console: Console, results: Sequence[CaseResult]) -> None:
-    """Everything that follows from the results."""
+def show(console: Console, results: Sequence[CaseResult], targets: bool = False) -> None:
+    """Everything that follows from the results; with ``targets``, whether the operators reach theirs."""
     for title, some in (
-        ("Larger than the caches, furthest from the limit first", [r for r in results if not r.case.is_small]),
-        ("Small, slowest against the fastest other library first", [r for r in results if r.case.is_small]),
+        ("From 1 MB on, furthest from the limit first", [r for r in results if not r.case.is_small]),
+        ("Under 1 MB, slowest against the fastest other library first", [r for r in results if r.case.is_small]),
     ):
         if some:
             console.print(title, style="bold cyan")
             print_whole(console, _cases(some))
             console.print()
     if any(not result.case.is_small for result in results):
-        console.print("Geometric means of the cases larger than the caches", style="bold cyan")
-        print_whole(console, _means(results))
+        console.print("Geometric means of the cases from 1 MB on", style="bold cyan")
+        print_whole(console, _means(results, targets))
         console.print()
     _show_memory(console, results)
     _show_skipped(console, results)
@@ -70,8 +71,23 @@ _NUMBERS = frozenset(
 )
 
 
+_CASE_COLUMNS = (
+    "operator",
+    "shape",
+    "dtype",
+    "order",
+    "by",
+    "time",
+    "limit",
+    "of limit",
+    "peer",
+    "× peer",
+    "fastest peer",
+)
+
+
 def _cases(results: Iterable[CaseResult]) -> Table:
-    table = _table("operator", "shape", "dtype", "order", "time", "limit", "of limit", "peer", "× peer", "fastest peer")
+    table = _table(*_CASE_COLUMNS)
     for result in worst_first(results):
         case = result.case
         names = (case.operator, case.size, case.dtype, "last" if case.layout == "channels_last" else "")
@@ -80,47 +96,43 @@ def _cases(results: Iterable[CaseResult]) -> Table:
         for own in result.of(Role.OURS) or (None,):
             table.add_row(
                 *names,
+                "call" if own and own.contender == CALL else "plan",
                 Text("WRONG", "bold red") if own and own.problem else _time(own),
                 _time(limit),
                 _percent(result.of_limit(own)),
                 _time(peer),
                 _times(result.of_peer(own)),
-                _name(own, peer),
+                peer.contender if peer else _NOTHING,
             )
     return table
 
 
-def _name(own: Measurement | None, peer: Measurement | None) -> str:
-    name = peer.contender if peer else _NOTHING
-    return f"{name} (plain call)" if own and own.contender != "normgrad" else name
-
-
-def _means(results: Iterable[CaseResult]) -> Table:
-    table = _table("operator", "dtype", "order", "cases", "worst", "target", "mean", "target", "", "× peer", "error")
+def _means(results: Iterable[CaseResult], targets: bool) -> Table:
+    names = ("operator", "dtype", "order", "cases", "worst", "mean", "× peer", "error")
+    table = _table(*names, *(("target", "") if targets else ()))
     for summary in summaries(results):
         if not summary.cases:
             continue
-        target = TARGETS.get(summary.operator)
         table.add_row(
             summary.operator,
             summary.dtype,
             "last" if summary.layout == "channels_last" else "",
             str(summary.cases),
             _percent(summary.worst_of_limit),
-            _percent(target.every_case if target else None),
             _percent(summary.mean_of_limit),
-            _percent(target.geometric_mean if target else None),
-            _reached(summary),
             _times(summary.mean_of_peer),
             _NOTHING if summary.largest_error is None else f"{summary.largest_error:.3f}",
+            *(_target(summary) if targets else ()),
         )
     return table
 
 
-def _reached(summary: Summary) -> Text:
-    if summary.reached is None:
-        return Text("")
-    return Text("reached", "green") if summary.reached else Text("not reached", "red")
+def _target(summary: Summary) -> tuple[str, Text]:
+    target = TARGETS.get(summary.operator)
+    if target is None or summary.reached is None:
+        return _NOTHING, Text("")
+    text = f"{target.every_case:.0%} and {target.geometric_mean:.0%}"
+    return text, Text("reached", "green") if summary.reached else Text("not reached", "red")
 
 
 def _show_memory(console: Console, results: Iterable[CaseResult]) -> None:

@@ -118,7 +118,7 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Summary:
-    """An operator in one dtype and layout, over the cases that do not fit the caches."""
+    """An operator in one dtype and layout, over the cases that are not small."""
 
     operator: str
     dtype: str
