@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,7 @@ class _Kernel:
         elements = sum(self.problem.views[parameter.name].numel for parameter in self._read)
         return elements * 8 + _ALIGNMENT if elements else 0
 
-    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+    def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         views = {
             name: view.at(address) for (name, view), address in zip(self.problem.views.items(), addresses, strict=True)
         }
