@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is true: sessions of Python and of the command line are run, links lead somewhere."""
+"""What README.md and docs/ show is true: examples in Python and on the command line are run, links lead somewhere."""
 
 import doctest
 import importlib.util
@@ -21,7 +21,7 @@ page_of = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_
 
 
 @page_of
-def test_sessions(page, tmp_path, monkeypatch, capsys):
+def test_examples(page, tmp_path, monkeypatch, capsys):
     """The blocks of a page in order, in one folder and with one set of Python names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("normgrad.contract.products._choices", [])  # a page may choose one for good
@@ -62,8 +62,8 @@ def run_commands(content: str, capsys: pytest.CaptureFixture) -> None:
 
 
 @page_of
-def test_every_python_block_is_a_session(page):
-    """Code that is not run may rot: Python is shown as a session, with its prompts."""
+def test_every_python_block_is_run(page):
+    """Code that is not run may rot: Python is shown with its prompts."""
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         assert block[1] not in ("py", "python"), block[0]
         assert block[1] == "pycon" or ">>>" not in block[2], block[0]

@@ -56,6 +56,9 @@ def test_every_tie_and_its_neighbours(dtype: str) -> None:
     near = [np.nextafter(ties, np.inf), np.nextafter(ties, -np.inf)]
     # So close to the tie that float32 cannot tell them apart: a second rounding would go wrong here.
     near += [ties * (1 + 2.0**-40), ties * (1 - 2.0**-40)]
+    # Nearer to float32's next number than to the tie: from there the tie must not be taken again.
+    step = np.spacing(ties.astype(np.float32)).astype(np.float64)
+    near += [ties + 0.75 * step, ties - 0.75 * step]
     for values in (ties, -ties, *near):
         _check(values, dtype)
 

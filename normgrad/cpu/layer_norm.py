@@ -12,6 +12,7 @@ from normgrad.cpu import layer_norm_backward as backward
 from normgrad.cpu import layer_norm_forward as forward
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.copies import CODES
+from normgrad.cpu.layer_norm_tiles import TILE
 from normgrad.cpu.llvm import TAGS
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.rows import OUTER_RANK, SEGMENT
@@ -94,10 +95,13 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     desc[[forward.BLOCKS, forward.BLOCK_ROWS]] = -(-rows // block_rows), block_rows
     desc[forward.EPS_BITS] = np.float64(problem.attributes["eps"]).view(np.int64)
     desc[forward.STREAM] = not staged and axes.can_stream("output")
-    for name, position in (("mean", forward.MEAN), ("rstd", forward.RSTD)):
+    for name, position, code in (
+        ("mean", forward.MEAN, forward.MEAN_CODE),
+        ("rstd", forward.RSTD, forward.RSTD_CODE),
+    ):
         if name in operands:
             _separate_outputs(operands, name)
-            desc[forward.STATISTICS_CODE] = _contiguous(operands, name)
+            desc[code] = _contiguous(operands, name)
             places.append((position, operands.place(name)))
     for name, position, stride in (
         ("weight", forward.WEIGHT, forward.WEIGHT_STRIDE),
@@ -131,9 +135,9 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     affordable = int(0.004 * rows * itemsize)
     blocks = max(1, min(64, affordable, rows * columns // (_SHARED_FROM // 4)))
     if rows * columns > _SHARED_FROM:
-        blocks = max(blocks, min(8, rows // (2 * backward.TILE)))
-    tiles = -(-rows // (blocks * backward.TILE))
-    block_rows = max(1, tiles) * backward.TILE
+        blocks = max(blocks, min(8, rows // (2 * TILE)))
+    tiles = -(-rows // (blocks * TILE))
+    block_rows = max(1, tiles) * TILE
     return -(-rows // block_rows), block_rows
 
 
@@ -191,6 +195,8 @@ class _Rows:
     def _outer(self, names: list[str]) -> tuple[list[int], list[list[int]]]:
         views = [self._operands.laid(name) for name in names]
         outer = views[0].rank - self._inner
+        if views[0].numel == 0:  # rows without columns lie nowhere
+            return [math.prod(views[0].shape[:outer])], [[0] for _ in names]
         return collapsed_together(views[0].shape[:outer], [view.strides[:outer] for view in views])
 
     def can_stream(self, name: str) -> bool:

@@ -12,10 +12,11 @@ from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, vload, widen
 
 (NEXT, DONE, NEXT_VECTORS, DONE_VECTORS, SLOT, SLOTS, ROWS, COLUMNS, BLOCKS, BLOCK_ROWS, STREAM, STAGED) = range(12)
 INPUT, OUTPUT, OUTER_SHAPE = 12, 17, 22  # tensors: address, column stride (elements), 3 outer strides (bytes); 3 sizes
-MEAN, RSTD, STATISTICS_CODE, EPS_BITS = 25, 26, 27, 28
+MEAN, RSTD, MEAN_CODE, EPS_BITS = 25, 26, 27, 28
 WEIGHT, BIAS, VECTORS_CODE, WEIGHT_STRIDE, BIAS_STRIDE = 29, 30, 31, 32, 33
 ORDERED_WEIGHT, ORDERED_BIAS, SCRATCH, SCRATCH_SIZE = 34, 35, 36, 37
-DESC_SIZE = 38
+RSTD_CODE = 38
+DESC_SIZE = 39
 STAGED_ROWS = 32
 SMALLEST, LARGEST = 2.0**-80, 2.0**100
 
@@ -133,9 +134,9 @@ def forward_row(kind, desc, row, x, y, eps):
     mean, variance = row_statistics(kind, x, n)
     rstd = 1.0 / np.sqrt(variance + eps)
     if desc[MEAN] != 0:
-        store_coded(desc[STATISTICS_CODE], desc[MEAN], row, np.float32(mean))
+        store_coded(desc[MEAN_CODE], desc[MEAN], row, np.float32(mean))
     if desc[RSTD] != 0:
-        store_coded(desc[STATISTICS_CODE], desc[RSTD], row, np.float32(rstd))
+        store_coded(desc[RSTD_CODE], desc[RSTD], row, np.float32(rstd))
     if SMALLEST <= variance <= LARGEST and abs(mean) <= LARGEST:
         normalise_row(kind, x, y, n, desc[ORDERED_WEIGHT], desc[ORDERED_BIAS], mean, rstd, desc[STREAM] != 0)
     else:
