@@ -55,9 +55,7 @@ def _row_sums(kind, grad_out, x, count, mean):
         i += 128
     while i < count:
         left = count - i
-        a0, b0 = _pair_sums(
-            load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left), centre
-        )
+        a0, b0 = _pair_sums(load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left), centre)
         total, total_x = total + widen(a0), total_x + widen(b0)
         i += 32
     return hsum(total), hsum(total_x)

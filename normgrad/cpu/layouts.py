@@ -51,7 +51,7 @@ class Layout:
         _, channels, places = self.sizes
         self.columns = channels > 1 and all(s[1] == 1 for s in self.strides.values())
         self.columns = self.columns and (places == 1 or any(s[2] != 1 for s in self.strides.values()))
-        if self.columns or any_strides or places == 1:
+        if self.columns or any_strides or places == 1 or 0 in self.sizes:
             return
         for name, strides in self.strides.items():
             if strides[2] != 1:
@@ -80,7 +80,7 @@ class Layout:
         units = samples if self.columns else samples * groups
         desc[[at.UNITS, at.UNIT_CHUNKS]] = units, chunks if self.columns else channels // groups * chunks
         size = samples * channels * places // max(units, 1)
-        desc[at.GRAIN] = max(1, _GRAIN // (min(places, chunk) * (channels if self.columns else 1)))
+        desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else 1)))
         pitch = -(-channels // _LANES) * _LANES
         desc[[at.PITCH, at.SLOTS]] = pitch, get_num_threads()
         if apart_from is not None:
@@ -107,7 +107,7 @@ class Layout:
 
     def take_partials(self) -> None:
         samples, chunks = int(self.desc[at.SAMPLES]), int(self.desc[at.CHUNKS])
-        self.take(at.PARTIALS, samples * chunks * 2 * self.pitch * 8)
+        self.take(at.PARTIALS, max(1, samples * chunks) * 2 * self.pitch * 8)
 
     def take_tables(self, count: int) -> None:
         self.take(at.TABLES, count * at.PLANES * self.pitch * 4)
