@@ -15,7 +15,7 @@ BACKENDS = {
     "cpu": ("normgrad.cpu.backend", "cpu"),
     "reference": ("normgrad.reference", "cpu"),
 }
-_DEFAULT = {"cpu": "reference"}
+_DEFAULT = {"cpu": "cpu"}
 
 
 def load(name: str) -> Backend:

@@ -9,11 +9,18 @@ import numpy as np
 
 from normgrad.contract.plan import Kernel, Problem
 from normgrad.contract.view import Memory
-from normgrad.cpu import layer_norm
+from normgrad.cpu import batch_norm, group_norm, layer_norm
 
 _PREPARE: dict[str, Callable[[Problem], Kernel]] = {
     "layer_norm_backward": layer_norm.prepare_backward,
     "layer_norm": layer_norm.prepare_forward,
+    "group_norm_backward": group_norm.prepare_backward,
+    "group_norm": group_norm.prepare_forward,
+    "batch_norm_elemt_backward": batch_norm.prepare_elemt_backward,
+    "batch_norm_stats": batch_norm.prepare_stats,
+    "batch_norm_gather_stats_with_counts": batch_norm.prepare_gather_stats,
+    "batch_norm_elemt": batch_norm.prepare_elemt,
+    "batch_norm_reduce_backward": batch_norm.prepare_reduce_backward,
 }
 _KEPT = 64 << 20  # bytes of workspace that a thread keeps for its next call
 

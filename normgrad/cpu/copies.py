@@ -9,11 +9,12 @@ from normgrad.contract.view import View, contiguous_strides
 from normgrad.cpu.axes import collapsed_together
 from normgrad.cpu.jit import device, kernel
 from normgrad.cpu.llvm import BF16, F16, F32, I32
-from normgrad.cpu.memory import fetch_add, load, store, wait_until
+from normgrad.cpu.memory import fetch_add, load, load_f64, round_for, store, wait_until
 from normgrad.cpu.steps import Place, Step
 
 #: Dtypes as numbers in a descriptor, where a value is chosen at run time.
 CODES: dict[DType, int] = {FLOAT32: 0, FLOAT16: 1, BFLOAT16: 2, INT32: 3}
+_COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32 are
 
 _RANK = 8
 (_TAKEN, _DONE, _SOURCE, _SOURCE_CODE, _TARGET, _TARGET_CODE, _LINES, _LENGTH, _GRAIN) = range(9)
@@ -43,6 +44,15 @@ def store_coded(code, address, index, value):
         store(F16, address, index, value)
     else:
         store(BF16, address, index, value)
+
+
+@device
+def store_exact(code, address, index, value):
+    """Store a float64 as an element of a dtype known at run time, rounded once."""
+    if code == 0:
+        store(F32, address, index, np.float32(value))
+    else:
+        store_coded(code, address, index, round_for(F16, value))
 
 
 @device
@@ -77,6 +87,23 @@ def copy(desc):
     wait_until(counters, _DONE, portions)
 
 
+_VECTOR, _STRIDE, _CODE, _COUNT, _VALUE = range(5)
+
+
+@kernel
+def fill(desc):
+    """Store one value in every element of a vector."""
+    value = load_f64(desc.ctypes.data, _VALUE)
+    for i in range(desc[_COUNT]):
+        store_exact(desc[_CODE], desc[_VECTOR], i * desc[_STRIDE], value)
+
+
+def fill_step(place: Place, stride: int, dtype: DType, count: int, value: float) -> Step:
+    """A step that stores one value in all ``count`` elements of a vector."""
+    bits = int(np.float64(value).view(np.int64))
+    return Step(fill, np.array([0, stride, CODES[dtype], count, bits], np.int64), ((_VECTOR, place),))
+
+
 def copy_step(view: View, place: Place, copy_place: Place, copy_dtype: DType, *, outwards: bool = False) -> Step:
     """A step that copies a view to a contiguous copy of a dtype, or the copy back out to the view."""
     sizes, (own, dense) = collapsed_together(view.shape, (view.strides, contiguous_strides(view.shape)))
@@ -86,7 +113,7 @@ def copy_step(view: View, place: Place, copy_place: Place, copy_dtype: DType, *,
     length = sizes[-1]
     lines = view.numel // length if length else 0
     descriptor[[_LINES, _LENGTH, _GRAIN]] = lines, length, max(1, _SHARED_FROM // max(length, 1))
-    ends = [(own, CODES[view.dtype], place), (dense, CODES[copy_dtype], copy_place)]
+    ends = [(own, _COPIED[view.dtype], place), (dense, _COPIED[copy_dtype], copy_place)]
     (source, source_code, source_place), (target, target_code, target_place) = reversed(ends) if outwards else ends
     descriptor[[_SOURCE_CODE, _TARGET_CODE]] = source_code, target_code
     descriptor[_SIZES:_SOURCE_STRIDES] = sizes

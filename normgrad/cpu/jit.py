@@ -19,7 +19,7 @@ from numba.core.caching import FunctionCache
 _ANNOUNCE_AFTER = 1.0  # seconds
 
 #: For the functions that kernels are made of.
-device = numba.njit(nogil=True, error_model="numpy")
+device = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 #: For layers that are called once: put in place, since a callee's code is optimised again in every caller above it.
 in_place = numba.njit(nogil=True, error_model="numpy", inline="always")
 

@@ -149,6 +149,23 @@ def all_between(typingctx, value, low, high):
     return types.boolean(f32x16, types.float32, types.float32), codegen
 
 
+@intrinsic
+def any_subnormal(typingctx, value):
+    """Whether a lane is a subnormal number."""
+
+    def codegen(context, builder, sig, args):
+        bits = builder.and_(
+            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
+        )
+        below = builder.sub(bits, splat_constant(vector_of(I32_TYPE), 1))  # zero becomes the largest
+        subnormal = builder.icmp_unsigned("<", below, splat_constant(vector_of(I32_TYPE), 0x7FFFFF))
+        return builder.icmp_unsigned(
+            "!=", builder.bitcast(subnormal, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0)
+        )
+
+    return types.boolean(f32x16), codegen
+
+
 def _first_lanes(builder, count):
     """Mask of the lanes below `count` (int64)."""
     lanes = ir.Constant(vector_of(I32_TYPE), list(range(LANES)))
@@ -196,6 +213,16 @@ def vstore_first(typingctx, kind, address, index, value, count):
         return context.get_dummy_value()
 
     return types.void(kind, address, index, f32x16, types.int64), codegen
+
+
+@intrinsic
+def keep_first(typingctx, value, count):
+    """The lanes below `count`; the others 0."""
+
+    def codegen(context, builder, sig, args):
+        return builder.select(_first_lanes(builder, args[1]), args[0], ir.Constant(args[0].type, None))
+
+    return value(value, types.int64), codegen
 
 
 @intrinsic

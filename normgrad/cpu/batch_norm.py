@@ -1,0 +1,120 @@
+"""BatchNorm on the CPU: the descriptors of its kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from normgrad.contract.plan import Problem
+from normgrad.cpu import channels as at
+from normgrad.cpu import gather_stats as gather
+from normgrad.cpu.batch_norm_kernels import (
+    batch_norm_elemt,
+    batch_norm_elemt_backward,
+    batch_norm_reduce_backward,
+    batch_norm_stats,
+)
+from normgrad.cpu.copies import CODES
+from normgrad.cpu.layouts import Layout, fills, separate, single_stride
+from normgrad.cpu.llvm import F32, TAGS
+from normgrad.cpu.operands import Operands
+from normgrad.cpu.steps import Place, Step, SteppedKernel
+
+
+def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
+    """The kernel of ``batch_norm_elemt_backward``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel()
+    separate(operands, "grad_input", ("grad_out", "input"))
+    layout, tags = _laid(operands, {"grad_out": at.GRAD_OUT, "input": at.INPUT, "grad_input": at.RESULT})
+    layout.desc[at.BATCH] = 1
+    vectors = {"mean": at.MEAN, "invstd": at.RSTD, "weight": at.WEIGHT, "sum_dy": at.SUM_DY, "counter": at.COUNTER}
+    for name, position in {**vectors, "sum_dy_xmu": at.SUM_DY_XMU}.items():
+        layout.vector(name, position)
+    layout.desc[at.COUNTS] = problem.views["counter"].numel
+    layout.take_tables(1)
+    return operands.kernel(layout.step(batch_norm_elemt_backward, *tags))
+
+
+def prepare_elemt(problem: Problem) -> SteppedKernel:
+    """The kernel of ``batch_norm_elemt``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel()
+    separate(operands, "output", ("input",))
+    layout, tags = _laid(operands, {"input": at.INPUT, "output": at.RESULT})
+    for name, position in {"mean": at.MEAN, "invstd": at.RSTD, "weight": at.WEIGHT, "bias": at.BIAS}.items():
+        layout.vector(name, position)
+    layout.take_tables(1)
+    return operands.kernel(layout.step(batch_norm_elemt, *tags))
+
+
+def prepare_stats(problem: Problem) -> SteppedKernel:
+    """The kernel of ``batch_norm_stats``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*fills(operands, math.nan, "mean", "invstd"))
+    layout, tags = _laid(operands, {"input": at.INPUT})
+    layout.desc[at.EPS] = _bits(problem.attributes["eps"])
+    for name, position in {"mean": at.OUT_0, "invstd": at.OUT_1}.items():
+        layout.vector(name, position)
+    layout.take_partials()
+    return operands.kernel(layout.step(batch_norm_stats, *tags))
+
+
+def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
+    """The kernel of ``batch_norm_reduce_backward``."""
+    operands = Operands(problem)
+    outputs = {"sum_dy": at.OUT_0, "sum_dy_xmu": at.OUT_1, "grad_weight": at.OUT_2, "grad_bias": at.OUT_3}
+    if not any(name in operands for name in outputs):
+        return operands.kernel()
+    layout, tags = _laid(operands, {"grad_out": at.GRAD_OUT, "input": at.INPUT})
+    for name, position in {"mean": at.MEAN, "invstd": at.RSTD, **outputs}.items():
+        layout.vector(name, position)
+    layout.take_partials()
+    layout.take_tables(1)
+    return operands.kernel(layout.step(batch_norm_reduce_backward, *tags))
+
+
+def prepare_gather_stats(problem: Problem) -> SteppedKernel:
+    """The kernel of ``batch_norm_gather_stats_with_counts``."""
+    operands, views = Operands(problem), problem.views
+    ranks, channels = views["mean"].shape
+    desc = np.zeros(gather.DESC_SIZE, np.int64)
+    desc[[gather.RANKS, gather.CHANNELS]] = ranks, channels
+    desc[[gather.MOMENTUM, gather.EPS]] = [_bits(problem.attributes[name]) for name in ("momentum", "eps")]
+    places: list[tuple[int, Place]] = [(gather.RESULTS, operands.workspace.take(4 * channels * 8))]
+    for name, position in {"mean": gather.MEAN, "invstd": gather.INVSTD}.items():
+        desc[position + 1 : position + 4] = *views[name].strides, CODES[views[name].dtype]
+        places.append((position, operands.place(name)))
+    vectors = {"counts": gather.COUNTS, "running_mean": gather.RUNNING_MEAN, "running_var": gather.RUNNING_VAR}
+    for name, position in {**vectors, "mean_all": gather.MEAN_ALL, "invstd_all": gather.INVSTD_ALL}.items():
+        if name in operands:
+            stride = operands.laid_out(name, single_stride)
+            desc[[position + 1, position + 2]] = stride, CODES[views[name].dtype]
+            places.append((position, operands.place(name)))
+    return operands.kernel(Step(gather.batch_norm_gather_stats_with_counts, desc, tuple(places)))
+
+
+def _bits(value: float) -> int:
+    return int(np.float64(value).view(np.int64))
+
+
+def _laid(operands: Operands, tensors: dict[str, int]) -> tuple[Layout, tuple[Any, Any]]:
+    """The layout of BatchNorm's data with its records, and the kernel's tags."""
+    shape = operands.view("input").shape
+    layout = Layout(operands, (shape[0], shape[1], math.prod(shape[2:])), tensors)
+    dtypes = {operands.view(name).dtype for name in tensors}
+    mixed = len(dtypes) > 1
+    layout.lay(any_strides=mixed)
+    if mixed:
+        layout.columns = False
+    layout.merge_samples()
+    layout.describe(groups=1)
+    layout.desc[[at.STAT_SAMPLE, at.STAT_CHANNEL]] = 0, 1
+    layout.take(at.RECORDS, shape[1] * 16)
+    kind = F32 if mixed else TAGS[dtypes.pop()]
+    return layout, (kind, at.MIXED if mixed else at.COLUMNS if layout.columns else at.ROWS)

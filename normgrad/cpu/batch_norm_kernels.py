@@ -1,0 +1,311 @@
+"""BatchNorm's kernels, called by any number of threads with the same descriptor: one chunk after another."""
+
+from normgrad.cpu.channel_columns import (
+    add_moments,
+    add_places,
+    clear_sums,
+    gradient_places,
+    normalise_places,
+    settle_moments,
+    settle_sums,
+    spread_means,
+)
+from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
+from normgrad.cpu.channels import (
+    BACKWARD,
+    CHANNELS,
+    CHUNK,
+    CHUNKS,
+    EPS,
+    FIRST,
+    FORWARD,
+    FOURTH,
+    GRAIN,
+    OUT_0,
+    OUT_1,
+    OUT_2,
+    OUT_3,
+    PARTIALS,
+    PITCH,
+    RECORDS,
+    RSTD,
+    SAMPLES,
+    SECOND,
+    SLOT,
+    SLOTS,
+    TABLES,
+    THIRD,
+    choose,
+    finish_phase,
+    partial_index,
+    places_of,
+    vector_value,
+)
+from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.jit import device, in_place, kernel
+from normgrad.cpu.memory import fetch_add, load_f64, store_f64
+from normgrad.cpu.tables import (
+    channel_gradients,
+    channel_normals,
+    channel_statistics,
+    lane_of,
+    mark_all,
+    put_vector,
+    total_block,
+)
+
+
+def _sum(kind, layout, direction, desc, i):
+    """The sums of chunk i."""
+
+
+def _result(kind, layout, direction, desc, i):
+    """The results of chunk i."""
+
+
+def _in_columns(kind, layout, direction):
+    """Whether channels are in the lane order of pairs."""
+
+
+@device
+def _row_of(desc, i):
+    """Sample, channel and chunk of chunk i of rows."""
+    row = i // desc[CHUNKS]
+    return row // desc[CHANNELS], row % desc[CHANNELS], i % desc[CHUNKS]
+
+
+def _rows_sum_backward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    sum_row(kind, desc, n, c, chunk)
+
+
+def _rows_sum_forward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    moments_row(kind, desc, n, c, chunk)
+
+
+def _columns_sum_backward(kind, layout, direction, desc, i):
+    n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
+    clear_sums(desc, n, chunk)
+    add_places(kind, desc, n, chunk, 0, places_of(desc, chunk), desc[TABLES])
+    settle_sums(kind, desc, n, chunk)
+
+
+def _columns_sum_forward(kind, layout, direction, desc, i):
+    n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
+    places = places_of(desc, chunk)
+    clear_sums(desc, n, chunk)
+    for first in range(0, places, 16):
+        add_moments(kind, desc, n, chunk, first, min(first + 16, places))
+    settle_moments(kind, desc, n, chunk)
+
+
+def _mixed_sum_backward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    first, at = chunk * desc[CHUNK], partial_index(desc, n, chunk) + c
+    total, total_x = exact_gradient_sums(desc, n, c, first, first + places_of(desc, chunk), 1.0)
+    store_f64(desc[PARTIALS], at, total)
+    store_f64(desc[PARTIALS], at + desc[PITCH], total_x)
+
+
+def _rows_result_backward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    gradient_row(kind, desc, n, c, chunk, desc[TABLES])
+
+
+def _rows_result_forward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    normalise_row(kind, desc, n, c, chunk, desc[TABLES])
+
+
+def _columns_result_backward(kind, layout, direction, desc, i):
+    chunk = i % desc[CHUNKS]
+    gradient_places(kind, desc, i // desc[CHUNKS], chunk, 0, places_of(desc, chunk), desc[TABLES])
+
+
+def _columns_result_forward(kind, layout, direction, desc, i):
+    chunk = i % desc[CHUNKS]
+    normalise_places(kind, desc, i // desc[CHUNKS], chunk, 0, places_of(desc, chunk), desc[TABLES])
+
+
+def _mixed_result_backward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    first = chunk * desc[CHUNK]
+    exact_gradient(desc, n, c, first, first + places_of(desc, chunk))
+
+
+def _mixed_result_forward(kind, layout, direction, desc, i):
+    n, c, chunk = _row_of(desc, i)
+    first = chunk * desc[CHUNK]
+    exact_normalised(desc, n, c, first, first + places_of(desc, chunk))
+
+
+def _yes(kind, layout, direction):
+    return True
+
+
+def _no(kind, layout, direction):
+    return False
+
+
+choose(
+    _sum,
+    rows_backward=_rows_sum_backward,
+    rows_forward=_rows_sum_forward,
+    columns_backward=_columns_sum_backward,
+    columns_forward=_columns_sum_forward,
+    mixed_backward=_mixed_sum_backward,
+)
+choose(
+    _result,
+    rows_backward=_rows_result_backward,
+    rows_forward=_rows_result_forward,
+    columns_backward=_columns_result_backward,
+    columns_forward=_columns_result_forward,
+    mixed_backward=_mixed_result_backward,
+    mixed_forward=_mixed_result_forward,
+)
+choose(
+    _in_columns,
+    rows_backward=_no,
+    rows_forward=_no,
+    columns_backward=_yes,
+    columns_forward=_yes,
+    mixed_backward=_no,
+    mixed_forward=_no,
+)
+
+
+@device
+def _chunk_count(desc, columns):
+    return desc[SAMPLES] * desc[CHUNKS] * (1 if columns else desc[CHANNELS])
+
+
+@in_place
+def _sum_all(kind, layout, direction, desc, p, columns):
+    """The sums of all chunks."""
+    total, grain, mine = _chunk_count(desc, columns), desc[GRAIN], 0
+    items = (total + grain - 1) // grain
+    while True:
+        item = fetch_add(p, SECOND, 1)
+        if item >= items:
+            break
+        for i in range(item * grain, min(total, (item + 1) * grain)):
+            _sum(kind, layout, direction, desc, i)
+        mine += 1
+    finish_phase(p, SECOND, mine, items)
+
+
+@in_place
+def _make_all(kind, layout, direction, desc, p, columns):
+    """The results of all chunks."""
+    total, grain, mine = _chunk_count(desc, columns), desc[GRAIN], 0
+    items = (total + grain - 1) // grain
+    while True:
+        item = fetch_add(p, SECOND, 1)
+        if item >= items:
+            break
+        for i in range(item * grain, min(total, (item + 1) * grain)):
+            _result(kind, layout, direction, desc, i)
+        mine += 1
+    finish_phase(p, SECOND, mine, items)
+
+
+@device
+def _put_statistics(kind, columns, desc, p):
+    """Mean and invstd of every channel, 32 at a time."""
+    eps, blocks, mine = load_f64(p, EPS), desc[PITCH] // 32, 0
+    while True:
+        block = fetch_add(p, THIRD, 1)
+        if block >= blocks:
+            break
+        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
+            channel_statistics(kind, columns, desc, c, eps)
+            put_vector(desc, OUT_0, c, load_f64(desc[RECORDS], 2 * c))
+            put_vector(desc, OUT_1, c, load_f64(desc[RECORDS], 2 * c + 1))
+        mine += 1
+    finish_phase(p, THIRD, mine, blocks)
+
+
+@device
+def _put_sums(kind, columns, desc, p):
+    """The four outputs, once everything is read: they may lie on the inputs."""
+    blocks, mine = desc[PITCH] // 32, 0
+    while True:
+        block = fetch_add(p, THIRD, 1)
+        if block >= blocks:
+            break
+        total_block(desc, block)
+        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
+            weighted = load_f64(desc[PARTIALS], desc[PITCH] + lane_of(kind, columns, c)) * vector_value(desc, RSTD, c)
+            store_f64(desc[RECORDS], c, weighted)
+        mine += 1
+    finish_phase(p, THIRD, mine, blocks)
+    mine = 0
+    while True:
+        block = fetch_add(p, FOURTH, 1)
+        if block >= blocks:
+            break
+        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
+            lane = lane_of(kind, columns, c)
+            put_vector(desc, OUT_0, c, load_f64(desc[PARTIALS], lane))
+            put_vector(desc, OUT_1, c, load_f64(desc[PARTIALS], desc[PITCH] + lane))
+            put_vector(desc, OUT_2, c, load_f64(desc[RECORDS], c))
+            put_vector(desc, OUT_3, c, load_f64(desc[PARTIALS], lane))
+        mine += 1
+    finish_phase(p, FOURTH, mine, blocks)
+
+
+@kernel
+def batch_norm_stats(desc, kind, layout):
+    p = desc.ctypes.data
+    columns = _in_columns(kind, layout, FORWARD)
+    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+        return
+    _sum_all(kind, layout, FORWARD, desc, p, columns)
+    _put_statistics(kind, columns, desc, p)
+
+
+@kernel
+def batch_norm_reduce_backward(desc, kind, layout):
+    p = desc.ctypes.data
+    columns = _in_columns(kind, layout, BACKWARD)
+    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+        return
+    if fetch_add(p, FIRST, 1) == 0:
+        if columns:
+            spread_means(kind, desc, 0, desc[TABLES])
+        fetch_add(p, FIRST + 1, 1)
+    finish_phase(p, FIRST, 0, 1)
+    _sum_all(kind, layout, BACKWARD, desc, p, columns)
+    _put_sums(kind, columns, desc, p)
+
+
+@kernel
+def batch_norm_elemt_backward(desc, kind, layout):
+    p = desc.ctypes.data
+    columns = _in_columns(kind, layout, BACKWARD)
+    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+        return
+    if fetch_add(p, FIRST, 1) == 0:
+        fine = channel_gradients(kind, columns, desc, desc[TABLES])
+        if columns:
+            mark_all(desc[TABLES], desc[PITCH], fine)
+        fetch_add(p, FIRST + 1, 1)
+    finish_phase(p, FIRST, 0, 1)
+    _make_all(kind, layout, BACKWARD, desc, p, columns)
+
+
+@kernel
+def batch_norm_elemt(desc, kind, layout):
+    p = desc.ctypes.data
+    columns = _in_columns(kind, layout, FORWARD)
+    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+        return
+    if fetch_add(p, FIRST, 1) == 0:
+        fine = channel_normals(kind, columns, desc, desc[TABLES])
+        if columns:
+            mark_all(desc[TABLES], desc[PITCH], fine)
+        fetch_add(p, FIRST + 1, 1)
+    finish_phase(p, FIRST, 0, 1)
+    _make_all(kind, layout, FORWARD, desc, p, columns)

@@ -1,0 +1,204 @@
+"""Chunks of columns: some places of one sample with all their channels, which are neighbours in memory.
+
+Vectors hold channels, in the lane order of pairs; so do the partials and the tables.
+"""
+
+import numpy as np
+
+from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
+from normgrad.cpu.channels import (
+    CHANNELS,
+    CHUNK,
+    GRAD_OUT,
+    INPUT,
+    MEAN,
+    PARTIALS,
+    PITCH,
+    RESULT,
+    RSTD,
+    SCALE_BY_RSTD,
+    address_of,
+    partial_index,
+    places_of,
+    statistic_of,
+    vector_value,
+)
+from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.jit import device, in_place
+from normgrad.cpu.llvm import F32
+from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
+from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first
+from normgrad.cpu.rows import lane_of_column
+from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
+
+RUN = 8  # places whose terms are added in float32 before float64 takes over
+
+
+@in_place
+def _load(kind, address, c, channels):
+    if c + 32 <= channels:
+        return load_pair(kind, address, c)
+    return load_pair_first(kind, address, c, channels - c)
+
+
+@in_place
+def _add(sums, c, low, high):
+    vstore_f64(sums, c, vload_f64(sums, c) + widen(low))
+    vstore_f64(sums, c + 16, vload_f64(sums, c + 16) + widen(high))
+
+
+@device
+def clear_sums(desc, n, chunk):
+    sums = desc[PARTIALS] + 8 * partial_index(desc, n, chunk)
+    for c in range(0, 2 * desc[PITCH], 16):
+        vstore_f64(sums, c, splat_f64(0.0))
+
+
+@device
+def add_places(kind, desc, n, chunk, first, last, means):
+    """Add the terms of some places of a chunk to its sums: grad_out, and grad_out·(x − mean)."""
+    size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
+    sums = desc[PARTIALS] + 8 * partial_index(desc, n, chunk)
+    sums_x = sums + 8 * desc[PITCH]
+    zero = splat_f32(np.float32(0))
+    go_step, x_step = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3]
+    while first < last:
+        stop = min(first + RUN, last)
+        grad_out = address_of(desc, GRAD_OUT, size, n, 0, place + first)
+        x = address_of(desc, INPUT, size, n, 0, place + first)
+        for c in range(0, channels, 32):
+            m0, m1 = vload(F32, means, c), vload(F32, means, c + 16)
+            a0, a1, b0, b1 = zero, zero, zero, zero
+            for r in range(stop - first):
+                g, v = _load(kind, grad_out + r * go_step, c, channels), _load(kind, x + r * x_step, c, channels)
+                a0, a1 = a0 + g[0], a1 + g[1]
+                b0, b1 = fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
+            _add(sums, c, a0, a1)
+            _add(sums_x, c, b0, b1)
+        first = stop
+
+
+@device
+def settle_sums(kind, desc, n, chunk):
+    """Make a chunk's sums those of (x − mean)·rstd, and anew in float64 where float32 is not to be trusted."""
+    sums, place = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), chunk * desc[CHUNK]
+    last, pitch, rstd = place + places_of(desc, chunk), desc[PITCH], 1.0
+    statistic = -1
+    for c in range(desc[CHANNELS]):
+        lane = lane_of_column(kind, c)
+        if desc[SCALE_BY_RSTD] and statistic != statistic_of(desc, n, c):
+            statistic = statistic_of(desc, n, c)
+            rstd = vector_value(desc, RSTD, statistic)
+        total, total_x = load_f64(sums, lane), load_f64(sums, pitch + lane)
+        if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
+            total_x *= rstd
+        else:
+            total, total_x = exact_gradient_sums(desc, n, c, place, last, 1.0)
+            store_f64(sums, lane, total)
+        store_f64(sums, pitch + lane, total_x)
+
+
+@device
+def spread_means(kind, desc, n, means):
+    """A sample's means, one per channel."""
+    for c in range(desc[CHANNELS]):
+        store(F32, means, lane_of_column(kind, c), np.float32(vector_value(desc, MEAN, statistic_of(desc, n, c))))
+
+
+@device
+def gradient_places(kind, desc, n, chunk, first, last, table):
+    """grad_input of some places of a chunk: factor·g + slope·(x − mean) + offset."""
+    size, channels, pitch, place = item_size(kind), desc[CHANNELS], desc[PITCH], chunk * desc[CHUNK]
+    if load(F32, table, 4 * pitch) == 0:
+        for c in range(channels):
+            exact_gradient(desc, n, c, place + first, place + last)
+        return
+    for r in range(place + first, place + last):
+        grad_out, x = address_of(desc, GRAD_OUT, size, n, 0, r), address_of(desc, INPUT, size, n, 0, r)
+        result = address_of(desc, RESULT, size, n, 0, r)
+        for c in range(0, channels, 32):
+            g, v = _load(kind, grad_out, c, channels), _load(kind, x, c, channels)
+            b0 = fma(vload(F32, table, pitch + c), v[0] - vload(F32, table, c), vload(F32, table, 3 * pitch + c))
+            a = fma(vload(F32, table, 2 * pitch + c), g[0], b0)
+            b1 = fma(
+                vload(F32, table, pitch + c + 16),
+                v[1] - vload(F32, table, c + 16),
+                vload(F32, table, 3 * pitch + c + 16),
+            )
+            b = fma(vload(F32, table, 2 * pitch + c + 16), g[1], b1)
+            if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+                for k in range(c, min(channels, c + 32)):
+                    exact_gradient(desc, n, k, r, r + 1)
+            elif c + 32 <= channels:
+                store_pair(kind, result, c, a, b)
+            else:
+                store_pair_first(kind, result, c, a, b, channels - c)
+
+
+@in_place
+def _moments(v, m, s, q):
+    a = widen(v) - widen(m)
+    return s + a, fma(a, a, q)
+
+
+@device
+def add_moments(kind, desc, n, chunk, first, last):
+    """Add x − shift and its square at some places of a chunk to its sums; the shift is the chunk's first place."""
+    size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
+    sums = desc[PARTIALS] + 8 * partial_index(desc, n, chunk)
+    squares = sums + 8 * desc[PITCH]
+    step, shift = size * desc[INPUT + 3], address_of(desc, INPUT, size, n, 0, place)
+    x = address_of(desc, INPUT, size, n, 0, place + first)
+    for c in range(0, channels, 32):
+        m = _load(kind, shift, c, channels)
+        s0, s1 = vload_f64(sums, c), vload_f64(sums, c + 16)
+        q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
+        for r in range(last - first):
+            v = _load(kind, x + r * step, c, channels)
+            s0, q0 = _moments(v[0], m[0], s0, q0)
+            s1, q1 = _moments(v[1], m[1], s1, q1)
+        vstore_f64(sums, c, s0)
+        vstore_f64(sums, c + 16, s1)
+        vstore_f64(squares, c, q0)
+        vstore_f64(squares, c + 16, q1)
+
+
+@device
+def settle_moments(kind, desc, n, chunk):
+    """Make a chunk's moments the sum and the squares about the mean."""
+    size, place, count = item_size(kind), chunk * desc[CHUNK], places_of(desc, chunk)
+    at, pitch = partial_index(desc, n, chunk), desc[PITCH]
+    shift = address_of(desc, INPUT, size, n, 0, place)
+    for c in range(desc[CHANNELS]):
+        lane = at + lane_of_column(kind, c)
+        total, squares = load_f64(desc[PARTIALS], lane), load_f64(desc[PARTIALS], pitch + lane)
+        fine, total, squares = settled_moments(total, squares, count, np.float64(load(kind, shift, c)))
+        if not fine:
+            total, squares = exact_moments(desc, n, c, place, place + count)
+        store_f64(desc[PARTIALS], lane, total)
+        store_f64(desc[PARTIALS], pitch + lane, squares)
+
+
+@device
+def normalise_places(kind, desc, n, chunk, first, last, table):
+    """The output at some places of a chunk: ((x − mean) − rest of the mean)·factor + bias."""
+    size, channels, pitch, place = item_size(kind), desc[CHANNELS], desc[PITCH], chunk * desc[CHUNK]
+    if load(F32, table, 4 * pitch) == 0:
+        for c in range(channels):
+            exact_normalised(desc, n, c, place + first, place + last)
+        return
+    for r in range(place + first, place + last):
+        x, result = address_of(desc, INPUT, size, n, 0, r), address_of(desc, RESULT, size, n, 0, r)
+        for c in range(0, channels, 32):
+            v = _load(kind, x, c, channels)
+            a = (v[0] - vload(F32, table, c)) - vload(F32, table, pitch + c)
+            b = (v[1] - vload(F32, table, c + 16)) - vload(F32, table, pitch + c + 16)
+            a = fma(a, vload(F32, table, 2 * pitch + c), vload(F32, table, 3 * pitch + c))
+            b = fma(b, vload(F32, table, 2 * pitch + c + 16), vload(F32, table, 3 * pitch + c + 16))
+            if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+                for k in range(c, min(channels, c + 32)):
+                    exact_normalised(desc, n, k, r, r + 1)
+            elif c + 32 <= channels:
+                store_pair(kind, result, c, a, b)
+            else:
+                store_pair_first(kind, result, c, a, b, channels - c)

@@ -1,0 +1,197 @@
+"""Chunks of rows: places of one channel of one sample, neighbours in memory."""
+
+import numpy as np
+
+from normgrad.cpu.channels import (
+    CHUNK,
+    GRAD_OUT,
+    INPUT,
+    MEAN,
+    PARTIALS,
+    PITCH,
+    RESULT,
+    RSTD,
+    SCALE_BY_RSTD,
+    address_of,
+    partial_index,
+    places_of,
+    statistic_of,
+    vector_value,
+)
+from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.jit import device, in_place
+from normgrad.cpu.llvm import F32
+from normgrad.cpu.memory import item_size, load, store_f64
+from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, splat_f32, splat_f64, widen
+
+# A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
+SMALLEST, LARGEST = 2.0**-90, 2.0**126
+
+
+@in_place
+def _pair_sums(g, x, mean):
+    return g[0] + g[1], fma(g[1], x[1] - mean, g[0] * (x[0] - mean))
+
+
+@in_place
+def _sums_at(kind, grad_out, x, i, mean):
+    return _pair_sums(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean)
+
+
+@device
+def _row_sums(kind, grad_out, x, count, mean):
+    """sum(g), sum(g·(x − mean)): float32 trees of 8 terms a lane, float64 beyond."""
+    centre = splat_f32(mean)
+    total, total_x = splat_f64(0.0), splat_f64(0.0)
+    i = 0
+    while i + 128 <= count:
+        a0, b0 = _sums_at(kind, grad_out, x, i, centre)
+        a1, b1 = _sums_at(kind, grad_out, x, i + 32, centre)
+        a2, b2 = _sums_at(kind, grad_out, x, i + 64, centre)
+        a3, b3 = _sums_at(kind, grad_out, x, i + 96, centre)
+        total = total + widen((a0 + a1) + (a2 + a3))
+        total_x = total_x + widen((b0 + b1) + (b2 + b3))
+        i += 128
+    while i < count:
+        left = count - i
+        a0, b0 = _pair_sums(load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left), centre)
+        total, total_x = total + widen(a0), total_x + widen(b0)
+        i += 32
+    return hsum(total), hsum(total_x)
+
+
+@device
+def sum_row(kind, desc, n, c, chunk):
+    """Sums of a chunk of gradients, to the partials."""
+    place, count, size = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind)
+    statistic = statistic_of(desc, n, c)
+    grad_out, x = address_of(desc, GRAD_OUT, size, n, c, place), address_of(desc, INPUT, size, n, c, place)
+    total, total_x = _row_sums(kind, grad_out, x, count, np.float32(vector_value(desc, MEAN, statistic)))
+    rstd = vector_value(desc, RSTD, statistic) if desc[SCALE_BY_RSTD] else 1.0
+    if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
+        total_x *= rstd
+    else:
+        total, total_x = exact_gradient_sums(desc, n, c, place, place + count, 1.0)
+    at = partial_index(desc, n, chunk) + c
+    store_f64(desc[PARTIALS], at, total)
+    store_f64(desc[PARTIALS], at + desc[PITCH], total_x)
+
+
+@in_place
+def _gradients(g, x, mean, slope, factor, offset):
+    return fma(factor, g[0], fma(slope, x[0] - mean, offset)), fma(factor, g[1], fma(slope, x[1] - mean, offset))
+
+
+@device
+def gradient_row(kind, desc, n, c, chunk, table):
+    """grad_input of a chunk: factor·g + slope·(x − mean) + offset."""
+    first, count, size, pitch = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind), desc[PITCH]
+    if load(F32, table, 4 * pitch + c) == 0:
+        exact_gradient(desc, n, c, first, first + count)
+        return
+    grad_out, x = address_of(desc, GRAD_OUT, size, n, c, first), address_of(desc, INPUT, size, n, c, first)
+    result = address_of(desc, RESULT, size, n, c, first)
+    mean, slope = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
+    factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
+    i = 0
+    while i + 32 <= count:
+        a, b = _gradients(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean, slope, factor, offset)
+        # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
+        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+            exact_gradient(desc, n, c, first + i, first + i + 32)
+        else:
+            store_pair(kind, result, i, a, b)
+        i += 32
+    if i < count:
+        left = count - i
+        g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
+        a, b = _gradients(g, v, mean, slope, factor, offset)
+        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+            exact_gradient(desc, n, c, first + i, first + count)
+        else:
+            store_pair_first(kind, result, i, a, b, left)
+
+
+@in_place
+def _moments(low, high, shift, total, squares):
+    a, b = widen(low) - shift, widen(high) - shift
+    return total + (a + b), fma(b, b, fma(a, a, squares))
+
+
+@device
+def _row_moments(kind, x, count, shift):
+    """sum(x − shift), sum((x − shift)²) in float64."""
+    centre = splat_f64(shift)
+    s0, q0, s1, q1 = splat_f64(0.0), splat_f64(0.0), splat_f64(0.0), splat_f64(0.0)
+    i = 0
+    while i + 64 <= count:
+        v = load_pair(kind, x, i)
+        s0, q0 = _moments(v[0], v[1], centre, s0, q0)
+        v = load_pair(kind, x, i + 32)
+        s1, q1 = _moments(v[0], v[1], centre, s1, q1)
+        i += 64
+    s0, q0 = s0 + s1, q0 + q1
+    while i + 32 <= count:
+        v = load_pair(kind, x, i)
+        s0, q0 = _moments(v[0], v[1], centre, s0, q0)
+        i += 32
+    total, squares = hsum(s0), hsum(q0)
+    for j in range(i, count):
+        distance = np.float64(load(kind, x, j)) - shift
+        total += distance
+        squares += distance * distance
+    return total, squares
+
+
+@device
+def settled_moments(total, squares, count, shift):
+    """(fine, sum(x), sum of squares about the mean) from moments about a shift; fine where little has cancelled."""
+    about_mean = squares - total * total / count
+    return squares <= 2.0**24 * about_mean, total + count * shift, about_mean
+
+
+@device
+def moments_row(kind, desc, n, c, chunk):
+    """Sum of a chunk, and of the squares about its mean, to the partials."""
+    place, count = chunk * desc[CHUNK], places_of(desc, chunk)
+    x = address_of(desc, INPUT, item_size(kind), n, c, place)
+    shift = np.float64(load(kind, x, 0))
+    total, squares = _row_moments(kind, x, count, shift)
+    fine, total, squares = settled_moments(total, squares, count, shift)
+    if not fine:
+        total, squares = exact_moments(desc, n, c, place, place + count)
+    at = partial_index(desc, n, chunk) + c
+    store_f64(desc[PARTIALS], at, total)
+    store_f64(desc[PARTIALS], at + desc[PITCH], squares)
+
+
+@in_place
+def _normalised(x, mean, rest, factor, bias):
+    return fma((x[0] - mean) - rest, factor, bias), fma((x[1] - mean) - rest, factor, bias)
+
+
+@device
+def normalise_row(kind, desc, n, c, chunk, table):
+    """The output of a chunk: ((x − mean) − rest of the mean)·factor + bias."""
+    first, count, size, pitch = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind), desc[PITCH]
+    if load(F32, table, 4 * pitch + c) == 0:
+        exact_normalised(desc, n, c, first, first + count)
+        return
+    x, result = address_of(desc, INPUT, size, n, c, first), address_of(desc, RESULT, size, n, c, first)
+    mean, rest = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
+    factor, bias = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
+    i = 0
+    while i + 32 <= count:
+        a, b = _normalised(load_pair(kind, x, i), mean, rest, factor, bias)
+        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+            exact_normalised(desc, n, c, first + i, first + i + 32)
+        else:
+            store_pair(kind, result, i, a, b)
+        i += 32
+    if i < count:
+        a, b = _normalised(load_pair_first(kind, x, i, count - i), mean, rest, factor, bias)
+        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+            exact_normalised(desc, n, c, first + i, first + count)
+        else:
+            store_pair_first(kind, result, i, a, b, count - i)

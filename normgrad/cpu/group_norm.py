@@ -1,0 +1,67 @@
+"""GroupNorm on the CPU: the descriptors of its kernels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from normgrad.contract.plan import Problem
+from normgrad.cpu import channels as at
+from normgrad.cpu.group_norm_kernels import group_norm, group_norm_backward
+from normgrad.cpu.layouts import Layout, fills, separate
+from normgrad.cpu.llvm import TAGS
+from normgrad.cpu.operands import Operands
+from normgrad.cpu.steps import SteppedKernel
+
+_KEPT = 1 << 20  # bytes of data that stay in a core's cache from the sums to the results
+
+
+def prepare_backward(problem: Problem) -> SteppedKernel:
+    """The kernel of ``group_norm_backward``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*fills(operands, 0.0, "grad_weight", "grad_bias"))
+    tensors = {"grad_out": at.GRAD_OUT, "input": at.INPUT}
+    if "grad_input" in operands:
+        separate(operands, "grad_input", ("grad_out", "input"))
+        tensors["grad_input"] = at.RESULT
+    layout = _laid(operands, tensors, 2)
+    layout.desc[at.SCALE_BY_RSTD] = 1
+    for name, position in (("mean", at.MEAN), ("rstd", at.RSTD), ("weight", at.WEIGHT)):
+        layout.vector(name, position)
+    for name, position in (("grad_weight", at.OUT_0), ("grad_bias", at.OUT_1)):
+        layout.vector(name, position)
+    tags = TAGS[problem.views["input"].dtype], at.COLUMNS if layout.columns else at.ROWS
+    return operands.kernel(layout.step(group_norm_backward, *tags))
+
+
+def prepare_forward(problem: Problem) -> SteppedKernel:
+    """The kernel of ``group_norm``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*fills(operands, math.nan, "mean", "rstd"))
+    separate(operands, "output", ("input",))
+    layout = _laid(operands, {"input": at.INPUT, "output": at.RESULT}, 1)
+    layout.desc[at.EPS] = np.float64(problem.attributes["eps"]).view(np.int64)
+    for name, position in (("weight", at.WEIGHT), ("bias", at.BIAS), ("mean", at.OUT_0), ("rstd", at.OUT_1)):
+        layout.vector(name, position)
+    tags = TAGS[problem.views["input"].dtype], at.COLUMNS if layout.columns else at.ROWS
+    return operands.kernel(layout.step(group_norm, *tags))
+
+
+def _laid(operands: Operands, tensors: dict[str, int], read: int) -> Layout:
+    """The layout of GroupNorm's data, of which ``read`` tensors are read, with its workspace."""
+    attributes = operands.problem.attributes
+    sizes, groups = tuple(attributes[name] for name in ("N", "C", "HxW")), attributes["group"]
+    layout = Layout(operands, sizes, tensors)
+    layout.lay()
+    itemsize = operands.view("input").dtype.itemsize
+    layout.describe(groups, apart_from=_KEPT // (read * itemsize))
+    desc, samples = layout.desc, sizes[0]
+    desc[[at.STAT_SAMPLE, at.STAT_CHANNEL]] = groups, sizes[1] // groups
+    slots = int(desc[at.SLOTS])
+    layout.take_partials()
+    layout.take(at.RECORDS, samples * groups * 16)
+    layout.take_tables(samples + slots if desc[at.APART] else 2 * slots)
+    return layout

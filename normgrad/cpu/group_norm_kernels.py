@@ -1,0 +1,320 @@
+"""GroupNorm's kernels, called by any number of threads with the same descriptor.
+
+A thread takes a unit (rows: a sample's group; columns: a sample), makes its sums, and makes the results of the unit
+before in turns with them: the reads of one overlap the writes of the other. Units that would not stay in a core's
+cache, or too few of them, are taken apart: the sums of all chunks, then all records, then the results of all chunks.
+"""
+
+from normgrad.cpu.channel_columns import (
+    add_moments,
+    add_places,
+    clear_sums,
+    gradient_places,
+    normalise_places,
+    settle_moments,
+    settle_sums,
+    spread_means,
+)
+from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
+from normgrad.cpu.channels import (
+    APART,
+    BACKWARD,
+    CHANNELS,
+    CHUNKS,
+    EPS,
+    FIRST,
+    FORWARD,
+    FOURTH,
+    GRAIN,
+    GROUPS,
+    OUT_0,
+    OUT_1,
+    PARTIALS,
+    PITCH,
+    PLANES,
+    RECORDS,
+    RESULT,
+    SAMPLES,
+    SECOND,
+    SLOT,
+    SLOTS,
+    TABLES,
+    THIRD,
+    UNIT_CHUNKS,
+    UNITS,
+    choose,
+    finish_phase,
+    places_of,
+)
+from normgrad.cpu.jit import device, in_place, kernel
+from normgrad.cpu.memory import fetch_add, load_f64
+from normgrad.cpu.rows import lane_of_column
+from normgrad.cpu.tables import group_gradients, group_statistics, mark_all, put_vector, total_block
+
+_TURN = 16  # places of a column chunk that are worked on in turn
+
+
+def _begin(kind, layout, direction, desc, unit, table):
+    """What the sums of a unit need in its table."""
+
+
+def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+    """The sums of a chunk of a unit, and in turns with them the results of a chunk of another; unit -1: none."""
+
+
+def _settle(kind, layout, direction, desc, unit, table):
+    """A unit's records and table from its sums."""
+
+
+def _conclude(kind, layout, direction, desc, p):
+    """What comes of all sums: the small outputs."""
+
+
+@device
+def _no_begin(kind, layout, direction, desc, unit, table):
+    return
+
+
+@device
+def _spread(kind, layout, direction, desc, unit, table):
+    spread_means(kind, desc, unit, table)
+
+
+@device
+def _channel_of(desc, unit, chunk):
+    return unit % desc[GROUPS] * (desc[CHANNELS] // desc[GROUPS]) + chunk // desc[CHUNKS]
+
+
+@device
+def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+    chunks, groups = desc[CHUNKS], desc[GROUPS]
+    if unit >= 0:
+        sum_row(kind, desc, unit // groups, _channel_of(desc, unit, chunk), chunk % chunks)
+    if old_unit >= 0:
+        old_channel = _channel_of(desc, old_unit, old_chunk)
+        gradient_row(kind, desc, old_unit // groups, old_channel, old_chunk % chunks, old_table)
+
+
+@device
+def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+    chunks, groups = desc[CHUNKS], desc[GROUPS]
+    if unit >= 0:
+        moments_row(kind, desc, unit // groups, _channel_of(desc, unit, chunk), chunk % chunks)
+    if old_unit >= 0:
+        old_channel = _channel_of(desc, old_unit, old_chunk)
+        normalise_row(kind, desc, old_unit // groups, old_channel, old_chunk % chunks, old_table)
+
+
+@device
+def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+    places = places_of(desc, chunk) if unit >= 0 else 0
+    old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
+    if unit >= 0:
+        clear_sums(desc, unit, chunk)
+    for first in range(0, max(places, old_places), _TURN):
+        if first < places:
+            add_places(kind, desc, unit, chunk, first, min(first + _TURN, places), table)
+        if first < old_places:
+            gradient_places(kind, desc, old_unit, old_chunk, first, min(first + _TURN, old_places), old_table)
+    if unit >= 0:
+        settle_sums(kind, desc, unit, chunk)
+
+
+@device
+def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+    places = places_of(desc, chunk) if unit >= 0 else 0
+    old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
+    if unit >= 0:
+        clear_sums(desc, unit, chunk)
+    for first in range(0, max(places, old_places), _TURN):
+        if first < places:
+            add_moments(kind, desc, unit, chunk, first, min(first + _TURN, places))
+        if first < old_places:
+            normalise_places(kind, desc, old_unit, old_chunk, first, min(first + _TURN, old_places), old_table)
+    if unit >= 0:
+        settle_moments(kind, desc, unit, chunk)
+
+
+@device
+def _settle_rows_backward(kind, layout, direction, desc, unit, table):
+    group_gradients(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table)
+
+
+@device
+def _settle_rows_forward(kind, layout, direction, desc, unit, table):
+    eps = load_f64(desc.ctypes.data, EPS)
+    group_statistics(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, eps)
+
+
+@device
+def _settle_columns_backward(kind, layout, direction, desc, unit, table):
+    spread_means(kind, desc, unit, table)
+    fine = True
+    for q in range(desc[GROUPS]):
+        fine = group_gradients(kind, True, desc, unit, q, table) and fine
+    mark_all(table, desc[PITCH], fine)
+
+
+@device
+def _settle_columns_forward(kind, layout, direction, desc, unit, table):
+    eps = load_f64(desc.ctypes.data, EPS)
+    fine = True
+    for q in range(desc[GROUPS]):
+        fine = group_statistics(kind, True, desc, unit, q, table, eps) and fine
+    mark_all(table, desc[PITCH], fine)
+
+
+@device
+def _put_gradients(desc, p, kind, columns):
+    """grad_weight and grad_bias, 32 channels at a time."""
+    blocks = desc[PITCH] // 32 if desc[OUT_0] != 0 or desc[OUT_1] != 0 else 0
+    mine = 0
+    while True:
+        block = fetch_add(p, FOURTH, 1)
+        if block >= blocks:
+            break
+        total_block(desc, block)
+        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
+            lane = lane_of_column(kind, c) if columns else c
+            put_vector(desc, OUT_0, c, load_f64(desc[PARTIALS], desc[PITCH] + lane))
+            put_vector(desc, OUT_1, c, load_f64(desc[PARTIALS], lane))
+        mine += 1
+    finish_phase(p, FOURTH, mine, blocks)
+
+
+@device
+def _conclude_rows_backward(kind, layout, direction, desc, p):
+    _put_gradients(desc, p, kind, False)
+
+
+@device
+def _conclude_columns_backward(kind, layout, direction, desc, p):
+    _put_gradients(desc, p, kind, True)
+
+
+@device
+def _conclude_forward(kind, layout, direction, desc, p):
+    """mean and rstd: once all input is read, since they may lie on it."""
+    if fetch_add(p, FOURTH, 1) == 0:
+        for statistic in range(desc[SAMPLES] * desc[GROUPS]):
+            put_vector(desc, OUT_0, statistic, load_f64(desc[RECORDS], 2 * statistic))
+            put_vector(desc, OUT_1, statistic, load_f64(desc[RECORDS], 2 * statistic + 1))
+        fetch_add(p, FOURTH + 1, 1)
+    finish_phase(p, FOURTH, 0, 1)
+
+
+choose(
+    _begin,
+    rows_backward=_no_begin.py_func,
+    rows_forward=_no_begin.py_func,
+    columns_backward=_spread.py_func,
+    columns_forward=_no_begin.py_func,
+)
+choose(
+    _work,
+    rows_backward=_rows_backward.py_func,
+    rows_forward=_rows_forward.py_func,
+    columns_backward=_columns_backward.py_func,
+    columns_forward=_columns_forward.py_func,
+)
+choose(
+    _settle,
+    rows_backward=_settle_rows_backward.py_func,
+    rows_forward=_settle_rows_forward.py_func,
+    columns_backward=_settle_columns_backward.py_func,
+    columns_forward=_settle_columns_forward.py_func,
+)
+choose(
+    _conclude,
+    rows_backward=_conclude_rows_backward.py_func,
+    rows_forward=_conclude_forward.py_func,
+    columns_backward=_conclude_columns_backward.py_func,
+    columns_forward=_conclude_forward.py_func,
+)
+
+
+@device
+def _table(desc, number):
+    return desc[TABLES] + 4 * PLANES * desc[PITCH] * number
+
+
+@in_place
+def _unit_by_unit(kind, layout, direction, desc, p, slot):
+    old, turn, mine, total = -1, 0, 0, desc[UNITS]
+    while True:
+        unit = fetch_add(p, FIRST, 1)
+        if unit >= total:
+            unit = -1
+            if old < 0:
+                break
+        table, old_table = _table(desc, 2 * slot + turn), _table(desc, 2 * slot + 1 - turn)
+        if unit >= 0:
+            _begin(kind, layout, direction, desc, unit, table)
+        for chunk in range(desc[UNIT_CHUNKS]):
+            _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table)
+        if unit >= 0:
+            _settle(kind, layout, direction, desc, unit, table)
+            mine += 1
+        old, turn = unit if desc[RESULT] != 0 else -1, 1 - turn
+    finish_phase(p, FIRST, mine, total)
+
+
+@in_place
+def _phase_by_phase(kind, layout, direction, desc, p, slot):
+    chunks, grain, total = desc[UNIT_CHUNKS], desc[GRAIN], desc[UNITS] * desc[UNIT_CHUNKS]
+    items, table, unit = (total + grain - 1) // grain, _table(desc, desc[SAMPLES] + slot), -1
+    mine = 0
+    while True:
+        item = fetch_add(p, FIRST, 1)
+        if item >= items:
+            break
+        for i in range(item * grain, min(total, (item + 1) * grain)):
+            if i // chunks != unit:
+                unit = i // chunks
+                _begin(kind, layout, direction, desc, unit, table)
+            _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table)
+        mine += 1
+    finish_phase(p, FIRST, mine, items)
+    units, per_sample = desc[UNITS] if desc[RESULT] != 0 else 0, desc[UNITS] // desc[SAMPLES]
+    mine = 0
+    while True:
+        unit = fetch_add(p, SECOND, 1)
+        if unit >= units:
+            break
+        _settle(kind, layout, direction, desc, unit, _table(desc, unit // per_sample))
+        mine += 1
+    finish_phase(p, SECOND, mine, units)
+    items = items if units > 0 else 0
+    mine = 0
+    while True:
+        item = fetch_add(p, THIRD, 1)
+        if item >= items:
+            break
+        for i in range(item * grain, min(total, (item + 1) * grain)):
+            unit = i // chunks
+            _work(kind, layout, direction, desc, -1, 0, table, unit, i % chunks, _table(desc, unit // per_sample))
+        mine += 1
+    finish_phase(p, THIRD, mine, items)
+
+
+@in_place
+def _run(kind, layout, direction, desc):
+    p = desc.ctypes.data
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
+        return
+    if desc[APART]:
+        _phase_by_phase(kind, layout, direction, desc, p, slot)
+    else:
+        _unit_by_unit(kind, layout, direction, desc, p, slot)
+    _conclude(kind, layout, direction, desc, p)
+
+
+@kernel
+def group_norm_backward(desc, kind, layout):
+    _run(kind, layout, BACKWARD, desc)
+
+
+@kernel
+def group_norm(desc, kind, layout):
+    _run(kind, layout, FORWARD, desc)

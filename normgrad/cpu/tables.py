@@ -1,0 +1,208 @@
+"""From sums to what the results are made of: records in float64, tables in float32 for the fast arithmetic."""
+
+import numpy as np
+
+from normgrad.cpu.channels import (
+    BIAS,
+    CHANNELS,
+    CHUNKS,
+    COUNTER,
+    COUNTS,
+    EPS,
+    GROUPS,
+    MEAN,
+    PARTIALS,
+    PITCH,
+    PLACES,
+    RECORDS,
+    RSTD,
+    SAMPLES,
+    SUM_DY,
+    SUM_DY_XMU,
+    WEIGHT,
+    partial_index,
+    places_of,
+    usable,
+    vector_or,
+    vector_value,
+)
+from normgrad.cpu.copies import store_exact
+from normgrad.cpu.exact import exact_gradient_sums
+from normgrad.cpu.jit import device
+from normgrad.cpu.llvm import F32
+from normgrad.cpu.memory import load_f64, store, store_f64
+from normgrad.cpu.rows import lane_of_column
+from normgrad.cpu.vectors import splat_f64, vload_f64, vstore_f64
+
+# Values about this size and larger: whatever a term loses as a subnormal number does not show.
+_VISIBLE = 2.0**-100
+
+
+@device
+def lane_of(kind, columns, c):
+    """Where a channel is in partials and tables."""
+    return lane_of_column(kind, c) if columns else c
+
+
+@device
+def _fill(table, pitch, lane, first, second, third, fourth, fine):
+    store(F32, table, lane, np.float32(first))
+    store(F32, table, pitch + lane, np.float32(second))
+    store(F32, table, 2 * pitch + lane, np.float32(third))
+    store(F32, table, 3 * pitch + lane, np.float32(fourth))
+    store(F32, table, 4 * pitch + lane, np.float32(fine))
+
+
+@device
+def mark_all(table, pitch, fine):
+    """In columns one flag speaks for all channels: they stand in one vector."""
+    store(F32, table, 4 * pitch, np.float32(fine))
+
+
+@device
+def _gradient_entry(table, pitch, lane, mean, slope, factor, offset):
+    """An entry of factor·g + slope·(x − mean) + offset; whether float32 will do for it."""
+    fine = usable(slope) and usable(factor) and usable(offset) and abs(mean) <= 2.0**126
+    fine = fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
+    _fill(table, pitch, lane, mean, slope, factor, offset, fine)
+    return fine
+
+
+@device
+def group_gradients(kind, columns, desc, n, q, table):
+    """The record of a sample's group from its partials, and the table's entries; whether float32 will do for all."""
+    per_group, statistic, pitch = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q, desc[PITCH]
+    mean, rstd = vector_value(desc, MEAN, statistic), vector_value(desc, RSTD, statistic)
+    total, total_x = 0.0, 0.0
+    for c in range(q * per_group, (q + 1) * per_group):
+        weight, lane = vector_or(desc, WEIGHT, c, 1.0), lane_of(kind, columns, c)
+        if abs(weight) < np.inf:
+            g, gx = 0.0, 0.0
+            for chunk in range(desc[CHUNKS]):
+                at = partial_index(desc, n, chunk) + lane
+                g += load_f64(desc[PARTIALS], at)
+                gx += load_f64(desc[PARTIALS], at + pitch)
+            total += weight * g
+            total_x += weight * gx
+        else:  # Inf times a sum is not the sum of Inf times each
+            g, gx = exact_gradient_sums(desc, n, c, 0, desc[PLACES], weight)
+            total += g
+            total_x += gx
+    size = np.float64(per_group * desc[PLACES])
+    mean_g, mean_gx = total / size, total_x / size
+    store_f64(desc[RECORDS], 2 * statistic, mean_g)
+    store_f64(desc[RECORDS], 2 * statistic + 1, mean_gx)
+    fine = True
+    for c in range(q * per_group, (q + 1) * per_group):
+        weight, lane = vector_or(desc, WEIGHT, c, 1.0), lane_of(kind, columns, c)
+        slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
+        fine = _gradient_entry(table, pitch, lane, mean, slope, rstd * weight, offset) and fine
+    return fine
+
+
+@device
+def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
+    high = np.float32(mean)
+    factor = rstd * weight
+    fine = usable(factor) and bias == bias and (mean == high or 2.0**-80 <= abs(mean)) and abs(mean) <= 2.0**126
+    _fill(table, pitch, lane, mean, mean - high, factor, bias, fine)
+    return fine
+
+
+@device
+def group_statistics(kind, columns, desc, n, q, table, eps):
+    """Mean and rstd of a sample's group, to its record, and the table's entries; whether float32 will do for all."""
+    per_group, statistic, pitch = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q, desc[PITCH]
+    first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc[PLACES])
+    total, squares = 0.0, 0.0
+    for chunk in range(desc[CHUNKS]):
+        for c in range(first, last):
+            total += load_f64(desc[PARTIALS], partial_index(desc, n, chunk) + lane_of(kind, columns, c))
+    mean = total / size
+    for chunk in range(desc[CHUNKS]):
+        count = np.float64(places_of(desc, chunk))
+        for c in range(first, last):
+            at = partial_index(desc, n, chunk) + lane_of(kind, columns, c)
+            distance = load_f64(desc[PARTIALS], at) / count - mean
+            squares += load_f64(desc[PARTIALS], at + pitch) + distance * distance * count
+    rstd = 1.0 / np.sqrt(squares / size + eps)
+    store_f64(desc[RECORDS], 2 * statistic, mean)
+    store_f64(desc[RECORDS], 2 * statistic + 1, rstd)
+    fine = True
+    for c in range(first, last):
+        weight, bias = vector_or(desc, WEIGHT, c, 1.0), vector_or(desc, BIAS, c, 0.0)
+        fine = _normal_entry(table, pitch, lane_of(kind, columns, c), mean, rstd, weight, bias) and fine
+    return fine
+
+
+@device
+def channel_statistics(kind, columns, desc, c, eps):
+    """Mean and invstd of a channel over all samples, to its record."""
+    lane, size, pitch = lane_of(kind, columns, c), np.float64(desc[SAMPLES] * desc[PLACES]), desc[PITCH]
+    total, squares = 0.0, 0.0
+    for n in range(desc[SAMPLES]):
+        for chunk in range(desc[CHUNKS]):
+            total += load_f64(desc[PARTIALS], partial_index(desc, n, chunk) + lane)
+    mean = total / size
+    for n in range(desc[SAMPLES]):
+        for chunk in range(desc[CHUNKS]):
+            count, at = np.float64(places_of(desc, chunk)), partial_index(desc, n, chunk) + lane
+            distance = load_f64(desc[PARTIALS], at) / count - mean
+            squares += load_f64(desc[PARTIALS], at + pitch) + distance * distance * count
+    store_f64(desc[RECORDS], 2 * c, mean)
+    store_f64(desc[RECORDS], 2 * c + 1, 1.0 / np.sqrt(squares / size + eps))
+
+
+@device
+def channel_gradients(kind, columns, desc, table):
+    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels."""
+    count, fine, pitch = 0.0, True, desc[PITCH]
+    for i in range(desc[COUNTS]):
+        count += vector_value(desc, COUNTER, i)
+    for c in range(desc[CHANNELS]):
+        mean, invstd = vector_value(desc, MEAN, c), vector_value(desc, RSTD, c)
+        mean_g, mean_gx = vector_value(desc, SUM_DY, c) / count, vector_value(desc, SUM_DY_XMU, c) / count
+        store_f64(desc[RECORDS], 2 * c, mean_g)
+        store_f64(desc[RECORDS], 2 * c + 1, mean_gx)
+        factor = invstd * vector_or(desc, WEIGHT, c, 1.0)
+        slope, offset = -(invstd * invstd * mean_gx * factor), -(mean_g * factor)
+        fine = _gradient_entry(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset) and fine
+    return fine
+
+
+@device
+def channel_normals(kind, columns, desc, table):
+    """BatchNorm's records and table from the statistics given; whether float32 will do for all channels."""
+    fine = True
+    for c in range(desc[CHANNELS]):
+        mean, invstd = vector_value(desc, MEAN, c), vector_value(desc, RSTD, c)
+        store_f64(desc[RECORDS], 2 * c, mean)
+        store_f64(desc[RECORDS], 2 * c + 1, invstd)
+        weight, bias = vector_or(desc, WEIGHT, c, 1.0), vector_or(desc, BIAS, c, 0.0)
+        entry_fine = _normal_entry(table, desc[PITCH], lane_of(kind, columns, c), mean, invstd, weight, bias)
+        fine = entry_fine and fine
+    return fine
+
+
+@device
+def total_block(desc, block):
+    """Add up the partials of 32 channels over samples and chunks, into the first of them."""
+    lane, pitch = 32 * block, desc[PITCH]
+    zero = splat_f64(0.0)
+    g0, g1, x0, x1 = zero, zero, zero, zero
+    for i in range(desc[SAMPLES] * desc[CHUNKS]):
+        at = desc[PARTIALS] + 8 * (2 * i * pitch + lane)
+        g0, g1 = g0 + vload_f64(at, 0), g1 + vload_f64(at, 16)
+        x0, x1 = x0 + vload_f64(at, pitch), x1 + vload_f64(at, pitch + 16)
+    at = desc[PARTIALS] + 8 * lane
+    vstore_f64(at, 0, g0)
+    vstore_f64(at, 16, g1)
+    vstore_f64(at, pitch, x0)
+    vstore_f64(at, pitch + 16, x1)
+
+
+@device
+def put_vector(desc, output, index, value):
+    """Store an element of a small output, where it is wanted."""
+    if desc[output] != 0:
+        store_exact(desc[output + 2], desc[output], index * desc[output + 1], value)
