@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,6 +84,11 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             self._repeatable = bool(value)
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The views that a run reads and writes, by parameter name."""
+        return MappingProxyType(self._views)
 
     def rebind(self, **arrays: Any) -> None:
         """Put other memory under parameters: arrays with the layout of those the plan was made for.
