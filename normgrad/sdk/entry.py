@@ -53,7 +53,6 @@ def start(ffi: Any, lib: Any, table: Iterable[tuple[str, str, str]]) -> None:
     functions = [_Function(FUNCTIONS[name], struct.Struct(f"={codes}"), returns) for name, codes, returns in table]
     finish = _Function(runtime.finish_all, struct.Struct("="), "aclError")
 
-    @ffi.def_extern(name="normgrad_call")
     def call(number: int, words: Any, result: Any) -> None:
         function = functions[number] if number >= 0 else finish
         data = ffi.buffer(words, function.words.size) if function.words.size else b""
@@ -62,5 +61,6 @@ def start(ffi: Any, lib: Any, table: Iterable[tuple[str, str, str]]) -> None:
             lib.normgrad_set_text(text.encode("utf-8", "replace"))
         result[0] = answer
 
+    ffi.def_extern(name="normgrad_call")(call)
     atexit.register(lib.normgrad_ended)
     lib.normgrad_started()

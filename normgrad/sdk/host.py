@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from normgrad.contract.plan import Plan
@@ -34,6 +37,17 @@ class HostMark:
         return (self._at - earlier._at) / 1e6
 
 
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """Work, and the blocks of memory that must stay until it is done."""
+
+    work: Callable[[], None]
+    kept: Any
+
+    def __call__(self) -> None:
+        self.work()
+
+
 class HostStream:
     """A stream whose work the host does."""
 
@@ -44,11 +58,10 @@ class HostStream:
         plan.run(workspace, self._stream)
 
     def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool], kept: Any) -> None:
-        # The arguments of the work keep the blocks that it uses alive until it is done.
-        self._stream.submit(lambda kept=kept: copy(to, source, nbytes, sides))
+        self._stream.submit(_Keeping(partial(copy, to, source, nbytes, sides), kept))
 
     def fill(self, to: int, value: int, nbytes: int, on_device: bool, kept: Any) -> None:
-        self._stream.submit(lambda kept=kept: fill(to, value, nbytes, on_device))
+        self._stream.submit(_Keeping(partial(fill, to, value, nbytes, on_device), kept))
 
     def record(self) -> HostMark:
         mark = HostMark()

@@ -78,7 +78,7 @@ def _side(name: str, address: int, count: int, must: str | None) -> Allocation |
     """The block that one side of a copy lies in; None for other memory of the host."""
     required(address, name)
     block = table.touching(address, count)
-    on_device = block is not None and block.place is not None
+    on_device = _is_on_device(block)
     if must == _DEVICE and not on_device:
         raise Refused(
             AclError.RT_PARAM_INVALID, f"{name} is {address:#x}, and must lie in memory that aclrtMalloc gave"
@@ -148,12 +148,16 @@ def _checked_fill(to: int, most: int, count: int) -> Allocation | None:
     return _side("devPtr", to, count, None) if count else None
 
 
+def _is_on_device(block: Allocation | None) -> bool:
+    return block is not None and block.place is not None
+
+
 @exported("aclrtMemset")
 def memset(to: int, most: int, value: int, count: int) -> None:
     """Set bytes now, whatever streams do."""
     block = _checked_fill(to, most, count)
     if count:
-        devices().fill(to, value, count, block is not None)
+        devices().fill(to, value, count, _is_on_device(block))
 
 
 @exported("aclrtMemsetAsync")
@@ -162,7 +166,7 @@ def memset_async(to: int, most: int, value: int, count: int, stream: int) -> Non
     work = stream_of(stream).work
     block = _checked_fill(to, most, count)
     if count:
-        work.fill(to, value, count, block is not None, kept=block)
+        work.fill(to, value, count, _is_on_device(block), kept=block)
 
 
 @exported("aclrtGetMemInfo")

@@ -219,7 +219,7 @@ def _size(kind: type[Any], handle: int, result: int) -> None:
     native.write(_given(result, "size"), "Q", len(found(handle, kind).values))
 
 
-def _export_kind(kind: type[Any], *, create: Any = None, sized: bool = True) -> None:
+def _export_kind(kind: type[Any], *, create: Any = None) -> None:
     name = f"acl{{}}{kind.__name__}"
     exported(name.format("Destroy"))(lambda handle: _destroy(kind, handle))
     if create is not None:
@@ -229,10 +229,10 @@ def _export_kind(kind: type[Any], *, create: Any = None, sized: bool = True) -> 
 
 _export_kind(Tensor)
 _export_kind(Scalar)
-for _kind in (IntArray, FloatArray, BoolArray):
-    _export_kind(_kind, create=_create_array)
-for _kind in (TensorList, ScalarList):
-    _export_kind(_kind, create=_create_list)
+for _array in (IntArray, FloatArray, BoolArray):
+    _export_kind(_array, create=_create_array)
+for _list in (TensorList, ScalarList):
+    _export_kind(_list, create=_create_list)
 
 
 # Queries

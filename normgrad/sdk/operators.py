@@ -10,7 +10,7 @@ from normgrad.contract.check import Signature
 from normgrad.contract.parameters import Attribute, Mask, Parameter, Role
 from normgrad.contract.parameters import Tensor as TensorParameter
 from normgrad.contract.plan import Plan
-from normgrad.contract.status import RUNTIME, ContractError, Status
+from normgrad.contract.status import RUNTIME, Status
 from normgrad.contract.view import Memory, View
 from normgrad.operators import OPERATORS, Operator
 from normgrad.sdk import native
@@ -222,5 +222,3 @@ def _export_rebind(name: str, chosen: Callable[[TensorParameter], bool]) -> None
 _export_rebind("aclSetTensorAddr", lambda parameter: True)
 _export_rebind("aclSetInputTensorAddr", lambda parameter: parameter.role is not Role.OUTPUT)
 _export_rebind("aclSetOutputTensorAddr", lambda parameter: parameter.role is Role.OUTPUT)
-
-__all__ = ["ContractError", "OpExecutor"]
