@@ -1,13 +1,14 @@
-"""``normgrad sdk DIR``: the tree that programs written for CANN's operators build against."""
+"""Make the tree (headers, libraries, set_env.sh) against which programs written for CANN's operators build and run."""
 
 from __future__ import annotations
 
 import argparse
 
-from normgrad.sdk import __main__ as module
+from normgrad.cli.errors import BadInput
+from normgrad.sdk import SdkError, build
 
 NAME = "sdk"
-HELP = "make a tree (headers, libraries, set_env.sh) against which programs written for CANN build and run"
+HELP = "make the tree that programs written for CANN build against"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,5 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Make the tree."""
-    return module.main([arguments.directory])
+    """Make the tree and say how to use it."""
+    try:
+        home = build(arguments.directory)
+    except (SdkError, OSError) as problem:
+        raise BadInput(str(problem)) from problem
+    print(f"made {home}\nsource {home}/set_env.sh")
+    return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -95,7 +94,7 @@ class Plan:
     @property
     def views(self) -> Mapping[str, View]:
         """The views that a run reads and writes, by parameter name."""
-        return MappingProxyType(self._views)
+        return self._problem.views
 
     def rebind(self, **arrays: Any) -> None:
         """Put other memory under parameters: arrays with the layout of those the plan was made for.

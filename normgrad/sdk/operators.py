@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -40,6 +41,7 @@ class OpExecutor:
     def __init__(self, signature: Signature, plan: Plan) -> None:
         self.signature = signature
         self.plan = plan
+        self._lock = threading.Lock()  # the memory that a run checks is the memory that it uses
 
     def block_of(self, name: str, view: View) -> Allocation | None:
         """The live allocation that holds a tensor's storage; None for an empty tensor, which needs none."""
@@ -61,7 +63,18 @@ class OpExecutor:
             if not is_placeholder(view.storage.address):
                 self.block_of(name, view)
 
+    def rebind(self, name: str, view: View) -> None:
+        """Put a tensor at another place."""
+        with self._lock:
+            self.block_of(name, view)
+            self.plan.rebind(**{name: view})
+
     def run(self, address: int, nbytes: int, stream: StreamOfContext) -> None:
+        """Run the plan with the caller's workspace."""
+        with self._lock:
+            self._run(address, nbytes, stream)
+
+    def _run(self, address: int, nbytes: int, stream: StreamOfContext) -> None:
         used: list[Allocation | None] = []
         for name, view in self.plan.views.items():
             if view.numel and is_placeholder(view.storage.address):
@@ -210,9 +223,7 @@ def _rebind(chosen: Callable[[TensorParameter], bool], handle: int, index: int, 
     described = handles.find(tensor, Tensor)
     if described is None:
         raise Refused(_INVALID, f"tensor {handles.problem(tensor, 'aclTensor')}")
-    view = described.view_at(address)
-    executor.block_of(name, view)
-    executor.plan.rebind(**{name: view})
+    executor.rebind(name, described.view_at(address))
 
 
 def _export_rebind(name: str, chosen: Callable[[TensorParameter], bool]) -> None:
