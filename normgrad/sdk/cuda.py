@@ -12,7 +12,7 @@ import torch
 
 from normgrad.contract.plan import Plan
 from normgrad.contract.view import Memory
-from normgrad.sdk import host, native
+from normgrad.sdk import native
 
 _POLL = 0.0005  # seconds between looks at a stream that is waited for with a time limit
 
@@ -97,7 +97,7 @@ class CudaStream:
     def fill(self, to: int, value: int, nbytes: int, on_device: bool, kept: Any) -> None:
         if not on_device:
             self._stream.synchronize()
-            host.fill(to, value, nbytes, known=False)
+            native.fill(to, value, nbytes)
             return
         with torch.cuda.device(self._device):
             self._driver.fill(to, value, nbytes, self._stream.cuda_stream)

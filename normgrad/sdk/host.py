@@ -61,7 +61,7 @@ class HostStream:
         self._stream.submit(_Keeping(partial(copy, to, source, nbytes, sides), kept))
 
     def fill(self, to: int, value: int, nbytes: int, on_device: bool, kept: Any) -> None:
-        self._stream.submit(_Keeping(partial(fill, to, value, nbytes, on_device), kept))
+        self._stream.submit(_Keeping(partial(native.fill, to, value, nbytes), kept))
 
     def record(self) -> HostMark:
         mark = HostMark()
@@ -86,16 +86,6 @@ def copy(to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None:
         native.copy(to, source, nbytes)
 
 
-def fill(to: int, value: int, nbytes: int, known: bool) -> None:
-    """Set bytes; ``known`` says whether the address lies in a block of ours."""
-    if known:
-        native.fill(to, value, nbytes)
-        return
-    part = bytes([value & 0xFF]) * min(nbytes, 1 << 20)
-    for begin in range(0, nbytes, len(part)):
-        native.write(to + begin, f"{min(len(part), nbytes - begin)}s", part)
-
-
 class HostDevices:
     """The host as the one device there is."""
 
@@ -118,7 +108,7 @@ class HostDevices:
         copy(to, source, nbytes, sides)
 
     def fill(self, to: int, value: int, nbytes: int, on_device: bool) -> None:
-        fill(to, value, nbytes, on_device)
+        native.fill(to, value, nbytes)
 
     def memory_info(self, index: int) -> tuple[int, int]:
         """Free and total bytes."""

@@ -61,7 +61,8 @@ static void set_plain_text(const char *problem)
 
 /* Memory */
 
-/* Copies between any two addresses; 0, or -1 where one of them cannot be used. The kernel checks both sides. */
+/* Copies between any two addresses; 0, or -1 where one of them cannot be used. The kernel checks both sides.
+ * Reading rather than writing, so that memory checkers see what is written. */
 static int normgrad_copy(uint64_t to, uint64_t from, uint64_t nbytes)
 {
     while (nbytes > 0) {
@@ -117,10 +118,20 @@ static int interpreter_is_ours;
 static atomic_int ready, ended;
 static char start_problem[512];
 
+/* Extension modules look for Python's symbols among the global ones, and a library that was loaded with RTLD_LOCAL
+ * brings its libpython along as local. */
+static void make_python_global(void)
+{
+    Dl_info python;
+    if (dladdr((void *)(uintptr_t)Py_InitializeFromConfig, &python) && python.dli_fname)
+        dlopen(python.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+}
+
 static void start_interpreter(void)
 {
     if (Py_IsInitialized())
         return;
+    make_python_global();
     PyPreConfig before;
     PyPreConfig_InitIsolatedConfig(&before);
     before.utf8_mode = 1;

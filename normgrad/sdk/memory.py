@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
+from weakref import finalize
 
 
 class Allocation:
@@ -14,14 +15,11 @@ class Allocation:
         self.address = address
         self.nbytes = nbytes
         self.place = place  # the device's name as views carry it; None for memory of the host
-        self._release = release
+        finalize(self, release, address).atexit = False  # a process that ends gives back everything
 
     @property
     def end(self) -> int:
         return self.address + self.nbytes
-
-    def __del__(self) -> None:
-        self._release(self.address)
 
 
 class Table:

@@ -142,10 +142,17 @@ def memcpy_async(to: int, most: int, source: int, count: int, kind: int, stream:
 
 
 def _checked_fill(to: int, most: int, count: int) -> Allocation | None:
+    """The block to set bytes in; None where there are none to set."""
     required(to, "devPtr")
     if count > most:
         raise Refused(AclError.RT_PARAM_INVALID, f"count is {count}, and must not be more than maxCount = {most}")
-    return _side("devPtr", to, count, None) if count else None
+    block = _side("devPtr", to, count, None) if count else None
+    if count and block is None:
+        raise Refused(
+            AclError.RT_PARAM_INVALID,
+            f"devPtr is {to:#x}, and must lie in memory that aclrtMalloc or aclrtMallocHost gave",
+        )
+    return block
 
 
 def _is_on_device(block: Allocation | None) -> bool:
@@ -156,7 +163,7 @@ def _is_on_device(block: Allocation | None) -> bool:
 def memset(to: int, most: int, value: int, count: int) -> None:
     """Set bytes now, whatever streams do."""
     block = _checked_fill(to, most, count)
-    if count:
+    if block is not None:
         devices().fill(to, value, count, _is_on_device(block))
 
 
@@ -165,7 +172,7 @@ def memset_async(to: int, most: int, value: int, count: int, stream: int) -> Non
     """Set bytes in a stream's order."""
     work = stream_of(stream).work
     block = _checked_fill(to, most, count)
-    if count:
+    if block is not None:
         work.fill(to, value, count, _is_on_device(block), kept=block)
 
 

@@ -112,6 +112,9 @@ def _compile(compiler: list[str], python: Path, library: Path) -> None:
             "-pthread",
             "-fvisibility=hidden",
             "-D_GNU_SOURCE",
+            "-DNDEBUG",
+            "-include",
+            str(Path(__file__).with_name("before.h")),
             f"-I{INCLUDE}",
             f"-I{sysconfig.get_path('include')}",
             f"-I{sysconfig.get_path('platinclude')}",
@@ -174,17 +177,15 @@ def _native_half(functions: Iterable[Prototype]) -> Iterator[str]:
 def _find_packages_code() -> str:
     """Python code that makes this environment's packages importable, in an interpreter of ours or another's."""
     package = str(Path(__file__).parents[2])
-    here = os.getcwd()
-    paths = [path for path in sys.path if path and (os.path.abspath(path) != here or os.path.abspath(path) == package)]
+    # The directory that the command runs in is on the path by accident, unless the package lies there.
+    paths = [path for path in map(os.path.abspath, filter(None, sys.path)) if path != os.getcwd() or path == package]
     return (
         "import sys\n"
-        f"paths = {[os.path.abspath(path) for path in paths]!r}\n"
+        f"paths = {list(dict.fromkeys(paths))!r}\n"
         "if ours:\n"
         "    sys.path[:] = paths + [path for path in sys.path if path not in paths]\n"
         "else:\n"
-        "    from importlib.util import find_spec\n"
-        "    if not (find_spec('_cffi_backend') and find_spec('normgrad')):\n"
-        "        sys.path.extend(path for path in paths if path not in sys.path)\n"
+        "    sys.path.extend(path for path in paths if path not in sys.path)\n"
     )
 
 

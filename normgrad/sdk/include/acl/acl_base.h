@@ -8,7 +8,8 @@
 #include <stdio.h>
 
 #ifdef __cplusplus
-#include <algorithm> /* programs use std::min with no header of their own */
+#include <algorithm> /* programs use std::min and std::printf with no header of their own */
+#include <cstdio>
 #endif
 
 #define ACL_API __attribute__((visibility("default")))
