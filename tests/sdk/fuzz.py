@@ -7,9 +7,11 @@ a known status with a text, none an internal error; at the end nothing may be le
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +59,8 @@ class Fuzzer:
         self.dead: list[int] = [0x7AC1_0000_0000_0000]
         self.blocks: dict[int, int] = {}  # sizes by address
         self.freed: list[int] = []
+        self.worked: Counter[str] = Counter()
+        self.called: Counter[str] = Counter()
         self.prototypes = {p.name: p for p in read_headers() if p.name != "aclGetRecentErrMsg"}
         self.operators = [name for name in self.prototypes if name.startswith("aclnn") and name.endswith("Size")]
 
@@ -130,6 +134,8 @@ class Fuzzer:
         elif prototype.returns in KNOWN:
             answer = ctypes.c_int32(answer).value
             self.judge(prototype, answer, values)
+            self.worked[name] += answer == 0
+        self.called[name] += 1
         return answer
 
     def judge(self, prototype: Prototype, status: int, values: list[int | float]) -> None:
@@ -188,48 +194,70 @@ class Fuzzer:
     # Calls that mean something, so that the fuzzing gets past the first check
 
     def likely_call(self) -> None:
+        """A sound call of an operator, or one with an argument that is not."""
         name = self.random.choice(self.operators)
         prototype = self.prototypes[name]
-        shape = self.random.choice([(2, 3, 4), (2, 4), (1, 2, 2, 2)])
-        row = self.random.choice([(shape[-1],), (shape[1],), (shape[0], 1), (2,)])
-        values: list[int | float] = []
-        for argument in prototype.arguments[:-2]:
-            if "Tensor" in argument.type:
-                data = argument.name in ("gradOut", "input", "self", "out", "output", "gradInput", "gradInputOut")
-                values.append(self.tensor(shape if data else row))
-            else:
-                values.append(self.argument(argument, copies=False))
+        values = [self.sound(name, argument) for argument in prototype.arguments[:-2]]
         values += [self.scratch.address, self.scratch.address + 8]
-        self.remember(prototype, values, self.call(name, values))
+        if self.random.random() < 0.5:
+            index = self.random.randrange(len(values))
+            values[index] = self.argument(prototype.arguments[index], copies=False)
+        executor_at, size_at = int(values[-1]), int(values[-2])
+        if abs(executor_at - size_at) >= 8:
+            self.remember(prototype, values, self.call(name, values))
+
+    def sound(self, operator: str, argument: Argument) -> int | float:
+        """An argument that belongs to data of the shape (2, 6, 4)."""
+        if "Tensor" in argument.type:
+            return self.tensor(sound_shape(operator, argument.name))
+        if "IntArray" in argument.type:
+            return self.array("aclCreateIntArray", struct.pack("q", 4), 1)
+        if "BoolArray" in argument.type:
+            return self.array("aclCreateBoolArray", bytes(self.random.choices([0, 1], k=3)), 3)
+        return {"N": 2, "C": 6, "HxW": 4, "group": 3}.get(argument.name, 1)
 
     def tensor(self, shape: tuple[int, ...]) -> int:
+        if self.call("aclrtMalloc", [self.scratch.address, 4 * math.prod(shape), 0]) != 0:
+            return 0
+        data = self.read(self.scratch.address)
+        self.blocks[data] = 4 * math.prod(shape)
         dims = self.scratch.address + 1024
         ctypes.memmove(dims, struct.pack(f"{len(shape)}q", *shape), 8 * len(shape))
-        data = self.random.choice([*self.blocks, 0])
-        values = [dims, len(shape), 0, 0, 0, 2, dims, len(shape), data]
-        answer = self.call("aclCreateTensor", values)
-        self.remember(self.prototypes["aclCreateTensor"], values, answer)
+        return self.make("aclCreateTensor", [dims, len(shape), 0, 0, 0, 2, dims, len(shape), data])
+
+    def array(self, maker: str, values: bytes, count: int) -> int:
+        ctypes.memmove(self.scratch.address, values, len(values))
+        return self.make(maker, [self.scratch.address, count])
+
+    def make(self, maker: str, values: list[int | float]) -> int:
+        answer = self.call(maker, values)
+        self.remember(self.prototypes[maker], values, answer)
         return answer
 
     def likely_run(self) -> None:
         if not self.alive["aclOpExecutor"]:
             return
-        executor = self.random.choice(self.alive["aclOpExecutor"])
+        executor = self.random.choice(self.alive["aclOpExecutor"][-5:])
+        if self.call("aclrtMalloc", [self.scratch.address, 8192, 0]) != 0:
+            return
+        workspace = self.read(self.scratch.address)
         for name in (name.removesuffix("GetWorkspaceSize") for name in self.operators):
-            values: list[int | float] = [self.address(copies=False), 65536, executor, 0]
+            values: list[int | float] = [workspace, 8192, executor, 0]
             self.remember(self.prototypes[name], values, self.call(name, values))
+        self.call("aclrtFree", [workspace])  # perhaps before the work is done
 
     def keep_small(self) -> None:
         """Destroy what has become many."""
         for kind, handles in self.alive.items():
-            if len(handles) > 40:
+            if len(handles) > 100:
                 self.end(kind, handles[: len(handles) // 2])
-        if len(self.blocks) > 40:
-            self.free(list(self.blocks)[:20])
+        if len(self.blocks) > 100:
+            self.free(list(self.blocks)[:50])
         del self.dead[:-200]
 
     def end(self, kind: str, handles: list[int]) -> None:
         name = f"aclrtDestroy{kind[5:]}" if kind.startswith("aclrt") else f"aclDestroy{kind[3:]}"
+        name = "aclDestroyAclOpExecutor" if kind == "aclOpExecutor" else name
         for handle in list(handles):
             self.call(name, [handle])  # may have gone with a list, or with a run
             self.bury(kind, handle)
@@ -242,19 +270,25 @@ class Fuzzer:
 
     def run(self, calls: int) -> None:
         self.call("aclrtSetDevice", [0])
-        actions: list[tuple[float, Callable[[], None]]] = [(0.06, self.likely_call), (0.08, self.likely_run)]
-        resident = 0
-        for done in range(calls):
+        actions: list[tuple[float, Callable[[], None]]] = [(0.05, self.likely_call), (0.1, self.likely_run)]
+        resident, steps = 0, 0
+        while self.called.total() < calls:
             draw = self.random.random()
             next((action for limit, action in actions if draw < limit), self.any_function)()
-            if done % 50 == 0:
+            steps += 1
+            if steps % 50 == 0:
                 self.call("aclrtSetDevice", [0])
                 self.keep_small()
-            if done == calls // 4:
+            if not resident and self.called.total() > calls // 4:
                 resident = resident_bytes()
         grown = resident_bytes() - resident
         self.finish()
-        print(f"{calls} steps, grown by {grown >> 10} KiB")
+        plans = sum(self.worked[name] for name in self.operators)
+        runs = sum(self.worked[name.removesuffix("GetWorkspaceSize")] for name in self.operators)
+        never = sorted(set(self.prototypes) - set(self.called))
+        print(f"{self.called.total()} calls, {plans} plans, {runs} runs, grown by {grown >> 10} KiB, never: {never}")
+        assert plans > 0
+        assert runs > 0
         assert grown < 32 << 20, grown
 
     def finish(self) -> None:
@@ -270,6 +304,19 @@ class Fuzzer:
         assert not left, left
         assert not memory.table._blocks
         assert self.library.aclrtSetDevice(0) == 0  # and it still works
+
+
+def sound_shape(operator: str, name: str) -> tuple[int, ...]:
+    """The shape of a tensor in a sound call."""
+    if name in ("gradOut", "input", "self", "out", "output", "gradInput", "gradInputOut"):
+        return (2, 6, 4)
+    if name in ("counter", "counts"):
+        return (2,)
+    if "LayerNorm" in operator:
+        return (2, 6, 1) if name.startswith(("mean", "rstd")) else (4,)
+    if "GroupNorm" in operator:
+        return (2, 3) if name.startswith(("mean", "rstd")) else (6,)
+    return (2, 6) if "Gather" in operator and name in ("mean", "invstd") else (6,)
 
 
 def hex_or_text(value: int | float) -> str:
