@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -110,11 +110,12 @@ def test_a_wrong_device_is_told(build, run) -> None:
 
 
 def test_start_to_first_result(build, run) -> None:
+    """Less than 0.5 s, in time of the processor: the machine may be doing something else meanwhile."""
     program = build(SAMPLES / "layer_norm_backward.cpp")
     times = []
-    for _ in range(7):
-        begin = time.perf_counter()
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run(program).returncode == 0
-        times.append(time.perf_counter() - begin)
-    # Twice what is promised for an idle machine: this one may be doing something else.
-    assert statistics.median(times) < 1.0, times
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert statistics.median(times) < 0.5, times

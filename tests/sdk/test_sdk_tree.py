@@ -111,8 +111,8 @@ def test_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CFLAGS", "-DPyConfig_Clear=no_such_function")
-    with pytest.raises(sdk.SdkError, match=r"the C compiler failed:\n.*no_such_function" + "(?s:.*)"):
+    monkeypatch.setenv("CFLAGS", "-std=no_such_standard")
+    with pytest.raises(sdk.SdkError, match=r"(?s)the C compiler failed:\n.*no_such_standard"):
         sdk.build(tmp_path / "tree")
 
 
@@ -133,4 +133,4 @@ def test_no_python_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["sdk", str(tmp_path / "file")]) == 2
-    assert "File exists" in capsys.readouterr().err or "Not a directory" in capsys.readouterr().err
+    assert "Not a directory" in capsys.readouterr().err
