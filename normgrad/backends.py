@@ -12,6 +12,7 @@ ENVIRONMENT = "NORMGRAD_BACKEND"
 
 #: Backends by name, with the module that holds each (its ``backend``) and the kind of device it computes on.
 BACKENDS = {
+    "cpu": ("normgrad.cpu.backend", "cpu"),
     "reference": ("normgrad.reference", "cpu"),
 }
 _DEFAULT = {"cpu": "reference"}

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from normgrad import backends
 from normgrad.contract import arrays, products
 from normgrad.contract.view import Memory
+from normgrad.operators import OPERATORS
 from support.arena import POISON
 
 settings.register_profile(
@@ -52,26 +53,33 @@ def no_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All memory that the library brings, results and workspaces, starts as NaN."""
+    for operator in OPERATORS.values():
+        monkeypatch.setattr(operator, "_recipes", {})
     for kind in (arrays._NumpyKind, arrays._TorchKind):
-        monkeypatch.setattr(kind, "empty", _poisoning(kind.empty))
+        monkeypatch.setattr(kind, "maker", _poisoning(kind.maker))
     loaded = type(backends.load(backend))
     allocate = loaded.allocate
 
     def poisoned_workspace(self: Any, nbytes: int, device: str) -> Memory:
         memory: Memory = allocate(self, nbytes, device)
-        arrays.bytes_at(memory)[:] = bytes([POISON]) * nbytes
+        arrays.bytes_at(memory)[:] = bytes([POISON]) * memory.nbytes
         return memory
 
     monkeypatch.setattr(loaded, "allocate", poisoned_workspace)
 
 
-def _poisoning(empty: Any) -> Any:
-    def poisoned_array(self: Any, shape: Any, dtype: Any, like: Any) -> Any:
-        array = empty(self, shape, dtype, like)
-        if isinstance(array, torch.Tensor):
-            array.fill_(float("nan"))
-        else:
-            array[...] = np.nan
-        return array
+def _poisoning(maker: Any) -> Any:
+    def poisoning_maker(self: Any, *args: Any) -> Any:
+        make = maker(self, *args)
 
-    return poisoned_array
+        def poisoned_array(like: Any) -> Any:
+            array = make(like)
+            if isinstance(array, torch.Tensor):
+                array.fill_(float("nan"))
+            else:
+                array[...] = np.nan
+            return array
+
+        return poisoned_array
+
+    return poisoning_maker

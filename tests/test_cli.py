@@ -233,6 +233,23 @@ def test_a_terminal_that_knows_ascii_only():
     assert "All 14 results hold." in done.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_output_that_is_full():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "normgrad", "info"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "normgrad: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's redirection")
+def test_no_output_at_all():
+    done = subprocess.run(["sh", "-c", f"'{sys.executable}' -m normgrad info >&-"], stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error there")
 def test_a_reader_that_goes_away():
     process = subprocess.Popen(
         [sys.executable, "-m", "normgrad", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO
 
 import normgrad
 from normgrad.cli import demo, info, run, sdk
-from normgrad.cli.errors import BadInput, one_line
+from normgrad.cli.errors import BadInput, one_line, reason
 
 COMMANDS = (demo, info, run, sdk)
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         status: int = arguments.execute(arguments)
-        sys.stdout.flush()
+        _flush()
         return status
     except BadInput as error:
         return _refuse(str(error), _BAD_INPUT)
@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return _PIPE_CLOSED
+    except OSError as error:
+        _discard_output()
+        return _refuse(f"cannot write the output: {reason(error)}", _BAD_INPUT)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,8 +80,14 @@ def _never_fail_to_encode(stream: TextIO) -> None:
         stream.reconfigure(errors="backslashreplace")
 
 
+def _flush() -> None:
+    """Write what is buffered while errors can still be reported."""
+    if sys.stdout is not None:  # as it is in a process without one
+        sys.stdout.flush()
+
+
 def _discard_output() -> None:
-    """Nobody reads any more: send what is still buffered nowhere, so that the interpreter ends in silence."""
+    """Send what is still buffered nowhere, so that the interpreter does not try once more as it ends."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -76,7 +76,7 @@ def bytes_at(memory: Memory) -> memoryview:
 
 
 def _view_numpy(array: np.ndarray) -> View:
-    itemsize = array.dtype.itemsize
+    itemsize = array.dtype.itemsize or 1  # NumPy has dtypes of no bytes, which are refused by name later
     if any(stride % itemsize for stride in array.strides):
         raise NotAnArray(
             f"has strides of {array.strides} bytes, and must have strides of whole elements ({itemsize} bytes)"
@@ -117,7 +117,7 @@ numpy_address = _choose_address()
 
 
 def _plain_view(array: np.ndarray) -> View:
-    itemsize = array.dtype.itemsize
+    itemsize = array.dtype.itemsize or 1
     strides = tuple([stride // itemsize for stride in array.strides])
     return View(numpy_address(array), array.shape, strides, DType("", itemsize), Memory(0, 0))
 
@@ -168,15 +168,30 @@ def _view_torch(tensor: Any) -> View:
     if tensor.device.type not in ("cpu", "cuda"):
         raise NotAnArray(f"is on the device {tensor.device}, and must be on the CPU or a CUDA GPU")
     dtype = _torch_dtypes().get(tensor.dtype) or DType(str(tensor.dtype).removeprefix("torch."), tensor.element_size())
+    negative = tensor.is_neg()
     try:
-        if tensor.is_neg():
+        if negative:
             tensor = tensor.resolve_neg()
         storage = tensor.untyped_storage()
+        if storage.device != tensor.device:
+            raise RuntimeError("a fake tensor")
         address = tensor.data_ptr()
         memory = Memory(storage.data_ptr(), storage.nbytes(), str(tensor.device), owner=tensor)
     except RuntimeError as error:  # a tensor that only stands for one: fake, functorch, …
         raise NotAnArray(f"is a {type(tensor).__name__} without memory of its own") from error
-    return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory)
+    # A negated tensor is read through a copy; written, it would keep what it had.
+    return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory, writable=not negative)
+
+
+def wants_note(array: Any) -> bool:
+    """Whether the array's library keeps count of writes."""
+    return _is_torch(array) and not array.is_inference()
+
+
+def note_written(array: Any) -> None:
+    """Let autograd know that a tensor of the user's has new values, as PyTorch's own in-place operators do."""
+    if wants_note(array):
+        sys.modules["torch"].autograd.graph.increment_version(array)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,14 @@ class Signature:
     def output_names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self.outputs)
 
+    def is_output(self, name: str) -> bool:
+        """Whether the tensor of that name is a result, and not read."""
+        return name in self.output_names
+
+    def is_written(self, name: str) -> bool:
+        """Whether calls write to the tensor of that name."""
+        return any(tensor.name == name and tensor.is_written for tensor in self.tensors)
+
     def error(self, parameter: str | None, problem: str, status: Status = INVALID) -> ContractError:
         """The error of a parameter; the problem goes on from the parameter's name."""
         text = problem if parameter is None else f"{{{parameter}}} {problem}"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normgrad.contract.arrays import NotAnArray, as_view
+from normgrad.contract.arrays import NotAnArray, as_view, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote
 from normgrad.contract.stream import Stream
@@ -71,6 +71,7 @@ class Plan:
         self._backend = backend
         self._problem = problem
         self._kernel = backend.prepare(problem)
+        self._written_owners = _written_owners(problem)
         self._lock = threading.Lock()
         self._repeatable = False
         self._spent = False
@@ -109,6 +110,7 @@ class Plan:
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
             self._problem, self._kernel = problem, self._backend.prepare(problem)
+            self._written_owners = _written_owners(problem)
 
     def _rebound(self, name: str, array: Any) -> View:
         if name not in self._problem.views:
@@ -149,6 +151,8 @@ class Plan:
             stream.submit(lambda: launch(problem, problem.addresses, kernel, self._backend, memory))
         else:
             launch(problem, problem.addresses, kernel, self._backend, memory, stream)
+        for owner in self._written_owners:
+            note_written(owner)
 
     def _refuse_if_spent(self) -> None:
         if self._spent:
@@ -183,6 +187,12 @@ class Plan:
         if reach.nbytes != view.numel * view.dtype.itemsize or not view.writable or not view.inside_storage:
             raise self._signature.error("workspace", "must be contiguous and writable")
         return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
+
+
+def _written_owners(problem: Problem) -> list[Any]:
+    """The tensors whose libraries want to know that they were written to."""
+    written = [view.storage.owner for name, view in problem.views.items() if problem.signature.is_written(name)]
+    return [owner for owner in written if wants_note(owner)]
 
 
 def launch(

@@ -12,6 +12,8 @@ Axis = tuple[int, int]  # size, stride in elements
 
 def collapsed(shape: Sequence[int], strides: Sequence[int]) -> list[Axis]:
     """The same elements in the same order with as few axes as can be; none of size 1."""
+    if 0 in shape:
+        return [(0, 1)]
     axes: list[Axis] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
@@ -48,16 +50,10 @@ def _last_axis(axes: list[Axis], size: int) -> tuple[int | None, list[Axis]]:
     return stride, axes[:-1] + rest
 
 
-def split_outer(view: View, inner_rank: int) -> tuple[Shape, Shape, int | None]:
-    """A view of rows: outer sizes, outer strides, and the one stride along a row (None where there is none)."""
-    outer = view.rank - inner_rank
-    inner = collapsed(view.shape[outer:], view.strides[outer:])
-    stride = None if len(inner) > 1 else inner[0][1] if inner else 1
-    return view.shape[:outer], view.strides[:outer], stride
-
-
 def collapsed_together(shape: Shape, strides: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
     """Axes that several views of one shape share, as few as can be: sizes, and strides per view."""
+    if 0 in shape:
+        return [0], [[1] for _ in strides]
     sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):

@@ -14,10 +14,12 @@ from typing import Any
 import numba
 from numba.core.caching import FunctionCache
 
+# No fast-math flags: contraction would make a value's bits depend on the code around it.
+
 _ANNOUNCE_AFTER = 1.0  # seconds
 
 #: For the functions that kernels are made of.
-device = numba.njit(nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+device = numba.njit(nogil=True, error_model="numpy")
 #: For layers that are called once: put in place, since a callee's code is optimised again in every caller above it.
 in_place = numba.njit(nogil=True, error_model="numpy", inline="always")
 
@@ -31,7 +33,7 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-class _KernelCache(FunctionCache):  # type: ignore[misc]
+class _KernelCache(FunctionCache):
     """Numba's cache on disk, which forgets a kernel when any kernel's source changes."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
@@ -40,7 +42,7 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 
 def kernel(function: Callable[..., None]) -> Any:
     """Compile a kernel when it is first called, and keep it on disk: beside its source, or else in the user's cache."""
-    dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath={"contract", "nsz"})(function)
+    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
     with suppress(RuntimeError):  # nowhere to write: compiled anew in every process
         dispatcher._cache = _KernelCache(function)
     return dispatcher
@@ -60,7 +62,9 @@ def announced(name: str) -> Iterator[None]:
         sys.stderr.write(line)
         sys.stderr.flush()
 
-    timer = threading.Timer(_ANNOUNCE_AFTER, show)
+    timer = threading.Timer(  # No fast-math flags: contraction would make a value's bits depend on the code around it.
+        _ANNOUNCE_AFTER, show
+    )
     timer.daemon = True
     timer.start()
     try:

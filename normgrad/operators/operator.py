@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from normgrad.backends import backend_for, requested_backend
-from normgrad.contract.arrays import as_view, kind_of
+from normgrad.contract.arrays import as_view, kind_of, note_written
 from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Parameter
 from normgrad.contract.plan import Plan, Problem, launch
@@ -67,6 +67,9 @@ class Operator(Generic[P, R]):
             if len(self._recipes) >= _MOST_RECIPES:
                 self._recipes.clear()
             self._recipes[key] = recipe
+        for name in call.views:
+            if self.signature.is_written(name):
+                note_written(arguments[name])
         kind = kind_of(arguments["input"])
         brought = {output.name: arguments[output.name] for output in self.signature.outputs if output.wanted(call)}
         finished = {name: kind.finish(array) for name, array in made.items()}

@@ -54,9 +54,9 @@ class Report:
 def ulp(values: ArrayLike, dtype: str) -> NDArray[np.float64]:
     """The distance between neighbours of a dtype at these values."""
     digits, least = _FORMATS[dtype]
-    with np.errstate(all="ignore"):
-        exponent = np.frexp(np.asarray(values, np.float64))[1] - 1
-    return np.asarray(np.ldexp(1.0, np.maximum(exponent, least) - (digits - 1)))
+    fraction, exponent = np.frexp(np.asarray(values, np.float64))
+    exponent = np.where(fraction == 0, least, np.maximum(exponent - 1, least))  # frexp gives 0 the exponent of 1/2
+    return np.asarray(np.ldexp(1.0, exponent - (digits - 1)))
 
 
 def bound(expected: ArrayLike, terms: ArrayLike, dtype: str) -> NDArray[np.float64]:
@@ -114,4 +114,5 @@ def _error_ratio(result: np.ndarray, exact: np.ndarray, magnitude: Magnitude, dt
         # So close to the largest number that rounding up is within the bound.
         right |= np.isinf(actual) & (np.copysign(exact, actual) == exact) & (np.abs(exact) + limit > _LARGEST[dtype])
         right |= ~np.isfinite(actual) & np.broadcast_to(magnitude.peak > _LARGEST["float32"], exact.shape)
-    return np.asarray(np.where(np.isfinite(actual) & np.isfinite(exact), ratio, np.where(right, 0.0, np.inf)))
+    measured = np.isfinite(actual) & np.isfinite(exact) & np.isfinite(limit)
+    return np.asarray(np.where(measured, ratio, np.where(right, 0.0, np.inf)))

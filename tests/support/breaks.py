@@ -188,7 +188,11 @@ def shapes(case: Case, rng: random.Random) -> Iterator[Break]:
             blame = "input"  # which must have grad_out's shape
         elif name == "input" and layer:
             blame = "normalized_shape"  # an attribute, and those come before shapes
-        yield _like(case, "shape", name, _other_size(case.places[name].shape), blame)
+        shape = case.places[name].shape
+        # The rows of mean are the ranks, of which there may be any number; its columns are not.
+        per_rank = "gather" in case.operator and name == "mean"
+        wrong = (shape[0], shape[1] + 1) if per_rank else _other_size(shape)
+        yield _like(case, "shape", name, wrong, blame)
     first = "grad_out" if backward else "input"
     if batch:
         shape = case.places[first].shape
