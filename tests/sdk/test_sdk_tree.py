@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -22,7 +25,8 @@ EXPECTED = {
     "runningMean: 0.0901459 0.0728063 0.0555861\nrunningVar: 1.02044 1.01997 1.01667\n"
     "outputs and gradients of both ranks: right\n",
 }
-SAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "examples" / "cpp"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,21 @@ def test_samples_build_with_cmake_after_set_env_and_print_what_is_right(home: Pa
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env=kept)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name: (tmp_path / f"{name}.out").read_text() for name in EXPECTED} == EXPECTED
+
+
+def test_the_page_is_true(tmp_path: Path) -> None:
+    """The commands of docs/sdk.md, one after the other, print what it shows under them."""
+    if shutil.which("cmake") is None:
+        pytest.skip("there is no cmake")
+    blocks = re.findall(r"^```(sh|text)\n(.*?)^```$", (ROOT / "docs" / "sdk.md").read_text(), re.DOTALL | re.MULTILINE)
+    commands = "".join(content for language, content in blocks if language == "sh")
+    shown = [content for language, content in blocks if language == "text"]
+    script = f'set -e\nnormgrad() {{ "{sys.executable}" -m normgrad "$@"; }}\n{commands}'
+    variables = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=variables, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len(shown) == 2
+    assert all(text in done.stdout for text in shown), done.stdout
 
 
 def test_set_env_keeps_what_was_on_the_path(home: Path) -> None:
