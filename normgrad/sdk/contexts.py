@@ -19,10 +19,12 @@ class StreamOfContext:
     def __init__(self, index: int) -> None:
         self.index = index
         self.work: DeviceStream = devices().stream(index)
-        every_stream.add(self)
+        with _streams_lock:
+            _streams.add(self)
 
 
-every_stream: weakref.WeakSet[StreamOfContext] = weakref.WeakSet()
+_streams_lock = threading.Lock()
+_streams: weakref.WeakSet[StreamOfContext] = weakref.WeakSet()
 
 
 class Context:
@@ -175,7 +177,9 @@ def synchronize_device() -> None:
 def finish(index: int | None = None) -> None:
     """Wait for all streams, or for those of one device; then raise the first error of their work."""
     first: BaseException | None = None
-    for stream in list(every_stream):
+    with _streams_lock:
+        streams = list(_streams)
+    for stream in streams:
         if index is None or stream.index == index:
             try:
                 stream.work.synchronize()

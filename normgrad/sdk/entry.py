@@ -10,7 +10,7 @@ from typing import Any
 
 from normgrad.contract.status import ContractError, Status
 from normgrad.sdk import meta, native, operators, runtime
-from normgrad.sdk.errors import AclError, Refused, dressed, status_of, text_of
+from normgrad.sdk.errors import AclError, Refused, dressed, text_of
 from normgrad.sdk.exported import FUNCTIONS
 from normgrad.sdk.native import BadAddress
 
@@ -37,9 +37,9 @@ class _Function:
             return (0 if "*" in self.returns else status), text
 
     def _status(self, error: BaseException) -> int:
-        if isinstance(error, ContractError | Refused):
-            return status_of(error, otherwise=0)
         of_operators = self.returns != "aclError"
+        if isinstance(error, Refused) or (isinstance(error, ContractError) and of_operators):
+            return int(error.status)
         if isinstance(error, BadAddress):
             return Status.ACLNN_ERR_PARAM_INVALID if of_operators else AclError.RT_PARAM_INVALID
         if isinstance(error, MemoryError) and not of_operators:

@@ -45,11 +45,6 @@ def text_of(error: BaseException) -> str:
     return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
 
 
-def status_of(error: BaseException, *, otherwise: int) -> int:
-    """The code that an error is answered with."""
-    return int(error.status) if isinstance(error, ContractError | Refused) else otherwise
-
-
 def dressed(status: int, text: str) -> str:
     """An error text as ``aclGetRecentErrMsg`` gives it."""
     of_parameters = status in (Status.ACLNN_ERR_PARAM_NULLPTR, Status.ACLNN_ERR_PARAM_INVALID)

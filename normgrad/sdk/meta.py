@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,23 +51,28 @@ DTYPES = {0: FLOAT32, 1: FLOAT16, 3: INT32, 4: UINT8, 27: BFLOAT16} | {
     )
 }
 
-_PLACEHOLDERS = 0x4000_0000_0000_0000  # no memory can lie there
-_placeholder = _PLACEHOLDERS
+
+class Placeholders:
+    """Addresses that stand for memory that comes later, where no memory can lie. Every tensor gets another."""
+
+    FIRST, END = 0x4000_0000_0000_0000, 0x7000_0000_0000_0000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = self.FIRST
+
+    def take(self, nbytes: int) -> int:
+        """The address of so many bytes that are not there."""
+        with self._lock:
+            address = self._next if self._next + nbytes < self.END else self.FIRST
+            self._next = address + -(-nbytes // 64) * 64
+            return address
+
+    def has(self, address: int) -> bool:
+        return address >= self.FIRST
 
 
-def _fresh_placeholder(nbytes: int) -> int:
-    """An address that stands for memory that comes later; every tensor gets another."""
-    global _placeholder
-    if _placeholder + nbytes >= 0x7000_0000_0000_0000:
-        _placeholder = _PLACEHOLDERS
-    address = _placeholder
-    _placeholder += -(-nbytes // 64) * 64
-    return address
-
-
-def is_placeholder(address: int) -> bool:
-    """Whether an address stands for memory that was never given."""
-    return address >= _PLACEHOLDERS
+placeholders = Placeholders()
 
 
 @dataclass(slots=True)
@@ -83,7 +89,7 @@ class Tensor:
 
     def view(self) -> View:
         """The tensor where it lies; one without data lies where nothing is, until a plan is given an address."""
-        return self.view_at(self.data or _fresh_placeholder(self._storage_nbytes))
+        return self.view_at(self.data or placeholders.take(self._storage_nbytes))
 
     def view_at(self, data: int) -> View:
         """The tensor with its storage at an address."""

@@ -20,7 +20,7 @@ from normgrad.sdk.errors import AclError, Refused
 from normgrad.sdk.exported import exported
 from normgrad.sdk.handles import handles
 from normgrad.sdk.memory import Allocation, table
-from normgrad.sdk.meta import BoolArray, IntArray, Tensor, is_placeholder
+from normgrad.sdk.meta import BoolArray, IntArray, Tensor, placeholders
 
 _NULL, _INVALID = Status.ACLNN_ERR_PARAM_NULLPTR, Status.ACLNN_ERR_PARAM_INVALID
 
@@ -60,7 +60,7 @@ class OpExecutor:
     def check_planned(self) -> None:
         """Refuse tensors whose memory is not there. Those that have none yet may get it before the run."""
         for name, view in self.plan.views.items():
-            if not is_placeholder(view.storage.address):
+            if not placeholders.has(view.storage.address):
                 self.block_of(name, view)
 
     def rebind(self, name: str, view: View) -> None:
@@ -77,7 +77,7 @@ class OpExecutor:
     def _run(self, address: int, nbytes: int, stream: StreamOfContext) -> None:
         used: list[Allocation | None] = []
         for name, view in self.plan.views.items():
-            if view.numel and is_placeholder(view.storage.address):
+            if view.numel and placeholders.has(view.storage.address):
                 raise self.signature.error(name, "has no memory (its address is null), and must have some by the run")
             used.append(self.block_of(name, view))
         size = self.plan.workspace_size

@@ -13,6 +13,7 @@ import pytest
 
 import normgrad
 from conftest import environment
+from normgrad import reference
 
 PACKAGES = str(Path(normgrad.__file__).parents[1])
 
@@ -106,6 +107,65 @@ def test_a_long_text_is_cut_between_characters(library: ctypes.CDLL, monkeypatch
     assert "unknown product 'ééé" in text.decode()  # strict: no half character
 
 
+class Caller:
+    """The library as a program of a few lines uses it."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        for name in ("aclCreateTensor", "aclCreateIntArray", "aclCreateBoolArray"):
+            getattr(library, name).restype = ctypes.c_void_p
+        assert library.aclrtSetDevice(0) == 0
+
+    def allocate(self, nbytes: int) -> ctypes.c_void_p:
+        data = ctypes.c_void_p()
+        assert self.library.aclrtMalloc(ctypes.byref(data), ctypes.c_size_t(nbytes), 0) == 0
+        return data
+
+    def tensor(self, shape: tuple[int, ...], *values: float) -> ctypes.c_void_p:
+        packed = struct.pack(f"{len(values)}f", *values)
+        size = ctypes.c_size_t(len(packed))
+        data = self.allocate(len(packed))
+        assert self.library.aclrtMemcpy(data, size, packed, size, 1) == 0
+        dims = (ctypes.c_int64 * len(shape))(*shape)
+        rank = ctypes.c_uint64(len(shape))
+        made = self.library.aclCreateTensor(dims, rank, 0, None, ctypes.c_int64(0), 2, dims, rank, data)
+        return ctypes.c_void_p(made)
+
+    def plan(self) -> tuple[ctypes.c_uint64, ctypes.c_void_p]:
+        """LayerNorm backward of two rows of two elements."""
+        x, result = self.tensor((2, 2), 2, 3, 4, 5), self.tensor((2, 2), 0, 0, 0, 0)
+        mean, rstd = self.tensor((2, 1), 2, 3), self.tensor((2, 1), 4, 5)
+        shape = ctypes.c_void_p(self.library.aclCreateIntArray((ctypes.c_int64 * 1)(2), ctypes.c_uint64(1)))
+        mask = ctypes.c_void_p(self.library.aclCreateBoolArray((ctypes.c_bool * 3)(True), ctypes.c_uint64(3)))
+        size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+        results = (ctypes.byref(size), ctypes.byref(executor))
+        plan = self.library.aclnnLayerNormBackwardGetWorkspaceSize
+        assert plan(x, x, shape, mean, rstd, None, None, mask, result, None, None, *results) == 0
+        return size, executor
+
+
+@pytest.fixture
+def caller(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Caller:
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    return Caller(library)
+
+
+def test_synchronise_tells_an_error_of_the_work_once(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ArithmeticError("it broke")
+
+    library = caller.library
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    size, executor = caller.plan()
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "write", fail)
+        assert library.aclnnLayerNormBackward(caller.allocate(size.value), size, executor, None) == 0
+        assert library.aclrtSynchronizeStream(None) == 500000
+    text = library.aclGetRecentErrMsg().decode()
+    assert text.endswith("Acl_Error(500000): aclnnLayerNormBackward: the work failed: ArithmeticError: it broke")
+    assert library.aclrtSynchronizeStream(None) == 0
+
+
 def test_a_plan_tells_its_views() -> None:
     x = np.ones((2, 4), np.float32)
     statistics, out = np.ones((2, 1), np.float32), np.empty_like(x)
@@ -119,43 +179,16 @@ def test_a_plan_tells_its_views() -> None:
     assert plan.views["grad_input"].address == other.ctypes.data
 
 
-def test_the_given_workspace_is_used_and_no_more_of_it(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_given_workspace_is_used_and_no_more_of_it(caller: Caller) -> None:
     """The reference backend widens its inputs into the workspace: they are found there after the run."""
-    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    for name in ("aclCreateTensor", "aclCreateIntArray", "aclCreateBoolArray"):
-        getattr(library, name).restype = ctypes.c_void_p
-    assert library.aclrtSetDevice(0) == 0
-
-    def allocate(nbytes: int) -> ctypes.c_void_p:
-        data = ctypes.c_void_p()
-        assert library.aclrtMalloc(ctypes.byref(data), ctypes.c_size_t(nbytes), 0) == 0
-        return data
-
-    def tensor(shape: tuple[int, ...], values: bytes) -> ctypes.c_void_p:
-        data = allocate(len(values))
-        assert library.aclrtMemcpy(data, ctypes.c_size_t(len(values)), values, ctypes.c_size_t(len(values)), 1) == 0
-        dims = (ctypes.c_int64 * len(shape))(*shape)
-        rank = ctypes.c_uint64(len(shape))
-        made = library.aclCreateTensor(dims, rank, 0, None, ctypes.c_int64(0), 2, dims, rank, data)
-        return ctypes.c_void_p(made)
-
-    x = tensor((2, 2), struct.pack("4f", 2, 3, 4, 5))
-    mean, rstd = tensor((2, 1), struct.pack("2f", 2, 3)), tensor((2, 1), struct.pack("2f", 4, 5))
-    result = tensor((2, 2), bytes(16))
-    shape = ctypes.c_void_p(library.aclCreateIntArray((ctypes.c_int64 * 1)(2), ctypes.c_uint64(1)))
-    mask = ctypes.c_void_p(library.aclCreateBoolArray((ctypes.c_bool * 3)(True), ctypes.c_uint64(3)))
-    size, executor = ctypes.c_uint64(), ctypes.c_void_p()
-    plan = library.aclnnLayerNormBackwardGetWorkspaceSize
-    assert (
-        plan(x, x, shape, mean, rstd, None, None, mask, result, None, None, ctypes.byref(size), ctypes.byref(executor))
-        == 0
-    )
+    library = caller.library
+    size, executor = caller.plan()
     assert size.value >= 12 * 8
-    guarded = size.value + 64
-    workspace = allocate(guarded)
-    assert library.aclrtMemset(workspace, ctypes.c_size_t(guarded), 0xAB, ctypes.c_size_t(guarded)) == 0
+    guarded = ctypes.c_size_t(size.value + 64)
+    workspace = caller.allocate(guarded.value)
+    assert library.aclrtMemset(workspace, guarded, 0xAB, guarded) == 0
     assert library.aclnnLayerNormBackward(workspace, size, executor, None) == 0
     assert library.aclrtSynchronizeStream(None) == 0
-    after = ctypes.string_at(workspace, guarded)
+    after = ctypes.string_at(workspace, guarded.value)
     assert struct.pack("4d", 2, 3, 4, 5) in after[: size.value]
     assert after[size.value :] == b"\xab" * 64
