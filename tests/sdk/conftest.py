@@ -1,4 +1,7 @@
-"""The tree, made once, and programs built against it."""
+"""The tree, made once, and programs built against it.
+
+``NORMGRAD_TEST_LONG=1`` is the long mode: 100,000 calls for the fuzzer, memcheck for every program.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from normgrad import sdk
 PROGRAMS = Path(__file__).parent / "programs"
 SAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
 LIBRARIES = ("-lascendcl", "-lnnopbase", "-lopapi_nn", "-lopapi_math")
+
+LONG = os.environ.get("NORMGRAD_TEST_LONG", "") not in ("", "0")
 
 Build = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

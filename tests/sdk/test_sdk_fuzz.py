@@ -1,8 +1,7 @@
-"""Nonsense at every function; ``NORMGRAD_TEST_FUZZ_CALLS`` says how many calls (100,000 is the long mode)."""
+"""Nonsense at every function."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import normgrad
-from conftest import environment
+from conftest import LONG, environment
 
-CALLS = int(os.environ.get("NORMGRAD_TEST_FUZZ_CALLS", "10000"))
+CALLS = 100_000 if LONG else 10_000
 
 
 @pytest.mark.parametrize("seed", [1, 2])

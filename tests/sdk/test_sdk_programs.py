@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import normgrad
-from conftest import PROGRAMS, SAMPLES, environment, python_flags
+from conftest import LIBRARIES, LONG, PROGRAMS, SAMPLES, environment, python_flags
+from normgrad import sdk
 
+SANITISER = ("-fsanitize=address", "-g")
 PACKAGES = str(Path(normgrad.__file__).parents[1])
 
 
@@ -40,8 +42,36 @@ def test_use(build, run) -> None:
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+@pytest.fixture(scope="module")
+def sanitised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree whose library reports what it does wrong with memory."""
+    folder = tmp_path_factory.mktemp("sanitised")
+    (folder / "empty.cpp").write_text("int main() {}")
+    command = ["g++", *SANITISER, folder / "empty.cpp", "-o", folder / "empty"]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("there is no AddressSanitizer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CFLAGS", " ".join(SANITISER))
+        return sdk.build(folder / "tree")
+
+
 @pytest.mark.parametrize("program", ["use", "errors"])
-def test_no_memory_errors(build, home: Path, program: str, tmp_path: Path) -> None:
+def test_no_memory_errors_as_the_sanitiser_sees_them(sanitised: Path, run, program: str) -> None:
+    executable = sanitised / program
+    source = PROGRAMS / f"{program}.cpp"
+    command = ["g++", "-std=c++11", *SANITISER, source, "-pthread", f"-I{sanitised}/include", f"-L{sanitised}/lib64"]
+    subprocess.run([*command, *LIBRARIES, "-o", executable], check=True)
+    # Python gives not everything back at its end; and a size that is too large is to fail, not to abort.
+    options = "detect_leaks=0:allocator_may_return_null=1"
+    done = run(executable, LD_LIBRARY_PATH=f"{sanitised}/lib64", ASAN_OPTIONS=options, NORMGRAD_BACKEND="reference")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ERROR" not in done.stderr
+
+
+@pytest.mark.parametrize("program", ["use", "errors"])
+def test_no_memory_errors_as_memcheck_sees_them(build, home: Path, program: str, tmp_path: Path) -> None:
+    if program == "errors" and not LONG:
+        pytest.skip("only with NORMGRAD_TEST_LONG=1")
     if shutil.which("valgrind") is None:
         pytest.skip("there is no valgrind")
     log = tmp_path / "log"
