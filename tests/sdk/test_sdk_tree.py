@@ -149,6 +149,12 @@ def test_no_python_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         sdk.build(tmp_path / "tree")
 
 
+def test_no_cffi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cffi", None)
+    with pytest.raises(sdk.SdkError, match=r"cffi is not installed; pip install 'normgrad\[sdk\]'"):
+        sdk.build(tmp_path / "tree")
+
+
 def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["sdk", str(tmp_path / "file")]) == 2
