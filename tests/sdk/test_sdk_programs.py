@@ -36,8 +36,9 @@ def test_every_documented_error_of_a_product(build, run, soc: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_use(build, run) -> None:
-    done = run(build(PROGRAMS / "use.cpp"))
+@pytest.mark.parametrize("program", ["runtime", "use"])
+def test_use(build, run, program: str) -> None:
+    done = run(build(PROGRAMS / f"{program}.cpp"))
     assert done.stdout == "0 failed\n", done.stdout + done.stderr
     assert (done.stderr, done.returncode) == ("", 0)
 
@@ -55,7 +56,7 @@ def sanitised(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return sdk.build(folder / "tree")
 
 
-@pytest.mark.parametrize("program", ["use", "errors"])
+@pytest.mark.parametrize("program", ["runtime", "use", "errors"])
 def test_no_memory_errors_as_the_sanitiser_sees_them(sanitised: Path, run, program: str) -> None:
     executable = sanitised / program
     source = PROGRAMS / f"{program}.cpp"
@@ -68,7 +69,7 @@ def test_no_memory_errors_as_the_sanitiser_sees_them(sanitised: Path, run, progr
     assert "ERROR" not in done.stderr
 
 
-@pytest.mark.parametrize("program", ["use", "errors"])
+@pytest.mark.parametrize("program", ["runtime", "use", "errors"])
 def test_no_memory_errors_as_memcheck_sees_them(build, home: Path, program: str, tmp_path: Path) -> None:
     if program == "errors" and not LONG:
         pytest.skip("only with NORMGRAD_TEST_LONG=1")
