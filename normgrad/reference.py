@@ -58,7 +58,8 @@ def _float64_at(address: int, view: View) -> np.ndarray:
     if view.numel == 0:
         return np.empty(view.shape)
     wide = np.frombuffer(bytes_at(Memory(address, view.numel * 8)), np.float64).reshape(view.shape)
-    wide[...] = as_numpy(view)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        wide[...] = as_numpy(view)
     return wide
 
 

@@ -92,6 +92,11 @@ class Plan:
             self._refuse_if_spent()
             self._repeatable = bool(value)
 
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The views that a run reads and writes, by parameter name."""
+        return self._problem.views
+
     def rebind(self, **arrays: Any) -> None:
         """Put other memory under parameters: arrays with the layout of those the plan was made for.
 
