@@ -41,7 +41,7 @@ from normgrad.cpu.channels import (
     places_of,
     vector_value,
 )
-from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.memory import fetch_add, load_f64, store_f64
 from normgrad.cpu.tables import (

@@ -55,7 +55,8 @@ _compiled: set[tuple[Any, ...]] = set()  # kernels with the types they have been
 class Step:
     """One call of a compiled function: ``function(descriptor, *tags)``.
 
-    A tag is a scalar whose type chooses a dtype. A shared step runs on all threads and divides its work itself.
+    A tag is a scalar whose type chooses a dtype. A shared step runs on several threads and divides its work itself; its
+    workspace has room for as many as there are ``slots``.
     """
 
     function: Callable[..., None]
@@ -63,6 +64,7 @@ class Step:
     places: tuple[tuple[int, Place], ...]
     tags: tuple[Any, ...] = ()
     shared: bool = False
+    slots: int = field(default_factory=pool.slots)
 
     def run(self, addresses: Sequence[int], workspace: int) -> None:
         descriptor = self.descriptor.copy()
@@ -75,7 +77,7 @@ class Step:
                 self.function(descriptor, *self.tags)
             _compiled.add(key)
         elif self.shared:
-            pool.run(self.function, descriptor, *self.tags)
+            pool.run(self.function, self.slots, descriptor, *self.tags)
         else:
             self.function(descriptor, *self.tags)
 

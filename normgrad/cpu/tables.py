@@ -8,7 +8,6 @@ from normgrad.cpu.channels import (
     CHUNKS,
     COUNTER,
     COUNTS,
-    EPS,
     GROUPS,
     MEAN,
     PARTIALS,
@@ -104,7 +103,7 @@ def group_gradients(kind, columns, desc, n, q, table):
 def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
     high = np.float32(mean)
     factor = rstd * weight
-    fine = usable(factor) and bias == bias and (mean == high or 2.0**-80 <= abs(mean)) and abs(mean) <= 2.0**126
+    fine = usable(factor) and bias == bias and (mean == high or abs(mean) >= 2.0**-80) and abs(mean) <= 2.0**126
     _fill(table, pitch, lane, mean, mean - high, factor, bias, fine)
     return fine
 
