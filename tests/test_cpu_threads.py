@@ -31,8 +31,8 @@ def _data(dtype: str, *shape: int, seed: int, channels_last: bool = False) -> np
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 1, -1)), -1, 1) if channels_last else values
 
 
-def _group_norm(dtype: str, channels_last: bool, shape: tuple[int, int, int], groups: int) -> list[Any]:
-    """Everything GroupNorm and BatchNorm make of one batch, large enough for several threads."""
+def _everything(dtype: str, channels_last: bool, shape: tuple[int, int, int], groups: int) -> list[Any]:
+    """What the operators make of one batch, large enough for several threads."""
     samples, channels, places = shape
     x, dy = (_data(dtype, *shape, seed=seed, channels_last=channels_last) for seed in (1, 2))
     weight, bias = _data("float32", channels, seed=3), _data("float32", channels, seed=4)
@@ -43,7 +43,21 @@ def _group_norm(dtype: str, channels_last: bool, shape: tuple[int, int, int], gr
     sums = normgrad.batch_norm_reduce_backward(dy, x, channel_mean, invstd, weight)
     count = np.array([samples * places], np.int32)
     elemt = normgrad.batch_norm_elemt_backward(dy, x, channel_mean, invstd, weight, sums[0], sums[1], count)
-    return [output, mean, rstd, *gradients, channel_mean, invstd, normal, *sums, elemt]
+    row_mean, row_rstd = np.zeros((*shape[:2], 1), np.float32), np.ones((*shape[:2], 1), np.float32)
+    rows = normgrad.layer_norm_backward(dy, x, [places], row_mean, row_rstd)
+    return [
+        *rows,
+        *normgrad.layer_norm(x, [places]),
+        output,
+        mean,
+        rstd,
+        *gradients,
+        channel_mean,
+        invstd,
+        normal,
+        *sums,
+        elemt,
+    ]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -55,7 +69,7 @@ def test_same_bits_with_any_number_of_threads(
     bits = []
     for threads in THREADS:
         normgrad.set_num_threads(threads)
-        bits.append([result.tobytes() for result in _group_norm(dtype, channels_last, shape, groups)])
+        bits.append([result.tobytes() for result in _everything(dtype, channels_last, shape, groups)])
     assert all(these == bits[0] for these in bits)
 
 

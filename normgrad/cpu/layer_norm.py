@@ -10,6 +10,7 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View
 from normgrad.cpu import layer_norm_backward as backward
 from normgrad.cpu import layer_norm_forward as forward
+from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.copies import CODES
 from normgrad.cpu.layer_norm_tiles import TILE
@@ -17,7 +18,6 @@ from normgrad.cpu.llvm import TAGS
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.rows import OUTER_RANK, SEGMENT
 from normgrad.cpu.steps import Place, Step, SteppedKernel
-from normgrad.threads import get_num_threads
 
 _SHARED_FROM = 1 << 17  # elements: below, one thread is faster
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
@@ -35,7 +35,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     staged = aliased or any(stride != 1 for stride in axes.column_strides.values())
     blocks, block_rows = _split_rows(rows, columns, axes.itemsize)
     wide = not staged and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
-    slots = get_num_threads()
+    slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
     scratch = 4096 + (3 * backward.STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
 
@@ -82,7 +82,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     aliased = _separate_outputs(operands, "output", ("input",))
     axes = _Rows(operands, ["input", "output"])
     staged = aliased or any(stride != 1 for stride in axes.column_strides.values())
-    slots = get_num_threads()
+    slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
     scratch = 2 * forward.STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 64
     block_rows = max(1, min(rows, -(-32768 // max(columns, 1))))

@@ -8,11 +8,11 @@ import numpy as np
 
 from normgrad.contract.view import Shape, View
 from normgrad.cpu import channels as at
+from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, strides_along
 from normgrad.cpu.copies import CODES, fill_step
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.steps import Place, Step
-from normgrad.threads import get_num_threads
 
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
@@ -82,7 +82,7 @@ class Layout:
         size = samples * channels * places // max(units, 1)
         desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else 1)))
         pitch = -(-channels // _LANES) * _LANES
-        desc[[at.PITCH, at.SLOTS]] = pitch, get_num_threads()
+        desc[[at.PITCH, at.SLOTS]] = pitch, pool.slots()
         if apart_from is not None:
             desc[at.APART] = size > apart_from or (units < 8 and size * units > SHARED_FROM)
         for name, position in self.tensors.items():

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from normgrad.threads import get_num_threads
+from normgrad.threads import get_num_threads, usable_cores
 
 
 class _Helper:
@@ -64,9 +64,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads)
 
 
-def run(kernel: Callable[..., None], *args: Any) -> None:
-    """Call ``kernel(*args)`` on this thread and on as many others as may take part."""
-    wanted = get_num_threads() - 1
+def slots() -> int:
+    """How many threads a kernel that is prepared now should have room for: it may run with more than there are now."""
+    return max(get_num_threads(), usable_cores())
+
+
+def run(kernel: Callable[..., None], most: int, *args: Any) -> None:
+    """Call ``kernel(*args)`` on this thread and on as many others as may take part, ``most`` in all."""
+    wanted = min(get_num_threads(), most) - 1
     if len(_helpers) < wanted:
         _start(wanted)
     for helper in _helpers[:wanted]:

@@ -54,7 +54,8 @@ _compiled: set[tuple[Any, ...]] = set()  # kernels with the types they have been
 class Step:
     """One call of a compiled function: ``function(descriptor, *tags)``.
 
-    A tag is a scalar whose type chooses a dtype. A shared step runs on all threads and divides its work itself.
+    A tag is a scalar whose type chooses a dtype. A shared step runs on several threads and divides its work itself; its
+    workspace has room for as many as there are slots when it is prepared.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Step:
         self._places = tuple((position, place.source, place.offset) for position, place in places)
         self._tags = tags
         self._shared = shared
+        self._slots = pool.slots()
         self._key = (function, *map(type, tags))
         self._filled: tuple[list[int], int, np.ndarray] = ([], 0, descriptor)
 
@@ -81,7 +83,7 @@ class Step:
                 self._function(descriptor, *self._tags)
             _compiled.add(self._key)
         elif self._shared:
-            pool.run(self._function, descriptor, *self._tags)
+            pool.run(self._function, self._slots, descriptor, *self._tags)
         else:
             self._function(descriptor, *self._tags)
 
