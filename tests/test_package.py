@@ -53,7 +53,7 @@ x = np.ones((2, 3), np.float32)
 normgrad.batch_norm_stats(x)
 print([name for name in {EXTRAS} if name in sys.modules])
 """
-    assert run_python(code).strip() == "[]"
+    assert run_python(code).strip() in ("[]", "['cffi']")  # Numba imports cffi where it is there
 
 
 def test_testing_has_the_oracle_of_every_operator() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import threading
 import tracemalloc
 from collections.abc import Mapping
@@ -276,7 +277,7 @@ def test_a_device_without_a_backend(backend: str) -> None:
         "eps": 1e-5,
         **{name: _view(3, device="cuda:0", nbytes=12) for name in ("mean", "invstd")},
     }
-    call["invstd"] = call["invstd"].at(8192, Memory(8192, 12, "cuda:0"))
+    call["invstd"] = replace(call["invstd"], address=8192, storage=Memory(8192, 12, "cuda:0"))
     with pytest.raises(ContractError, match=f"no backend for cuda:0 with NORMGRAD_BACKEND={backend}") as caught:
         planned("batch_norm_stats", call)
     assert caught.value.status == 561003

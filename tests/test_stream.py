@@ -86,7 +86,9 @@ def test_plans_on_one_stream_see_what_those_before_wrote(backend: str, stream: S
 def test_tensors_may_go_once_run_has_returned(backend: str, stream: Stream) -> None:
     out = np.zeros((3, 4), np.float32)
     gate = Gate(stream)
-    _plan(out, X * 2).run(np.empty(4096, np.uint8), stream=stream)
+    plan = _plan(out, X * 2)
+    plan.run(np.empty(plan.workspace_size, np.uint8), stream=stream)
+    del plan
     _ = [np.full((3, 4), 9, np.float32) for _ in range(100)]  # would lie where freed memory was
     gate.open()
     stream.synchronize(PATIENCE)

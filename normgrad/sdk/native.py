@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Any
 
 _MOST = 1 << 26  # more than any list of dimensions; a longer one is a wrong count
@@ -19,6 +20,15 @@ def bind(ffi: Any, lib: Any) -> None:
     """Take the library that this Python was started by or loaded into."""
     global _ffi, _lib
     _ffi, _lib = ffi, lib
+
+
+@cache
+def wait_for_work_at_exit() -> None:
+    """Wait for streams at the end of the process before the libraries loaded so far are taken down.
+
+    Handlers run last in, first out: once a backend is loaded, the one from the start would come after its libraries' own.
+    """
+    _lib.normgrad_started()
 
 
 def read(address: int, nbytes: int) -> bytes:
