@@ -10,7 +10,7 @@ import pytest
 
 import normgrad
 from normgrad import backends, oracle
-from normgrad.cli import COMMANDS, cases, demo, info, main
+from normgrad.cli import COMMANDS, demo, demo_cases, info, main
 from normgrad.operators import OPERATORS
 
 
@@ -82,7 +82,7 @@ def test_demo_holds(capsys):
 def test_demo_shows_the_values_to_check_by_hand():
     by_hand = {
         case.operator.signature.name: getattr(oracle, case.operator.signature.name)(**case.arguments)
-        for case in (cases.layer_norm_by_hand(), cases.group_norm_by_hand(), cases.batch_norm_by_hand())
+        for case in (demo_cases.layer_norm_by_hand(), demo_cases.group_norm_by_hand(), demo_cases.batch_norm_by_hand())
     }
     grad_input, grad_weight, grad_bias = by_hand["layer_norm_backward"]
     assert grad_input.ravel().tolist() == [-2, -94, -877.5, -1747.5]
@@ -95,7 +95,11 @@ def test_demo_shows_the_values_to_check_by_hand():
 
 
 def test_demo_has_a_case_of_every_dtype():
-    assert {case.arguments["input"].dtype.name for case in cases.every_case()} == {"float32", "float16", "bfloat16"}
+    assert {case.arguments["input"].dtype.name for case in demo_cases.every_case()} == {
+        "float32",
+        "float16",
+        "bfloat16",
+    }
 
 
 def test_demo_fails_where_a_result_is_wrong(capsys, monkeypatch):

@@ -78,3 +78,18 @@ def test_many_processes_that_start_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0
         assert _MEAN in output
     assert _MEAN in run_python(_CALL, NUMBA_CACHE_DIR=str(tmp_path), NORMGRAD_BACKEND="cpu")
+
+
+def test_processes_that_compile_different_variants_at_once_keep_them_apart(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, ml_dtypes, normgrad\n"
+        "x = np.arange(24).reshape(2, 3, 4).astype(sys.argv[1])\n"
+        "print(normgrad.batch_norm_stats(x)[0].tolist())"
+    )
+    environment = os.environ | {"NORMGRAD_BACKEND": "cpu", "NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):  # compiled, then loaded
+        started = [
+            subprocess.Popen([sys.executable, "-c", code, dtype], env=environment, stdout=subprocess.PIPE, text=True)
+            for dtype in ("float32", "float16", "bfloat16")
+        ]
+        assert [process.communicate()[0].strip() for process in started] == [_MEAN] * 3

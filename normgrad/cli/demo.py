@@ -16,7 +16,7 @@ from rich.text import Text
 
 import normgrad
 from normgrad import backends
-from normgrad.cli.cases import Case, every_case
+from normgrad.cli.demo_cases import Case, every_case
 from normgrad.cli.errors import BadInput
 from normgrad.cli.terminal import Console
 from normgrad.contract.arrays import as_view

@@ -7,12 +7,12 @@ import os
 import platform
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from rich.table import Table
 
 import normgrad
 from normgrad import backends, threads
+from normgrad.bench.machine import processor
 from normgrad.cli.errors import reason
 from normgrad.cli.terminal import Console
 from normgrad.contract import products
@@ -69,19 +69,9 @@ def _machine() -> Iterable[tuple[str, str]]:
     yield "version", normgrad.__version__
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
     yield "system", platform.platform()
-    yield "processor", _processor()
+    yield "processor", processor()
     yield "cores", f"{threads.usable_cores()} usable of {os.cpu_count()}"
     yield "threads", _or_problem(lambda: str(threads.get_num_threads()))
-
-
-def _processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not every system has the file
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
 
 
 def _libraries() -> Iterable[tuple[str, str]]:

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from normgrad import oracle
 from normgrad.cli import files
 from normgrad.cli.errors import BadInput
-from normgrad.contract.check import check
 from normgrad.contract.parameters import Mask, Parameter, Role, Tensor
 from normgrad.contract.products import Product, current_product, parse_product, use_product
 from normgrad.contract.status import ContractError
 from normgrad.operators import OPERATORS, Operator
+from normgrad.testing.expected import as_tuple, checked, exact_results
 
 NAME = "run"
 HELP = "run an operator on a file and write the results to another"
@@ -111,20 +110,13 @@ def by_oracle(
     operator: Operator[..., Any], arguments: Mapping[str, Any], product: Product | None
 ) -> dict[str, np.ndarray]:
     """The same from the oracle, in float64, once the call has been checked as ever."""
-    outputs = dict.fromkeys(output.name for output in operator.signature.outputs)
-    call = check(operator.signature, {**arguments, **outputs}, product, outputs_needed=False)
-    wide = {**arguments, **call.attributes}
-    for name in _in_place(operator, arguments):
-        wide[name] = arguments[name].astype(np.float64)
-    results = getattr(oracle, operator.signature.name)(**wide)
-    return _named(operator, results) | _in_place(operator, wide)
+    return exact_results(operator, checked(operator, arguments, product))
 
 
 def _named(operator: Operator[..., Any], results: Any) -> dict[str, np.ndarray]:
     """Results by name, without those that are not wanted."""
     outputs = operator.signature.outputs
-    values = results if isinstance(results, tuple) else (results,)
-    return {o.name: np.asarray(v) for o, v in zip(outputs, values, strict=True) if v is not None}
+    return {o.name: np.asarray(v) for o, v in zip(outputs, as_tuple(results), strict=True) if v is not None}
 
 
 def _in_place(operator: Operator[..., Any], arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:

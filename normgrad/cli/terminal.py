@@ -10,8 +10,8 @@ from rich.console import Console as RichConsole
 class Console(RichConsole):
     """Plain text when piped, and a closed pipe is the caller's to handle."""
 
-    def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False)
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError

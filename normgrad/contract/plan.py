@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +41,7 @@ class Kernel(Protocol):
     def workspace_size(self) -> int:
         """How many bytes :meth:`launch` needs."""
 
-    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+    def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         """Do the work on the tensors at these addresses, in the order of the problem's views.
 
         Their layout is the problem's, and they share memory no further than the problem's views do.
@@ -91,6 +91,11 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             self._repeatable = bool(value)
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The views that a run reads and writes, by parameter name."""
+        return self._problem.views
 
     def rebind(self, **arrays: Any) -> None:
         """Put other memory under parameters: arrays with the layout of those the plan was made for.
@@ -192,7 +197,7 @@ def _written_owners(problem: Problem) -> list[Any]:
 
 def launch(
     problem: Problem,
-    addresses: Sequence[int],
+    addresses: list[int],
     kernel: Kernel,
     backend: Backend,
     workspace: Memory | None = None,

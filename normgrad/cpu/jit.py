@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import FunctionCache
-
-# No fast-math flags: contraction would make a value's bits depend on the code around it.
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 _ANNOUNCE_AFTER = 1.0  # seconds
+
+# No fast-math flags: contraction would make a value's bits depend on the code around it.
 
 #: For the functions that kernels are made of.
 device = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -33,8 +33,34 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
+class _FilePerKey:
+    """Numba's cache files, one pair for every compiled variant.
+
+    Numba numbers the variants of a function in one index, without a lock: two processes that compile different variants
+    at the same time take the same number, and one finds the other's code under its own name.
+    """
+
+    def __init__(self, path: str, base: str, stamp: Any) -> None:
+        self._path, self._base, self._stamp = path, base, stamp
+
+    def _file(self, key: Any) -> IndexDataCacheFile:
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        return IndexDataCacheFile(self._path, f"{self._base}-{digest}", self._stamp)
+
+    def load(self, key: Any) -> Any:
+        return self._file(key).load(key)
+
+    def save(self, key: Any, data: Any) -> None:
+        self._file(key).save(key, data)
+
+
 class _KernelCache(FunctionCache):
-    """Numba's cache on disk, which forgets a kernel when any kernel's source changes."""
+    """Numba's cache on disk, safe with many processes, which forgets a kernel when any kernel's source changes."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        super().__init__(function)
+        locator = self._impl.locator
+        self._cache_file = _FilePerKey(self._cache_path, self._impl.filename_base, locator.get_source_stamp())
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (*super()._index_key(sig, codegen), _sources())
@@ -62,9 +88,7 @@ def announced(name: str) -> Iterator[None]:
         sys.stderr.write(line)
         sys.stderr.flush()
 
-    timer = threading.Timer(  # No fast-math flags: contraction would make a value's bits depend on the code around it.
-        _ANNOUNCE_AFTER, show
-    )
+    timer = threading.Timer(_ANNOUNCE_AFTER, show)
     timer.daemon = True
     timer.start()
     try:

@@ -7,7 +7,18 @@ from normgrad.cpu.llvm import F32
 from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2, round_for, store, store_f64, store_i64
 from normgrad.cpu.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.rows import SEGMENT, lane_of_column
-from normgrad.cpu.vectors import all_between, fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
+from normgrad.cpu.vectors import (
+    all_between,
+    bits_or,
+    fma,
+    select_zero,
+    splat_f32,
+    splat_f64,
+    vload,
+    vload_f64,
+    vstore_f64,
+    widen,
+)
 
 TILE = 4  # rows whose weight gradients are added up in registers before they meet the partial sums
 AHEAD_BYTES = 1024  # prefetch distance where rows are too long to ask for the next ones
@@ -30,9 +41,20 @@ def _gradient_pair(kind, parameters, r, d, x, w0, w1, s):
 
 
 @device
-def _exact_weight_pair(kind, grad_out, grad_out_pitch, x, x_pitch, parameters, rows, j, count, dw, lane):
-    """The weight gradient's terms of one pair of vectors, in float64."""
+def _exact_weight_pair(kind, grad_out, grad_out_pitch, x, x_pitch, parameters, rows, j, count, s, dw, lane):
+    """The weight gradient's terms of one pair of vectors, in float64; as they are where only zeros are out of range."""
     w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
+    zero, one = splat_f32(np.float32(0)), splat_f32(np.float32(1))
+    some0, some1 = zero, zero
+    for r in range(rows):
+        d = load_pair_first(kind, grad_out + r * grad_out_pitch, j, count)
+        some0, some1 = bits_or(some0, d[0]), bits_or(some1, d[1])
+    # Where the whole gradient is zero, so is the sum, exactly: a harmless 1 stands for it.
+    s0, s1 = select_zero(some0, one, s[0]), select_zero(some1, one, s[1])
+    if all_between(s0, SMALLEST, LARGEST) and all_between(s1, SMALLEST, LARGEST):
+        vstore_f64(dw, lane, w0 + widen(s[0]))
+        vstore_f64(dw, lane + 16, w1 + widen(s[1]))
+        return
     for r in range(rows):
         d = load_pair_first(kind, grad_out + r * grad_out_pitch, j, count)
         v = load_pair_first(kind, x + r * x_pitch, j, count)
@@ -52,7 +74,7 @@ def _add_weight_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, 
         vstore_f64(dw, lane, vload_f64(dw, lane) + widen(s[0]))
         vstore_f64(dw, lane + 16, vload_f64(dw, lane + 16) + widen(s[1]))
     else:
-        _exact_weight_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, dw, lane)
+        _exact_weight_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, s, dw, lane)
     vstore_f64(db, lane, vload_f64(db, lane) + widen(s[2]))
     vstore_f64(db, lane + 16, vload_f64(db, lane + 16) + widen(s[3]))
 
@@ -169,13 +191,23 @@ def exact_segment_sums(kind, grad_out, x, weight, first, last, mean, rstd):
 
 
 @device
+def is_zero(kind, address, n):
+    """Whether a row holds zeros alone, as the gradient of a masked token does."""
+    for j in range(n):
+        if load(kind, address, j) != 0:
+            return False
+    return True
+
+
+@device
 def row_parameters(kind, parameters, r, n, s1, s2, grad_out, x, weight, mean, rstd, want_input):
     """Fill in the parameters of tile row r from its sums (s2 without rstd); whether float32 is enough for it."""
     per_column = 1.0 / n
     largest = max(abs(s1), abs(s2) * rstd) * per_column
     fine = SMALLEST_RSTD <= rstd <= LARGEST_RSTD
     if want_input:
-        fine = fine and SMALLEST <= largest <= LARGEST and abs(s2) * per_column <= LARGEST
+        in_range = SMALLEST <= largest <= LARGEST and abs(s2) * per_column <= LARGEST
+        fine = fine and (in_range or (largest == 0 and is_zero(kind, grad_out, n)))
     if want_input and not fine:
         s1, s2 = 0.0, 0.0
         for first in range(0, n, SEGMENT):

@@ -51,35 +51,51 @@ class Workspace:
 _compiled: set[tuple[Any, ...]] = set()  # kernels with the types they have been called with
 
 
-@dataclass(frozen=True, slots=True)
 class Step:
     """One call of a compiled function: ``function(descriptor, *tags)``.
 
     A tag is a scalar whose type chooses a dtype. A shared step runs on several threads and divides its work itself; its
-    workspace has room for as many as there are ``slots``.
+    workspace has room for as many as there are slots when it is prepared.
     """
 
-    function: Callable[..., None]
-    descriptor: np.ndarray
-    places: tuple[tuple[int, Place], ...]
-    tags: tuple[Any, ...] = ()
-    shared: bool = False
-    slots: int = field(default_factory=pool.slots)
+    def __init__(
+        self,
+        function: Callable[..., None],
+        descriptor: np.ndarray,
+        places: Sequence[tuple[int, Place]],
+        tags: tuple[Any, ...] = (),
+        shared: bool = False,
+    ) -> None:
+        self._function = function
+        self._descriptor = descriptor
+        self._places = tuple((position, place.source, place.offset) for position, place in places)
+        self._tags = tags
+        self._shared = shared
+        self._slots = pool.slots()
+        self._key = (function, *map(type, tags))
+        self._filled: tuple[list[int], int, np.ndarray] = ([], 0, descriptor)
 
-    def run(self, addresses: Sequence[int], workspace: int) -> None:
-        descriptor = self.descriptor.copy()
-        for position, place in self.places:
-            start = workspace if place.source == _WORKSPACE else addresses[place.source]
-            descriptor[position] = start + place.offset
-        key = (self.function, *map(type, self.tags))
-        if key not in _compiled:
-            with announced(self.function.__name__):
-                self.function(descriptor, *self.tags)
-            _compiled.add(key)
-        elif self.shared:
-            pool.run(self.function, self.slots, descriptor, *self.tags)
+    def run(self, addresses: list[int], workspace: int) -> None:
+        """Call the function on the tensors at these addresses."""
+        descriptor = self._at(addresses, workspace).copy()
+        if self._key not in _compiled:
+            with announced(self._function.__name__):
+                self._function(descriptor, *self._tags)
+            _compiled.add(self._key)
+        elif self._shared:
+            pool.run(self._function, self._slots, descriptor, *self._tags)
         else:
-            self.function(descriptor, *self.tags)
+            self._function(descriptor, *self._tags)
+
+    def _at(self, addresses: list[int], workspace: int) -> np.ndarray:
+        """The descriptor with its addresses, which are often the last call's."""
+        last_addresses, last_workspace, filled = self._filled
+        if workspace != last_workspace or addresses != last_addresses:
+            filled = self._descriptor.copy()
+            for position, source, offset in self._places:
+                filled[position] = offset + (workspace if source == _WORKSPACE else addresses[source])
+            self._filled = (addresses, workspace, filled)
+        return filled
 
 
 @dataclass(slots=True)
@@ -89,7 +105,7 @@ class SteppedKernel:
     workspace_size: int
     steps: list[Step] = field(default_factory=list)
 
-    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+    def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         """Run the steps one after another."""
         base = -(-workspace // ALIGNMENT) * ALIGNMENT
         for step in self.steps:

@@ -100,6 +100,31 @@ def vstream(typingctx, kind, address, index, value):
 
 
 @intrinsic
+def bits_or(typingctx, a, b):
+    """The bits of both: zero, of either sign, only where both lanes are."""
+
+    def codegen(context, builder, sig, args):
+        bits = [builder.bitcast(value, vector_of(I32_TYPE)) for value in args]
+        return builder.bitcast(builder.or_(*bits), vector_of(FLOAT_TYPE))
+
+    return f32x16(f32x16, f32x16), codegen
+
+
+@intrinsic
+def select_zero(typingctx, condition, zero, other):
+    """Lanes of ``zero`` where the condition is zero (of either sign), of ``other`` elsewhere."""
+
+    def codegen(context, builder, sig, args):
+        bits = builder.and_(
+            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
+        )
+        is_zero = builder.icmp_unsigned("==", bits, splat_constant(vector_of(I32_TYPE), 0))
+        return builder.select(is_zero, args[1], args[2])
+
+    return f32x16(f32x16, f32x16, f32x16), codegen
+
+
+@intrinsic
 def all_between(typingctx, value, low, high):
     """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
 

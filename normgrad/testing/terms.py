@@ -25,21 +25,27 @@ class Magnitude:
     total : array
         T, the sum of their absolute values.
     peak : array
-        The largest factor or term on the way; above float32's range, Inf and NaN are right results.
+        The largest finite factor or term on the way; above float32's range, Inf and NaN are right results.
     """
 
     def __init__(self, total: ArrayLike, *factors: ArrayLike) -> None:
         self.total: NDArray[np.float64] = np.asarray(total, np.float64)
-        peak = np.abs(self.total)
+        peak = _finite_size(self.total)
         for factor in factors:
-            peak = np.maximum(peak, np.abs(factor))
-        self.peak: NDArray[np.float64] = np.nan_to_num(peak, nan=np.inf)
+            peak = np.maximum(peak, _finite_size(factor))
+        self.peak: NDArray[np.float64] = peak
 
     def reshaped(self, shape: Sequence[int]) -> Magnitude:
         """The same in another shape."""
         other = Magnitude(self.total.reshape(shape))
         other.peak = np.broadcast_to(self.peak, self.total.shape).reshape(shape)
         return other
+
+
+def _finite_size(values: ArrayLike) -> NDArray[np.float64]:
+    """Absolute values; 0 for what an infinite input made, since that is no overflow."""
+    size = np.abs(values)
+    return np.where(np.isfinite(size), size, 0.0)
 
 
 Three = tuple[Magnitude | None, Magnitude | None, Magnitude | None]

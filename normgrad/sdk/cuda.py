@@ -1,0 +1,168 @@
+"""NVIDIA GPUs as the devices: memory, streams and events are PyTorch's, copies are the CUDA driver's."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from normgrad.contract.plan import Plan
+from normgrad.contract.view import Memory
+from normgrad.sdk import native
+
+_POLL = 0.0005  # seconds between looks at a stream that is waited for with a time limit
+
+
+class _Driver:
+    """The functions of the CUDA driver that PyTorch has no name for. They act in the thread's current device."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemcpyAsync", _word(to), _word(source), _word(nbytes), ctypes.c_void_p(stream))
+
+    def fill(self, to: int, value: int, nbytes: int, stream: int) -> None:
+        byte = ctypes.c_ubyte(value & 0xFF)
+        self._call("cuMemsetD8Async", _word(to), byte, _word(nbytes), ctypes.c_void_p(stream))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            raise RuntimeError(f"{name} failed with CUDA error {result}")
+
+
+def _word(value: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64(value)
+
+
+@contextmanager
+def _staging(nbytes: int) -> Iterator[int]:
+    """Memory of the host for bytes on their way: the driver would fault on a bad address, the kernel reports it."""
+    buffer = ctypes.create_string_buffer(nbytes)
+    yield ctypes.addressof(buffer)
+    del buffer
+
+
+class CudaMark:
+    """A point in a stream's work."""
+
+    def __init__(self, stream: Any) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record(stream)
+
+    def query(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def milliseconds_since(self, earlier: CudaMark) -> float:
+        return float(earlier.event.elapsed_time(self.event))
+
+
+class CudaStream:
+    """A CUDA stream."""
+
+    def __init__(self, driver: _Driver, index: int) -> None:
+        self._driver = driver
+        self._device = torch.device("cuda", index)
+        with torch.cuda.device(self._device):
+            self._stream = torch.cuda.Stream(self._device)
+
+    def run(self, plan: Plan, workspace: Memory) -> None:
+        with torch.cuda.stream(self._stream):
+            plan.run(workspace)
+
+    def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool], kept: Any) -> None:
+        """Copy in order; one that ends in memory the library does not know is over when this returns."""
+        to_known, source_known = sides
+        with torch.cuda.device(self._device):
+            if to_known and source_known:
+                self._driver.copy(to, source, nbytes, self._stream.cuda_stream)
+                return
+            with _staging(nbytes) as staged:
+                if not source_known:
+                    native.copy(staged, source, nbytes)
+                    source = staged
+                self._driver.copy(to if to_known else staged, source, nbytes, self._stream.cuda_stream)
+                self._stream.synchronize()
+                if not to_known:
+                    native.copy(to, staged, nbytes)
+
+    def fill(self, to: int, value: int, nbytes: int, on_device: bool, kept: Any) -> None:
+        if not on_device:
+            self._stream.synchronize()
+            native.fill(to, value, nbytes)
+            return
+        with torch.cuda.device(self._device):
+            self._driver.fill(to, value, nbytes, self._stream.cuda_stream)
+
+    def record(self) -> CudaMark:
+        return CudaMark(self._stream)
+
+    def wait_for(self, mark: CudaMark) -> None:
+        self._stream.wait_event(mark.event)
+
+    def query(self) -> bool:
+        return bool(self._stream.query())
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        if timeout is None:
+            self._stream.synchronize()
+            return
+        end = time.monotonic() + timeout
+        while not self._stream.query():
+            if time.monotonic() >= end:
+                raise TimeoutError(f"the stream was still at work after {timeout} s")
+            time.sleep(_POLL)
+
+
+class CudaDevices:
+    """Every GPU that PyTorch sees."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeError("PyTorch sees no CUDA GPU")
+        self._driver = _Driver()
+        # One for each GPU, for copies that no stream orders.
+        self._streams = [CudaStream(self._driver, index) for index in range(torch.cuda.device_count())]
+
+    def count(self) -> int:
+        return len(self._streams)
+
+    def place(self, index: int) -> str:
+        return f"cuda:{index}"
+
+    def allocate(self, nbytes: int, index: int) -> int:
+        try:
+            return int(torch.cuda.caching_allocator_alloc(nbytes, index))
+        except torch.cuda.OutOfMemoryError:
+            return 0
+
+    def release(self, address: int) -> None:
+        for index in range(self.count()):
+            torch.cuda.synchronize(index)  # work may still use the memory, on any stream
+        torch.cuda.caching_allocator_delete(address)
+
+    def stream(self, index: int) -> CudaStream:
+        return CudaStream(self._driver, index)
+
+    def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None:
+        stream = self._streams[0]
+        stream.copy(to, source, nbytes, sides, kept=None)
+        stream.synchronize()
+
+    def fill(self, to: int, value: int, nbytes: int, on_device: bool) -> None:
+        stream = self._streams[0]
+        stream.fill(to, value, nbytes, on_device, kept=None)
+        stream.synchronize()
+
+    def memory_info(self, index: int) -> tuple[int, int]:
+        """Free and total bytes."""
+        free, total = torch.cuda.mem_get_info(index)
+        return int(free), int(total)

@@ -1,0 +1,54 @@
+"""The runtime's error codes, and the exception that carries one."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from enum import IntEnum
+
+from normgrad.contract.status import ContractError, Names, Status
+from normgrad.operators import OPERATORS
+
+
+class AclError(IntEnum):
+    """The codes of the runtime's functions."""
+
+    SUCCESS = 0
+    INVALID_PARAM = 100000
+    UNINITIALIZE = 100001
+    REPEAT_INITIALIZE = 100002
+    REPEAT_FINALIZE = 100037
+    BAD_ALLOC = 200000
+    INTERNAL_ERROR = 500000
+    RT_PARAM_INVALID = 107000
+    RT_INVALID_DEVICEID = 107001
+    RT_CONTEXT_NULL = 107002
+    RT_INVALID_HANDLE = 107017
+    RT_WAIT_TIMEOUT = 107019
+    RT_SYSPARAMOPT_NOT_SET = 107021
+    RT_MEMORY_ALLOCATION = 207001
+
+
+class Refused(Exception):
+    """A call that is answered with an error code; the text says what was given and what would be right."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = int(status)
+        super().__init__(text)
+
+
+def text_of(error: BaseException) -> str:
+    """An error in words, with the operators and their parameters called by their C names."""
+    if isinstance(error, ContractError):
+        signature = OPERATORS[error.operator].signature
+        return error.text(signature.c_name, Names({p.name: p.c_name for p in signature.parameters}))
+    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+
+
+def dressed(status: int, text: str) -> str:
+    """An error text as ``aclGetRecentErrMsg`` gives it."""
+    of_parameters = status in (Status.ACLNN_ERR_PARAM_NULLPTR, Status.ACLNN_ERR_PARAM_INVALID)
+    label = "AclNN_Parameter_Error(EZ1001)" if of_parameters else f"Acl_Error({status})"
+    now = datetime.now()
+    clock = f"{now:%Y-%m-%d-%H:%M:%S}.{now.microsecond // 1000:03}.{now.microsecond % 1000:03}"
+    return f"[PID:{os.getpid()}] {clock} {label}: {text}"

@@ -1,0 +1,204 @@
+"""Makes the tree that programs written for CANN build against: headers, one library under all its names, set_env.sh."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from normgrad.sdk.prototypes import INCLUDE, Prototype, read_headers
+
+LIBRARY = "libascendcl.so"
+#: The other names that programs link to.
+OTHER_NAMES = ("libacl_rt.so", "libnnopbase.so", "libopapi_nn.so", "libopapi_math.so", "libopapi.so")
+#: Functions that library.c holds itself.
+NATIVE = ("aclGetRecentErrMsg", "aclFloat16ToFloat", "aclFloatToFloat16", "aclDataTypeSize")
+
+_MODULE = "_normgrad_sdk"
+_INTERFACE = """
+extern "Python" void normgrad_call(int32_t function, const uint64_t *words, int64_t *result);
+void normgrad_set_text(const char *text);
+int normgrad_copy(uint64_t to, uint64_t from, uint64_t nbytes);
+void normgrad_move(uint64_t to, uint64_t from, uint64_t nbytes);
+void normgrad_fill(uint64_t to, int32_t value, uint64_t nbytes);
+uint64_t normgrad_allocate(uint64_t nbytes);
+void normgrad_release(uint64_t address);
+uint64_t normgrad_new_array(uint64_t nbytes);
+void normgrad_started(void);
+void normgrad_ended(void);
+"""
+_WORD_OF_DOUBLE = """
+static uint64_t word_of_double(double value)
+{
+    uint64_t word;
+    memcpy(&word, &value, sizeof word);
+    return word;
+}
+"""
+
+
+class SdkError(Exception):
+    """The tree cannot be made; the text says why and what would help."""
+
+
+def build(directory: str | os.PathLike[str]) -> Path:
+    """Make the tree in a directory, over what an earlier call left there, and return its absolute path."""
+    home = Path(directory).resolve()
+    if not sys.platform.startswith("linux"):
+        raise SdkError(f"the SDK is for Linux, and this is {sys.platform}")
+    compiler = _compiler()
+    python = _shared_python()
+    (home / "lib64").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(INCLUDE, home / "include", dirs_exist_ok=True)
+    _compile(compiler, python, home / "lib64" / LIBRARY)
+    for name in OTHER_NAMES:
+        link = home / "lib64" / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(LIBRARY)
+    (home / "set_env.sh").write_text(_set_env(home), encoding="utf-8")
+    return home
+
+
+def _compiler() -> list[str]:
+    chosen = os.environ.get("CC")
+    candidates = [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]
+    for command in candidates:
+        if command and shutil.which(command[0]):
+            return command
+    if chosen:
+        raise SdkError(f"the C compiler that CC names, {chosen!r}, is not there")
+    raise SdkError("no C compiler was found (cc, gcc or clang); install one, or name it in the environment variable CC")
+
+
+def _shared_python() -> Path:
+    """The shared library of this Python, which the tree's library links to."""
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        raise SdkError(
+            f"Python's headers are not in {sysconfig.get_path('include')}; install them (python3-dev, python3-devel)"
+        )
+    name = sysconfig.get_config_var("INSTSONAME") or ""
+    base = Path(sys.base_prefix)
+    folders = [sysconfig.get_config_var("LIBDIR"), base / "lib", base / "lib64", sysconfig.get_config_var("LIBPL")]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch:
+        folders.append(base / "lib" / multiarch)
+    for folder in folders:
+        if folder and ".so" in name and (Path(folder) / name).exists():
+            return Path(folder) / name
+    raise SdkError(
+        f"this Python ({sys.executable}) has no shared libpython, which the library needs; "
+        "use a Python built with --enable-shared (most distributions' are; pyenv: "
+        "PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install …)"
+    )
+
+
+def _compile(compiler: list[str], python: Path, library: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / f"{_MODULE}.c", Path(folder) / LIBRARY
+        _emit(source)
+        command = [
+            *compiler,
+            "-shared",
+            "-fPIC",
+            "-O2",
+            "-pthread",
+            "-fvisibility=hidden",
+            "-D_GNU_SOURCE",
+            "-DNDEBUG",
+            "-include",
+            str(Path(__file__).with_name("before.h")),
+            f"-I{INCLUDE}",
+            f"-I{sysconfig.get_path('include')}",
+            f"-I{sysconfig.get_path('platinclude')}",
+            *shlex.split(os.environ.get("CFLAGS", "")),
+            str(source),
+            str(python),
+            f"-Wl,-rpath,{python.parent}",
+            f"-Wl,-soname,{LIBRARY}",
+            "-Wl,-z,nodelete",  # Python's threads may be inside when a program closes the library
+            "-ldl",
+            "-o",
+            str(made),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SdkError(f"the C compiler failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
+        # Into place in one step: a program that has the old one loaded keeps it.
+        staged = library.with_name(f".{library.name}.{os.getpid()}")
+        shutil.copy2(made, staged)
+        staged.replace(library)
+
+
+def _emit(source: Path) -> None:
+    try:
+        import cffi
+    except ImportError:
+        raise SdkError("cffi is not installed; pip install 'normgrad[sdk]'") from None
+    functions = [function for function in read_headers() if function.name not in NATIVE]
+    builder = cffi.FFI()
+    builder.embedding_api("")
+    builder.cdef(_INTERFACE)
+    builder.set_source(_MODULE, "".join(_native_half(functions)))
+    table = tuple((function.name, function.codes, function.returns) for function in functions)
+    builder.embedding_init_code(
+        f"from {_MODULE} import ffi, lib\nfrom normgrad.sdk.entry import start\nstart(ffi, lib, {table!r})\n"
+    )
+    with contextlib.redirect_stdout(io.StringIO()):  # it says what it writes
+        builder.emit_c_code(str(source))
+
+
+def _native_half(functions: Iterable[Prototype]) -> Iterator[str]:
+    yield f"#define NORMGRAD_PYTHON {_c_string(sys.executable)}\n"
+    yield f"#define NORMGRAD_FIND {_c_string(_find_packages_code())}\n"
+    yield Path(__file__).with_name("library.c").read_text(encoding="utf-8")
+    yield _WORD_OF_DOUBLE
+    for header in sorted((INCLUDE / "aclnnop").glob("*.h")):
+        yield f'#include "aclnnop/{header.name}"\n'
+    for number, function in enumerate(functions):
+        parameters = ", ".join(f"{argument.type} {argument.name}" for argument in function.arguments) or "void"
+        words = ", ".join(argument.word for argument in function.arguments) or "0"
+        outcome = f"call({number}, words, {function.failure})"
+        cast = "(uintptr_t)" if "*" in function.returns else ""
+        yield (
+            f"\n{function.returns} {function.name}({parameters})\n{{\n"
+            f"    const uint64_t words[] = {{{words}}};\n"
+            f"    return ({function.returns}){cast}{outcome};\n}}\n"
+        )
+
+
+def _find_packages_code() -> str:
+    """Python code that makes this environment's packages importable, in an interpreter of ours or another's."""
+    package = str(Path(__file__).parents[2])
+    # The directory that the command runs in is on the path by accident, unless the package lies there.
+    paths = [path for path in map(os.path.abspath, filter(None, sys.path)) if path != os.getcwd() or path == package]
+    return (
+        "import sys\n"
+        f"paths = {list(dict.fromkeys(paths))!r}\n"
+        "if ours:\n"
+        "    sys.path[:] = paths + [path for path in sys.path if path not in paths]\n"
+        "else:\n"
+        "    sys.path.extend(path for path in paths if path not in sys.path)\n"
+    )
+
+
+def _c_string(text: str) -> str:
+    """A C string literal of UTF-8 text. Octal escapes, since those end after three digits."""
+    plain = {ord(c) for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./-+=(),:[]"}
+    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in text.encode()) + '"'
+
+
+def _set_env(home: Path) -> str:
+    return (
+        "# Source this file: programs written for CANN then build and run against normgrad.\n"
+        f"export ASCEND_HOME_PATH={shlex.quote(str(home))}\n"
+        'export ASCEND_CUSTOM_PATH="$ASCEND_HOME_PATH"\n'
+        'export LD_LIBRARY_PATH="$ASCEND_HOME_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"\n'
+    )

@@ -1,0 +1,161 @@
+"""The tree: every way to build against it, and clear words where it cannot be made."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from conftest import environment
+from normgrad import sdk
+from normgrad.cli import main
+from normgrad.sdk import tree
+
+EXPECTED = {
+    "layer_norm_backward": "gradInput: -2 -94 -877.5 -1747.5\ngradWeight: 20 62\ngradBias: 6 8\n",
+    "group_norm_backward": "gradInput: below 1e-5\ngradGamma: -75.8969 2.89683 155.849\ngradBeta: 68 100 132\n",
+    "batch_norm_elemt_backward": "gradInput: 0 0.9 1.8 2.7 3.6 4.5 5.4 6.3\n",
+    "sync_batch_norm": "mean: 0.901459 0.728063 0.555861\ninvstd: 0.934859 0.936714 0.949855\n"
+    "runningMean: 0.0901459 0.0728063 0.0555861\nrunningVar: 1.02044 1.01997 1.01667\n"
+    "outputs and gradients of both ranks: right\n",
+}
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "examples" / "cpp"
+
+
+@pytest.mark.parametrize(
+    "libraries",
+    [
+        ("-lascendcl", "-lnnopbase", "-lopapi_nn", "-lopapi_math"),
+        ("-lascendcl", "-lnnopbase", "-lopapi"),
+        ("-lacl_rt", "-lnnopbase", "-lopapi_nn", "-lopapi_math"),
+    ],
+    ids=["current", "older", "newer"],
+)
+@pytest.mark.parametrize("standard", ["c++11", "c++20"])
+def test_compile_lines(build, run, libraries: tuple[str, ...], standard: str) -> None:
+    program = build(SAMPLES / "layer_norm_backward.cpp", libraries=libraries, standard=standard)
+    done = run(program)
+    assert (done.stdout, done.returncode) == (EXPECTED["layer_norm_backward"], 0), done.stderr
+
+
+def test_samples_build_with_cmake_after_set_env_and_print_what_is_right(home: Path, tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("there is no cmake")
+    script = f"""
+        set -e
+        . '{home}/set_env.sh'
+        cmake -S '{SAMPLES}' -B '{tmp_path}' -DCMAKE_CXX_FLAGS=-Werror
+        cmake --build '{tmp_path}'
+        for sample in {" ".join(EXPECTED)}; do '{tmp_path}'/$sample > '{tmp_path}'/$sample.out; done
+    """
+    kept = {
+        name: value for name, value in environment(home).items() if name not in ("ASCEND_HOME_PATH", "LD_LIBRARY_PATH")
+    }
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env=kept)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {name: (tmp_path / f"{name}.out").read_text() for name in EXPECTED} == EXPECTED
+
+
+def test_the_page_is_true(tmp_path: Path) -> None:
+    """The commands of docs/sdk.md, one after the other, print what it shows under them."""
+    if shutil.which("cmake") is None:
+        pytest.skip("there is no cmake")
+    blocks = re.findall(r"^```(sh|text)\n(.*?)^```$", (ROOT / "docs" / "sdk.md").read_text(), re.DOTALL | re.MULTILINE)
+    commands = "".join(content for language, content in blocks if language == "sh")
+    shown = [content for language, content in blocks if language == "text"]
+    script = f'set -e\nnormgrad() {{ "{sys.executable}" -m normgrad "$@"; }}\n{commands}'
+    variables = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=variables, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len(shown) == 2
+    assert all(text in done.stdout for text in shown), done.stdout
+
+
+def test_set_env_keeps_what_was_on_the_path(home: Path) -> None:
+    script = (
+        f'. \'{home}/set_env.sh\'; printf \'%s|%s|%s\' "$ASCEND_HOME_PATH" "$ASCEND_CUSTOM_PATH" "$LD_LIBRARY_PATH"'
+    )
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=True, env={"LD_LIBRARY_PATH": "/other"}
+    )
+    assert done.stdout == f"{home}|{home}|{home}/lib64:/other"
+
+
+def test_one_library_has_all_names(home: Path) -> None:
+    names = {path.name for path in (home / "lib64").iterdir()}
+    assert names == {"libascendcl.so", *tree.OTHER_NAMES}
+    assert {path.resolve().name for path in (home / "lib64").iterdir()} == {"libascendcl.so"}
+
+
+def test_the_library_exports_the_interface_and_nothing_else(home: Path) -> None:
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", home / "lib64" / "libascendcl.so"], capture_output=True, text=True, check=True
+    )
+    exported = {line.split()[-1] for line in listed.stdout.splitlines()}
+    assert {function.name for function in tree.read_headers()} <= exported
+    assert all(name.startswith(("acl", "PyInit__normgrad_sdk")) for name in exported), exported
+
+
+def test_the_command_makes_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sdk", str(tmp_path / "tree")]) == 0
+    assert main(["sdk", str(tmp_path / "tree")]) == 0  # over the old one
+    assert f"source {tmp_path}/tree/set_env.sh" in capsys.readouterr().out
+    assert (tmp_path / "tree" / "lib64" / "libopapi.so").exists()
+
+
+# Where it cannot be made
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(sdk.SdkError, match=r"no C compiler was found \(cc, gcc or clang\); install one"):
+        sdk.build(tmp_path / "tree")
+    assert main(["sdk", str(tmp_path / "tree")]) == 2
+    assert capsys.readouterr().err.startswith("normgrad: no C compiler was found")
+    assert not (tmp_path / "tree").exists()
+
+
+def test_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    with pytest.raises(sdk.SdkError, match="the C compiler that CC names, 'no-such-compiler -m64', is not there"):
+        sdk.build(tmp_path / "tree")
+
+
+def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CFLAGS", "-std=no_such_standard")
+    with pytest.raises(sdk.SdkError, match=r"(?s)the C compiler failed:\n.*no_such_standard"):
+        sdk.build(tmp_path / "tree")
+
+
+@pytest.mark.parametrize("soname", ["libpython3.99.a", "libpython3.99.so.1.0"])
+def test_no_shared_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soname: str) -> None:
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: soname if name == "INSTSONAME" else real(name))
+    with pytest.raises(sdk.SdkError, match="has no shared libpython, which the library needs; use a Python built with"):
+        sdk.build(tmp_path / "tree")
+
+
+def test_no_python_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(sdk.SdkError, match="Python's headers are not in"):
+        sdk.build(tmp_path / "tree")
+
+
+def test_no_cffi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cffi", None)
+    with pytest.raises(sdk.SdkError, match=r"cffi is not installed; pip install 'normgrad\[sdk\]'"):
+        sdk.build(tmp_path / "tree")
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["sdk", str(tmp_path / "file")]) == 2
+    assert "Not a directory" in capsys.readouterr().err
