@@ -108,7 +108,7 @@ def on_threads(function: Callable[..., None], arrays: list[np.ndarray]) -> None:
     """Run a kernel on normgrad's threads, or on this one alone where there is little to share."""
     counters = np.zeros(3, np.uint64)
     if arrays[0].size > _BLOCK and get_num_threads() > 1:
-        pool.run(function, counters, *arrays)
+        pool.run(function, pool.slots(), counters, *arrays)
     else:
         function(counters, *arrays)
 
