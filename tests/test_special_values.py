@@ -120,3 +120,19 @@ def test_many_rows_do_not_make_the_sums_worse(backend: str) -> None:
     grad_bias = normgrad.layer_norm_backward(dy, zero, [1], zero, one, output_mask=(False, False, True))[2]
     exact = rows * float(np.float32(0.1))
     assert abs(float(grad_bias[0]) - exact) <= 2.0**-24 * exact * 9
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_any_nan_in_a_parameter_stays_a_nan(backend: str, dtype: str, bits: int) -> None:
+    """Rounded to bfloat16 by adding half a step, NaNs with a payload would become numbers."""
+    x = np.random.default_rng(0).normal(size=(2, 64, 33)).astype(NUMPY[dtype])
+    one, odd = np.ones(64, np.float32), np.ones(64, np.float32)
+    odd[3:4].view(np.uint32)[:] = bits
+    for weight, bias in ((one, odd), (odd, one)):
+        results = [
+            normgrad.layer_norm(np.moveaxis(x, 1, 2), [64], weight, bias)[0][..., 3],
+            normgrad.group_norm(x, weight, bias, 2, 64, 33, 4)[0][:, 3],
+            normgrad.batch_norm_elemt(x, weight, bias, one, one)[:, 3],
+        ]
+        assert all(np.isnan(result.astype(np.float32)).all() for result in results)

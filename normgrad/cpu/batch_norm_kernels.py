@@ -39,6 +39,7 @@ from normgrad.cpu.channels import (
     finish_phase,
     partial_index,
     places_of,
+    quotient,
     vector_value,
 )
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
@@ -70,8 +71,9 @@ def _in_columns(kind, layout, direction):
 @device
 def _row_of(desc, i):
     """Sample, channel and chunk of chunk i of rows."""
-    row = i // desc[CHUNKS]
-    return row // desc[CHANNELS], row % desc[CHANNELS], i % desc[CHUNKS]
+    row = quotient(i, desc[CHUNKS])
+    n = quotient(row, desc[CHANNELS])
+    return n, row - n * desc[CHANNELS], i - row * desc[CHUNKS]
 
 
 def _rows_sum_backward(kind, layout, direction, desc, i):

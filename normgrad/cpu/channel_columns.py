@@ -17,6 +17,7 @@ from normgrad.cpu.channels import (
     RESULT,
     RSTD,
     SCALE_BY_RSTD,
+    STREAM,
     address_of,
     partial_index,
     places_of,
@@ -27,7 +28,7 @@ from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moment
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.llvm import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
-from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first
+from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
 
@@ -116,6 +117,7 @@ def gradient_places(kind, desc, n, chunk, first, last, table):
     for r in range(place + first, place + last):
         grad_out, x = address_of(desc, GRAD_OUT, size, n, 0, r), address_of(desc, INPUT, size, n, 0, r)
         result = address_of(desc, RESULT, size, n, 0, r)
+        stream = desc[STREAM] != 0 and result % 64 == 0
         for c in range(0, channels, 32):
             g, v = _load(kind, grad_out, c, channels), _load(kind, x, c, channels)
             b0 = fma(vload(F32, table, pitch + c), v[0] - vload(F32, table, c), vload(F32, table, 3 * pitch + c))
@@ -129,6 +131,8 @@ def gradient_places(kind, desc, n, chunk, first, last, table):
             if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
                 for k in range(c, min(channels, c + 32)):
                     exact_gradient(desc, n, k, r, r + 1)
+            elif stream and c + 32 <= channels:
+                stream_pair(kind, result, c, a, b)
             elif c + 32 <= channels:
                 store_pair(kind, result, c, a, b)
             else:
@@ -189,6 +193,7 @@ def normalise_places(kind, desc, n, chunk, first, last, table):
         return
     for r in range(place + first, place + last):
         x, result = address_of(desc, INPUT, size, n, 0, r), address_of(desc, RESULT, size, n, 0, r)
+        stream = desc[STREAM] != 0 and result % 64 == 0
         for c in range(0, channels, 32):
             v = _load(kind, x, c, channels)
             a = (v[0] - vload(F32, table, c)) - vload(F32, table, pitch + c)
@@ -198,6 +203,8 @@ def normalise_places(kind, desc, n, chunk, first, last, table):
             if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
                 for k in range(c, min(channels, c + 32)):
                     exact_normalised(desc, n, k, r, r + 1)
+            elif stream and c + 32 <= channels:
+                stream_pair(kind, result, c, a, b)
             elif c + 32 <= channels:
                 store_pair(kind, result, c, a, b)
             else:

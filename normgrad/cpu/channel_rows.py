@@ -12,6 +12,7 @@ from normgrad.cpu.channels import (
     RESULT,
     RSTD,
     SCALE_BY_RSTD,
+    STREAM,
     address_of,
     partial_index,
     places_of,
@@ -22,7 +23,7 @@ from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moment
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.llvm import F32
 from normgrad.cpu.memory import item_size, load, store_f64
-from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first
+from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.vectors import any_subnormal, fma, hsum, splat_f32, splat_f64, widen
 
 # A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
@@ -92,6 +93,7 @@ def gradient_row(kind, desc, n, c, chunk, table):
         return
     grad_out, x = address_of(desc, GRAD_OUT, size, n, c, first), address_of(desc, INPUT, size, n, c, first)
     result = address_of(desc, RESULT, size, n, c, first)
+    stream = desc[STREAM] != 0 and result % 64 == 0
     mean, slope = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
     factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
     i = 0
@@ -100,6 +102,8 @@ def gradient_row(kind, desc, n, c, chunk, table):
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
             exact_gradient(desc, n, c, first + i, first + i + 32)
+        elif stream:
+            stream_pair(kind, result, i, a, b)
         else:
             store_pair(kind, result, i, a, b)
         i += 32
@@ -179,6 +183,7 @@ def normalise_row(kind, desc, n, c, chunk, table):
         exact_normalised(desc, n, c, first, first + count)
         return
     x, result = address_of(desc, INPUT, size, n, c, first), address_of(desc, RESULT, size, n, c, first)
+    stream = desc[STREAM] != 0 and result % 64 == 0
     mean, rest = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
     factor, bias = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
     i = 0
@@ -186,6 +191,8 @@ def normalise_row(kind, desc, n, c, chunk, table):
         a, b = _normalised(load_pair(kind, x, i), mean, rest, factor, bias)
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
             exact_normalised(desc, n, c, first + i, first + i + 32)
+        elif stream:
+            stream_pair(kind, result, i, a, b)
         else:
             store_pair(kind, result, i, a, b)
         i += 32

@@ -32,7 +32,8 @@ RECORDS = 73  # float64 [statistics, 2]
 TABLES = 74  # float32 [.., PLANES, PITCH]
 EPS, BATCH = 75, 76
 SCALE_BY_RSTD = 77
-DESC_SIZE = 78
+STREAM = 78  # results go past the caches
+DESC_SIZE = 79
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
 PLANES = 5
@@ -53,8 +54,16 @@ def vector_or(desc, vector, index, absent):
 
 
 @device
+def quotient(a, b):
+    """a // b of numbers that are not negative; divisions would be a good part of the work on short rows."""
+    if b == 1:
+        return a
+    return 0 if a < b else a // b
+
+
+@device
 def statistic_of(desc, n, c):
-    return n * desc[STAT_SAMPLE] + c // desc[STAT_CHANNEL]
+    return n * desc[STAT_SAMPLE] + quotient(c, desc[STAT_CHANNEL])
 
 
 @device

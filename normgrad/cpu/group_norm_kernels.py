@@ -38,6 +38,7 @@ from normgrad.cpu.channels import (
     SECOND,
     SLOT,
     SLOTS,
+    STAT_CHANNEL,
     TABLES,
     THIRD,
     UNIT_CHUNKS,
@@ -45,6 +46,7 @@ from normgrad.cpu.channels import (
     choose,
     finish_phase,
     places_of,
+    quotient,
 )
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.memory import fetch_add, load_f64
@@ -81,28 +83,31 @@ def _spread(kind, layout, direction, desc, unit, table):
 
 
 @device
-def _channel_of(desc, unit, chunk):
-    return unit % desc[GROUPS] * (desc[CHANNELS] // desc[GROUPS]) + chunk // desc[CHUNKS]
+def _row_of(desc, unit, chunk):
+    """Sample, channel and chunk of the row, of a chunk of a unit of rows."""
+    n, row = quotient(unit, desc[GROUPS]), quotient(chunk, desc[CHUNKS])
+    c = (unit - n * desc[GROUPS]) * desc[STAT_CHANNEL] + row
+    return n, c, chunk - row * desc[CHUNKS]
 
 
 @device
 def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
-    chunks, groups = desc[CHUNKS], desc[GROUPS]
     if unit >= 0:
-        sum_row(kind, desc, unit // groups, _channel_of(desc, unit, chunk), chunk % chunks)
+        n, c, part = _row_of(desc, unit, chunk)
+        sum_row(kind, desc, n, c, part)
     if old_unit >= 0:
-        old_channel = _channel_of(desc, old_unit, old_chunk)
-        gradient_row(kind, desc, old_unit // groups, old_channel, old_chunk % chunks, old_table)
+        n, c, part = _row_of(desc, old_unit, old_chunk)
+        gradient_row(kind, desc, n, c, part, old_table)
 
 
 @device
 def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
-    chunks, groups = desc[CHUNKS], desc[GROUPS]
     if unit >= 0:
-        moments_row(kind, desc, unit // groups, _channel_of(desc, unit, chunk), chunk % chunks)
+        n, c, part = _row_of(desc, unit, chunk)
+        moments_row(kind, desc, n, c, part)
     if old_unit >= 0:
-        old_channel = _channel_of(desc, old_unit, old_chunk)
-        normalise_row(kind, desc, old_unit // groups, old_channel, old_chunk % chunks, old_table)
+        n, c, part = _row_of(desc, old_unit, old_chunk)
+        normalise_row(kind, desc, n, c, part, old_table)
 
 
 @device

@@ -151,8 +151,9 @@ def order_vectors(kind, desc, p):
             lane = lane_of_column(kind, j)
             w = load_coded(desc[VECTORS_CODE], desc[WEIGHT], j * desc[WEIGHT_STRIDE]) if desc[WEIGHT] else np.float32(1)
             b = load_coded(desc[VECTORS_CODE], desc[BIAS], j * desc[BIAS_STRIDE]) if desc[BIAS] else np.float32(0)
-            store(F32, desc[ORDERED_WEIGHT], lane, w)
-            store(F32, desc[ORDERED_BIAS], lane, b)
+            # The pairs' rounding to bfloat16 keeps NaNs without low payload bits alone.
+            store(F32, desc[ORDERED_WEIGHT], lane, w if w == w else np.float32(np.nan))
+            store(F32, desc[ORDERED_BIAS], lane, b if b == b else np.float32(np.nan))
         fetch_add(p, DONE_VECTORS, 1)
     wait_until(p, DONE_VECTORS, 1)
 

@@ -17,6 +17,7 @@ from normgrad.cpu.steps import Place, Step
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
 _GRAIN = 32768  # elements that are taken at a time
+_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 SHARED_FROM = 1 << 17  # elements: below, one thread is faster
 _LANES = 32
 
@@ -89,6 +90,8 @@ class Layout:
             desc[position + 1 : position + 4] = self.strides[name]
             desc[position + 4] = CODES[self.operands.laid(name).dtype]
             self.places.append((position, self.operands.place(name)))
+        itemsize = self.operands.view("input").dtype.itemsize
+        desc[at.STREAM] = samples * channels * places * itemsize >= _STREAMED_FROM
 
     def vector(self, name: str, position: int) -> None:
         """Describe a small tensor, if it is there."""
