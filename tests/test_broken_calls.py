@@ -27,7 +27,7 @@ def _refused(case: Case, broken: Break, planned: bool) -> normgrad.ContractError
 
 
 @pytest.mark.parametrize("operator", RECIPES)
-def test_one_broken_rule_has_one_answer_and_changes_nothing(backend: str, operator: str) -> None:
+def test_one_broken_rule_has_one_answer_and_changes_nothing(operator: str) -> None:
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         case = data.draw(valid_calls(operator))

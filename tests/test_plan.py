@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 import threading
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np

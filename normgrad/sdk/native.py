@@ -26,7 +26,7 @@ def bind(ffi: Any, lib: Any) -> None:
 def wait_for_work_at_exit() -> None:
     """Wait for streams at the end of the process before the libraries loaded so far are taken down.
 
-    Handlers run last in, first out: once a backend is loaded, the one from the start would come after its libraries' own.
+    Handlers run last in, first out: once a backend is loaded, the one from the start would come after its libraries'.
     """
     _lib.normgrad_started()
 
