@@ -270,6 +270,7 @@ class Fuzzer:
 
     def run(self, calls: int) -> None:
         self.call("aclrtSetDevice", [0])
+        self.call("aclrtSynchronizeDevice", [])  # rare below, since it waits
         actions: list[tuple[float, Callable[[], None]]] = [(0.05, self.likely_call), (0.1, self.likely_run)]
         resident, steps = 0, 0
         while self.called.total() < calls:
