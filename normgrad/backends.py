@@ -13,8 +13,10 @@ ENVIRONMENT = "NORMGRAD_BACKEND"
 #: Backends by name, with the module that holds each (its ``backend``) and the kind of device it computes on.
 BACKENDS = {
     "reference": ("normgrad.reference", "cpu"),
+    "interpreter": ("normgrad.cuda.interpreter", "cpu"),
+    "cuda": ("normgrad.cuda.backend", "cuda"),
 }
-_DEFAULT = {"cpu": "reference"}
+_DEFAULT = {"cpu": "reference", "cuda": "cuda"}
 
 
 def load(name: str) -> Backend:

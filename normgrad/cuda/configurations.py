@@ -1,0 +1,119 @@
+"""How the work is cut into tiles: pure functions of sizes, element size and chip.
+
+What decides the order of a row's or group's sum (the tile and its warps) depends on the row or group alone, never on how
+many of them there are: so a row's result has the same bits in every batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What of a GPU matters here. ``concurrent``: programs of a launch can wait for each other."""
+
+    multiprocessors: int
+    concurrent: bool = True
+    largest_tile: int = 8192  # elements that a program may hold of each tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
+
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor.
+    """
+
+    rows: int
+    columns: int
+    parts: int
+    warps: int
+    resident: int
+    prefetch: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTile:
+    """A tile of GroupNorm: places × groups × channels of a group, and how many parts a group has in either direction."""
+
+    places: int
+    groups: int
+    channels: int
+    place_parts: int
+    channel_parts: int
+    warps: int
+    resident: int
+    prefetch: bool = True
+
+    @property
+    def parts(self) -> int:
+        return self.place_parts * self.channel_parts
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTile:
+    """A tile of BatchNorm's steps: samples × places × channels."""
+
+    samples: int
+    places: int
+    channels: int
+    warps: int
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def blocks(size: int, block: int) -> int:
+    """How many blocks cover a size."""
+    return -(-size // block)
+
+
+def _even_block(size: int, largest: int) -> int:
+    """The largest power of two up to ``largest`` whose blocks cover a size with at most a quarter to spare."""
+    block = min(power_of_two(size), largest)
+    while block > 256 and blocks(size, block) * block > 1.25 * size:
+        block //= 2
+    return block
+
+
+def row_tile(columns: int, itemsize: int, chip: Chip, weight_sums: bool) -> RowTile:
+    """The tile for rows of so many columns. Weight sums take four registers per element."""
+    whole = power_of_two(columns)
+    if whole <= min(4096, chip.largest_tile):
+        rows = max(1, min(2048, chip.largest_tile) // whole)
+        warps = 8 if whole * rows >= 4096 else 4
+        return RowTile(rows, whole, 1, warps, 2 if warps == 8 else 4)
+    block = _even_block(columns, min(4096, chip.largest_tile))
+    return RowTile(1, block, blocks(columns, block), 8, 2)
+
+
+def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_adjacent: bool) -> GroupTile:
+    """The tile for groups of D channels of HxW places."""
+    room = min(4096, chip.largest_tile)
+    if places_adjacent:
+        places = _even_block(HxW, room)
+        channels = min(power_of_two(D), room // places)
+        fits = places >= HxW and channels >= D
+        groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
+    else:
+        channels = min(power_of_two(D), room)
+        adjacent = max(256 // (D * itemsize), 1)
+        groups = min(power_of_two(group), power_of_two(adjacent), room // channels) if channels >= D else 1
+        places = min(power_of_two(HxW), room // (channels * groups))
+    return GroupTile(places, groups, channels, blocks(HxW, places), blocks(D, channels), 8, 2)
+
+
+def stream_tile(N: int, C: int, P: int, chip: Chip, places_adjacent: bool) -> StreamTile:
+    """The tile for data of N samples, C channels and P places."""
+    room = min(4096, chip.largest_tile)
+    if places_adjacent:
+        places = _even_block(P, room)
+        samples = min(power_of_two(N), room // places)
+        return StreamTile(samples, places, 1, 8)
+    channels = min(power_of_two(C), 128, room)
+    places = min(power_of_two(P), room // channels)
+    samples = min(power_of_two(N), room // (channels * places))
+    return StreamTile(samples, places, channels, 8)

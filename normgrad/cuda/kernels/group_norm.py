@@ -1,0 +1,274 @@
+"""GroupNorm, forward and backward, for any strides of sample, channel and place.
+
+A tile is [PLACES, GROUPS, CHANNELS]: several whole groups where channels lie side by side in memory, part of one group where
+places do. A team of PARTS programs holds the GROUPS groups of a sample between them; teams walk over the samples' groups.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import (
+    OUTPUTS,
+    SUMS,
+    WHOLE,
+    collect,
+    float64,
+    float64_of_bits,
+    indices,
+    publish,
+    sum_pair,
+)
+
+
+@triton.jit
+def _tile(pointer, sample, groups, channels, places, sample_stride, channel_stride, place_stride, mask):
+    base = (tl.zeros((), tl.int64) + sample) * sample_stride
+    offsets = base + places[:, None, None] * place_stride + channels[None, :, :] * channel_stride
+    return tl.load(pointer + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def _slots_of(slots, sample, groups, group, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """All slots of the groups, and which of them there are."""
+    parts = tl.arange(0, PADDED)
+    mask = (groups < group)[:, None] & (parts < PARTS)[None, :]
+    first = (tl.zeros((), tl.int64) + sample) * group
+    return slots + (first + groups)[:, None] * PARTS + parts[None, :], mask
+
+
+@triton.jit
+def group_norm_backward(
+    grad_out,  # [N, C, HxW]
+    input,  # [N, C, HxW]
+    mean,  # [N, group]
+    rstd,  # [N, group]
+    weight,  # [C], or None
+    grad_input,  # [N, C, HxW], or None
+    partial,  # float32 [wanted, N·place parts, C]: the weight sums of each tile
+    slots,  # int64 [N, group, PARTS]
+    samples,
+    group,
+    group_blocks,
+    D,  # channels of a group
+    HxW,
+    teams,
+    grad_out_sample,
+    grad_out_channel,
+    grad_out_place,
+    input_sample,
+    input_channel,
+    input_place,
+    grad_input_sample,
+    grad_input_channel,
+    grad_input_place,
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACE_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,  # place parts × channel parts
+    PADDED_PARTS: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    WANT_INPUT: tl.constexpr,
+    WANT_WEIGHT: tl.constexpr,
+    WANT_BIAS: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """The gradients of a team's groups, and the sums over each tile's places that the weight's gradients are made of."""
+    program = tl.program_id(0)
+    part = program % PARTS
+    team = program // PARTS
+    place_part = part % PLACE_PARTS
+    places = indices(place_part, PLACES)
+    within = indices(part // PLACE_PARTS, CHANNELS)
+    in_tile = (places < HxW)[:, None, None] & (within < D)[None, None, :]
+    per_group = 1.0 / (float64(D) * float64(HxW))
+    items = samples * group_blocks
+    if PREFETCH:
+        groups = indices(team % group_blocks, GROUPS)
+        channels = groups[:, None] * D + within[None, :]
+        mask = in_tile & (groups < group)[None, :, None] & (team < items)
+        sample = team // group_blocks
+        next_x = _tile(input, sample, groups, channels, places, input_sample, input_channel, input_place, mask)
+        next_dy = _tile(
+            grad_out, sample, groups, channels, places, grad_out_sample, grad_out_channel, grad_out_place, mask
+        )
+    for item in range(team, items, teams):
+        sample = item // group_blocks
+        groups = indices(item % group_blocks, GROUPS)
+        channels = groups[:, None] * D + within[None, :]
+        known = (groups < group)[:, None] & (within < D)[None, :]
+        mask = in_tile & (groups < group)[None, :, None]
+        if PREFETCH:
+            x, dy = next_x, next_dy
+            ahead = item + teams
+            groups_ahead = indices(ahead % group_blocks, GROUPS)
+            channels_ahead = groups_ahead[:, None] * D + within[None, :]
+            mask_ahead = in_tile & (groups_ahead < group)[None, :, None] & (ahead < items)
+            next_x = _tile(
+                input,
+                ahead // group_blocks,
+                groups_ahead,
+                channels_ahead,
+                places,
+                input_sample,
+                input_channel,
+                input_place,
+                mask_ahead,
+            )
+            next_dy = _tile(
+                grad_out,
+                ahead // group_blocks,
+                groups_ahead,
+                channels_ahead,
+                places,
+                grad_out_sample,
+                grad_out_channel,
+                grad_out_place,
+                mask_ahead,
+            )
+        else:
+            x = _tile(input, sample, groups, channels, places, input_sample, input_channel, input_place, mask)
+            dy = _tile(
+                grad_out, sample, groups, channels, places, grad_out_sample, grad_out_channel, grad_out_place, mask
+            )
+        statistic = (tl.zeros((), tl.int64) + sample) * group + groups
+        mu = tl.load(mean + statistic, mask=groups < group, other=0.0).to(tl.float32)[None, :, None]
+        rs = tl.load(rstd + statistic, mask=groups < group, other=0.0).to(tl.float32)[None, :, None]
+        dy = dy.to(tl.float32)
+        x_hat = tl.where(mask, (x.to(tl.float32) - mu) * rs, 0.0)  # 0·Inf must not reach the sums
+        if weight is not None:
+            scale = tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)
+        if PHASE != OUTPUTS:
+            sum_dy, sum_dyx = sum_pair(dy, dy * x_hat, 0)
+            line = partial + ((tl.zeros((), tl.int64) + sample) * PLACE_PARTS + place_part) * (group * D) + channels
+            if WANT_WEIGHT:
+                tl.store(line, sum_dyx, mask=known)
+                line += (tl.zeros((), tl.int64) + samples) * PLACE_PARTS * (group * D)
+            if WANT_BIAS:
+                tl.store(line, sum_dy, mask=known)
+        if WANT_INPUT:
+            if PHASE != OUTPUTS:
+                if weight is not None:
+                    sum_dy = sum_dy * scale
+                    sum_dyx = sum_dyx * scale
+                sum_g, sum_gx = sum_pair(sum_dy, sum_dyx, 1)
+            if PARTS > 1:
+                if PHASE != OUTPUTS:
+                    publish(sum_g, sum_gx, slots + statistic * PARTS + part, groups < group)
+                if PHASE != SUMS:
+                    slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS)
+                    all_g, all_gx = collect(slot, given, PHASE == WHOLE)
+                    total_g = tl.sum(all_g, axis=1)
+                    total_gx = tl.sum(all_gx, axis=1)
+            else:
+                total_g = sum_g.to(tl.float64)
+                total_gx = sum_gx.to(tl.float64)
+            if PHASE != SUMS:
+                mean_g = (total_g * per_group).to(tl.float32)[None, :, None]
+                mean_gx = (total_gx * per_group).to(tl.float32)[None, :, None]
+                g = dy
+                if weight is not None:
+                    g = dy * scale[None, :, :]
+                result = rs * (g - mean_g - x_hat * mean_gx)
+                base = (tl.zeros((), tl.int64) + sample) * grad_input_sample
+                target = base + places[:, None, None] * grad_input_place + channels[None, :, :] * grad_input_channel
+                tl.store(grad_input + target, result.to(grad_input.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def group_norm_forward(
+    input,  # [N, C, HxW]
+    weight,  # [C], or None
+    bias,  # [C], or None
+    output,  # [N, C, HxW]
+    mean,  # [N, group]
+    rstd,  # [N, group]
+    slots,  # int64 [N, group, PARTS]
+    samples,
+    group,
+    group_blocks,
+    D,
+    HxW,
+    eps_bits,  # float64
+    teams,
+    input_sample,
+    input_channel,
+    input_place,
+    output_sample,
+    output_channel,
+    output_place,
+    mean_stride,
+    rstd_stride,
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACE_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """The normalised groups of a team and their statistics."""
+    program = tl.program_id(0)
+    part = program % PARTS
+    team = program // PARTS
+    places = indices(part % PLACE_PARTS, PLACES)
+    within = indices(part // PLACE_PARTS, CHANNELS)
+    in_tile = (places < HxW)[:, None, None] & (within < D)[None, None, :]
+    count = _held(part, HxW, D, PLACES, CHANNELS, PLACE_PARTS)
+    counts = _held(tl.arange(0, PADDED_PARTS), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
+    whole = float64(D) * float64(HxW)
+    eps = float64_of_bits(eps_bits)
+    for item in range(team, samples * group_blocks, teams):
+        sample = item // group_blocks
+        groups = indices(item % group_blocks, GROUPS)
+        channels = groups[:, None] * D + within[None, :]
+        known = (groups < group)[:, None] & (within < D)[None, :]
+        mask = in_tile & (groups < group)[None, :, None]
+        x = _tile(input, sample, groups, channels, places, input_sample, input_channel, input_place, mask)
+        x = x.to(tl.float32)
+        statistic = (tl.zeros((), tl.int64) + sample) * group + groups
+        if PARTS == 1 or PHASE != OUTPUTS:
+            # About a first mean, whose rounding the second sums correct: a constant group has no variance at all.
+            about = (tl.sum(tl.sum(x, axis=0), axis=1).to(tl.float64) / count).to(tl.float32)
+            away = tl.where(mask, x - about[None, :, None], 0.0)
+            sums, squares_of = sum_pair(away, away * away, 0)
+            sum_away, sum_squares = sum_pair(sums, squares_of, 1)
+            drift = sum_away.to(tl.float64) / count
+            centre = about.to(tl.float64) + drift
+            squares = sum_squares.to(tl.float64) - drift * sum_away.to(tl.float64)
+            squares = tl.where(squares < 0.0, 0.0, squares)
+        if PARTS > 1:
+            if PHASE != OUTPUTS:
+                publish(centre.to(tl.float32), squares.to(tl.float32), slots + statistic * PARTS + part, groups < group)
+            if PHASE != SUMS:
+                slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS)
+                centres, all_squares = collect(slot, given, PHASE == WHOLE)
+                centre = tl.sum(tl.where(given, centres * counts, 0.0), axis=1) / whole
+                apart = centres - centre[:, None]
+                squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
+        if PHASE != SUMS:
+            inverse = (1.0 / tl.sqrt(squares / whole + eps)).to(tl.float32)
+            high = centre.to(tl.float32)
+            low = (centre - high.to(tl.float64)).to(tl.float32)
+            low = tl.where(low == low, low, 0.0)  # of an infinite mean
+            result = (x - high[None, :, None] - low[None, :, None]) * inverse[None, :, None]
+            if weight is not None:
+                result *= tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
+            if bias is not None:
+                result += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
+            base = (tl.zeros((), tl.int64) + sample) * output_sample
+            target = base + places[:, None, None] * output_place + channels[None, :, :] * output_channel
+            tl.store(output + target, result.to(output.dtype.element_ty), mask=mask)
+            first = (groups < group) & (part == 0)
+            tl.store(mean + statistic * mean_stride, high, mask=first)
+            tl.store(rstd + statistic * rstd_stride, inverse, mask=first)
+
+
+@triton.jit
+def _held(part, HxW, D, PLACES: tl.constexpr, CHANNELS: tl.constexpr, PLACE_PARTS: tl.constexpr):
+    """How many elements of a group a part has, as float64."""
+    places = tl.minimum(tl.maximum(HxW - (part % PLACE_PARTS) * PLACES, 0), PLACES)
+    channels = tl.minimum(tl.maximum(D - (part // PLACE_PARTS) * CHANNELS, 0), CHANNELS)
+    return places.to(tl.float64) * channels.to(tl.float64)

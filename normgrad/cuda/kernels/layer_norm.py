@@ -1,0 +1,233 @@
+"""LayerNorm, forward and backward.
+
+Teams of PARTS programs walk over the rows together, ROWS at a time; every program keeps its COLUMNS of them in registers,
+so that the data is read once. Row sums go through slots; a program alone with its rows (PARTS = 1) needs none.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import (
+    OUTPUTS,
+    SUMS,
+    WHOLE,
+    collect,
+    float64,
+    float64_of_bits,
+    indices,
+    publish,
+    sum_pair,
+)
+
+
+@triton.jit
+def _tile(pointer, rows, columns, row_stride, column_stride, mask):
+    offsets = rows[:, None] * row_stride + columns[None, :] * column_stride
+    return tl.load(pointer + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def _row_mask(rows, M, in_row, MASKED: tl.constexpr):
+    mask = (rows < M)[:, None]
+    if MASKED:
+        mask = mask & in_row
+    return mask
+
+
+@triton.jit
+def _slots_of(slots, rows, M, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """All slots of the rows, and which of them there are."""
+    parts = tl.arange(0, PADDED)
+    mask = (rows < M)[:, None] & (parts < PARTS)[None, :]
+    return slots + rows[:, None] * PARTS + parts[None, :], mask
+
+
+@triton.jit
+def layer_norm_backward(
+    grad_out,  # [M, N]
+    input,  # [M, N]
+    mean,  # [M]
+    rstd,  # [M]
+    weight,  # [N], or None
+    grad_input,  # [M, N], or None
+    partial,  # float32 [wanted, teams, N]: the weight sums of each team
+    slots,  # int64 [M, PARTS]
+    M,
+    N,
+    teams,
+    grad_out_row,
+    grad_out_column,
+    input_row,
+    input_column,
+    grad_input_row,
+    grad_input_column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+    MASKED: tl.constexpr,  # COLUMNS·PARTS is more than N
+    PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known
+    WANT_INPUT: tl.constexpr,
+    WANT_WEIGHT: tl.constexpr,
+    WANT_BIAS: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
+    program = tl.program_id(0)
+    part = program % PARTS
+    team = program // PARTS
+    columns = indices(part, COLUMNS)
+    in_row = (columns < N)[None, :]
+    per_row = 1.0 / float64(N)
+    tiles = tl.cdiv(M, ROWS)
+    weight_sum = tl.zeros((ROWS, COLUMNS), tl.float64)
+    bias_sum = tl.zeros((ROWS, COLUMNS), tl.float64)
+    if weight is not None:
+        scale = tl.load(weight + columns, mask=columns < N, other=0.0)[None, :]
+    if PREFETCH:
+        rows = indices(team, ROWS)
+        mask = _row_mask(rows, M, in_row, MASKED)
+        next_x = _tile(input, rows, columns, input_row, input_column, mask)
+        next_dy = _tile(grad_out, rows, columns, grad_out_row, grad_out_column, mask)
+        next_mean = tl.load(mean + rows, mask=rows < M, other=0.0)
+        next_rstd = tl.load(rstd + rows, mask=rows < M, other=0.0)
+    for tile in range(team, tiles, teams):
+        rows = indices(tile, ROWS)
+        mask = _row_mask(rows, M, in_row, MASKED)
+        if PREFETCH:
+            x, dy, mu, rs = next_x, next_dy, next_mean, next_rstd
+            ahead = indices(tile + teams, ROWS)
+            mask_ahead = _row_mask(ahead, M, in_row, MASKED)
+            next_x = _tile(input, ahead, columns, input_row, input_column, mask_ahead)
+            next_dy = _tile(grad_out, ahead, columns, grad_out_row, grad_out_column, mask_ahead)
+            next_mean = tl.load(mean + ahead, mask=ahead < M, other=0.0)
+            next_rstd = tl.load(rstd + ahead, mask=ahead < M, other=0.0)
+        else:
+            x = _tile(input, rows, columns, input_row, input_column, mask)
+            dy = _tile(grad_out, rows, columns, grad_out_row, grad_out_column, mask)
+            mu = tl.load(mean + rows, mask=rows < M, other=0.0)
+            rs = tl.load(rstd + rows, mask=rows < M, other=0.0)
+        mu = mu.to(tl.float32)[:, None]
+        rs = rs.to(tl.float32)[:, None]
+        dy = dy.to(tl.float32)
+        x_hat = (x.to(tl.float32) - mu) * rs
+        if MASKED:
+            x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
+        if PHASE != OUTPUTS:
+            if WANT_WEIGHT:
+                weight_sum += dy.to(tl.float64) * x_hat.to(tl.float64)
+            if WANT_BIAS:
+                bias_sum += dy.to(tl.float64)
+        if WANT_INPUT:
+            g = dy
+            if weight is not None:
+                g = dy * scale.to(tl.float32)
+            if PARTS == 1:
+                sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
+                mean_g = (sum_g.to(tl.float64) * per_row).to(tl.float32)[:, None]
+                mean_gx = (sum_gx.to(tl.float64) * per_row).to(tl.float32)[:, None]
+            else:
+                if PHASE != OUTPUTS:
+                    sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
+                    publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
+                if PHASE != SUMS:
+                    places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS)
+                    all_g, all_gx = collect(places, given, PHASE == WHOLE)
+                    mean_g = (tl.sum(all_g, axis=1) * per_row).to(tl.float32)[:, None]
+                    mean_gx = (tl.sum(all_gx, axis=1) * per_row).to(tl.float32)[:, None]
+            if PHASE != SUMS:
+                result = rs * (g - mean_g - x_hat * mean_gx)
+                target = rows[:, None] * grad_input_row + columns[None, :] * grad_input_column
+                tl.store(grad_input + target, result.to(grad_input.dtype.element_ty), mask=mask)
+    if PHASE != OUTPUTS:
+        line = partial + (tl.zeros((), tl.int64) + team) * N + columns
+        if WANT_WEIGHT:
+            tl.store(line, tl.sum(weight_sum, axis=0).to(tl.float32), mask=columns < N)
+            line += (tl.zeros((), tl.int64) + teams) * N
+        if WANT_BIAS:
+            tl.store(line, tl.sum(bias_sum, axis=0).to(tl.float32), mask=columns < N)
+
+
+@triton.jit
+def layer_norm_forward(
+    input,  # [M, N]
+    weight,  # [N], or None
+    bias,  # [N], or None
+    output,  # [M, N]
+    mean,  # [M], or None
+    rstd,  # [M], or None
+    slots,  # int64 [M, PARTS]
+    M,
+    N,
+    eps_bits,  # float64
+    teams,
+    input_row,
+    input_column,
+    output_row,
+    output_column,
+    mean_stride,
+    rstd_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+    MASKED: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """The normalised rows of a team and their statistics."""
+    program = tl.program_id(0)
+    part = program % PARTS
+    team = program // PARTS
+    columns = indices(part, COLUMNS)
+    in_row = (columns < N)[None, :]
+    eps = float64_of_bits(eps_bits)
+    count = float64(tl.minimum(N - part * COLUMNS, COLUMNS))
+    parts = tl.arange(0, PADDED_PARTS)
+    counts = tl.maximum(tl.minimum(N - parts * COLUMNS, COLUMNS), 0).to(tl.float64)[None, :]
+    if weight is not None:
+        scale = tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        shift = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    for tile in range(team, tl.cdiv(M, ROWS), teams):
+        rows = indices(tile, ROWS)
+        mask = _row_mask(rows, M, in_row, MASKED)
+        x = _tile(input, rows, columns, input_row, input_column, mask).to(tl.float32)
+        if PARTS == 1 or PHASE != OUTPUTS:
+            # About a first mean, whose rounding the second sums correct: a constant row has no variance at all.
+            about = (tl.sum(x, axis=1).to(tl.float64) / count).to(tl.float32)
+            away = x - about[:, None]
+            if MASKED:
+                away = tl.where(in_row, away, 0.0)
+            sum_away, sum_squares = sum_pair(away, away * away, 1)
+            drift = sum_away.to(tl.float64) / count
+            centre = about.to(tl.float64) + drift
+            squares = sum_squares.to(tl.float64) - drift * sum_away.to(tl.float64)
+            squares = tl.where(squares < 0.0, 0.0, squares)
+        if PARTS > 1:
+            if PHASE != OUTPUTS:
+                publish(centre.to(tl.float32), squares.to(tl.float32), slots + rows * PARTS + part, rows < M)
+            if PHASE != SUMS:
+                places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS)
+                centres, all_squares = collect(places, given, PHASE == WHOLE)
+                centre = tl.sum(tl.where(given, centres * counts, 0.0), axis=1) / float64(N)
+                apart = centres - centre[:, None]
+                squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
+        if PHASE != SUMS:
+            inverse = (1.0 / tl.sqrt(squares / float64(N) + eps)).to(tl.float32)
+            high = centre.to(tl.float32)
+            low = (centre - high.to(tl.float64)).to(tl.float32)
+            low = tl.where(low == low, low, 0.0)  # of an infinite mean
+            result = (x - high[:, None] - low[:, None]) * inverse[:, None]
+            if weight is not None:
+                result = result * scale
+            if bias is not None:
+                result = result + shift
+            target = rows[:, None] * output_row + columns[None, :] * output_column
+            tl.store(output + target, result.to(output.dtype.element_ty), mask=mask)
+            first = (rows < M) & (part == 0)
+            if mean is not None:
+                tl.store(mean + rows * mean_stride, high, mask=first)
+            if rstd is not None:
+                tl.store(rstd + rows * rstd_stride, inverse, mask=first)
