@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import float64, float64_of_bits, indices, sum_pair
+from normgrad.cuda.kernels.common import float64, float64_of_bits, indices, put, sum_pair
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def batch_norm_elemt_backward(
     target = grad_input + _offsets(
         samples, places, channels, grad_input_sample, grad_input_channel, grad_input_place
     )
-    tl.store(target, result.to(grad_input.dtype.element_ty), mask=mask)
+    put(target, result, mask)
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def batch_norm_elemt(
     if bias is not None:
         result = result + _load_vector(bias, channels, C)
     target = output + _offsets(samples, places, channels, output_sample, output_channel, output_place)
-    tl.store(target, result.to(output.dtype.element_ty), mask=mask)
+    put(target, result, mask)
 
 
 @triton.jit
@@ -210,14 +210,14 @@ def batch_norm_finish_sums(
         second += tl.load(further + offsets, mask=mask, other=0.0).to(tl.float64)
     dy, dy_xmu = tl.sum(first, axis=0), tl.sum(second, axis=0)
     if sum_dy is not None:
-        tl.store(sum_dy + channels * sum_dy_stride, dy.to(tl.float32), mask=inside)
+        put(sum_dy + channels * sum_dy_stride, dy.to(tl.float32), inside)
     if sum_dy_xmu is not None:
-        tl.store(sum_dy_xmu + channels * sum_dy_xmu_stride, dy_xmu.to(tl.float32), mask=inside)
+        put(sum_dy_xmu + channels * sum_dy_xmu_stride, dy_xmu.to(tl.float32), inside)
     if grad_weight is not None:
         inverse = tl.load(invstd + channels, mask=inside, other=0.0).to(tl.float64)
-        tl.store(grad_weight + channels * grad_weight_stride, (dy_xmu * inverse).to(tl.float32), mask=inside)
+        put(grad_weight + channels * grad_weight_stride, (dy_xmu * inverse).to(tl.float32), inside)
     if grad_bias is not None:
-        tl.store(grad_bias + channels * grad_bias_stride, dy.to(tl.float32), mask=inside)
+        put(grad_bias + channels * grad_bias_stride, dy.to(tl.float32), inside)
 
 
 @triton.jit
@@ -306,8 +306,8 @@ def batch_norm_finish_moments(
         added = tl.load(further + offsets, mask=mask, other=0.0) + sizes * apart * apart
         squares += tl.where(mask, added, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / n + float64_of_bits(eps_bits))
-    tl.store(mean + channels * mean_stride, centre.to(tl.float32), mask=inside)
-    tl.store(invstd + channels * invstd_stride, inverse.to(tl.float32), mask=inside)
+    put(mean + channels * mean_stride, centre.to(tl.float32), inside)
+    put(invstd + channels * invstd_stride, inverse.to(tl.float32), inside)
 
 
 @triton.jit
@@ -360,12 +360,12 @@ def batch_norm_gather(
     if running_mean is not None:
         place = running_mean + channels * running_mean_stride
         moved = (1.0 - momentum) * tl.load(place, mask=inside, other=0.0).to(tl.float64) + momentum * centre
-        tl.store(place, moved.to(tl.float32), mask=inside)
+        put(place, moved.to(tl.float32), inside)
     if running_var is not None:
         place = running_var + channels * running_var_stride
         moved = (1.0 - momentum) * tl.load(place, mask=inside, other=0.0).to(tl.float64) + momentum * (
             summed / (n - 1.0)
         )
-        tl.store(place, moved.to(tl.float32), mask=inside)
-    tl.store(mean_all + channels * mean_all_stride, centre.to(tl.float32), mask=inside)
-    tl.store(invstd_all + channels * invstd_all_stride, (1.0 / tl.sqrt(summed / n + eps)).to(tl.float32), mask=inside)
+        put(place, moved.to(tl.float32), inside)
+    put(mean_all + channels * mean_all_stride, centre.to(tl.float32), inside)
+    put(invstd_all + channels * invstd_all_stride, (1.0 / tl.sqrt(summed / n + eps)).to(tl.float32), inside)

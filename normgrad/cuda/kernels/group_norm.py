@@ -18,6 +18,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
     publish,
+    put,
     sum_pair,
 )
 
@@ -174,7 +175,7 @@ def group_norm_backward(
                 result = rs * (g - mean_g - x_hat * mean_gx)
                 base = (tl.zeros((), tl.int64) + sample) * grad_input_sample
                 target = base + places[:, None, None] * grad_input_place + channels[None, :, :] * grad_input_channel
-                tl.store(grad_input + target, result.to(grad_input.dtype.element_ty), mask=mask)
+                put(grad_input + target, result, mask)
 
 
 @triton.jit
@@ -260,10 +261,10 @@ def group_norm_forward(
                 result += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
             base = (tl.zeros((), tl.int64) + sample) * output_sample
             target = base + places[:, None, None] * output_place + channels[None, :, :] * output_channel
-            tl.store(output + target, result.to(output.dtype.element_ty), mask=mask)
+            put(output + target, result, mask)
             first = (groups < group) & (part == 0)
-            tl.store(mean + statistic * mean_stride, high, mask=first)
-            tl.store(rstd + statistic * rstd_stride, inverse, mask=first)
+            put(mean + statistic * mean_stride, high, first)
+            put(rstd + statistic * rstd_stride, inverse, first)
 
 
 @triton.jit

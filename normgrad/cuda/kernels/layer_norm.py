@@ -18,6 +18,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
     publish,
+    put,
     sum_pair,
 )
 
@@ -140,7 +141,7 @@ def layer_norm_backward(
             if PHASE != SUMS:
                 result = rs * (g - mean_g - x_hat * mean_gx)
                 target = rows[:, None] * grad_input_row + columns[None, :] * grad_input_column
-                tl.store(grad_input + target, result.to(grad_input.dtype.element_ty), mask=mask)
+                put(grad_input + target, result, mask)
     if PHASE != OUTPUTS:
         line = partial + (tl.zeros((), tl.int64) + team) * N + columns
         if WANT_WEIGHT:
@@ -225,9 +226,9 @@ def layer_norm_forward(
             if bias is not None:
                 result = result + shift
             target = rows[:, None] * output_row + columns[None, :] * output_column
-            tl.store(output + target, result.to(output.dtype.element_ty), mask=mask)
+            put(output + target, result, mask)
             first = (rows < M) & (part == 0)
             if mean is not None:
-                tl.store(mean + rows * mean_stride, high, mask=first)
+                put(mean + rows * mean_stride, high, first)
             if rstd is not None:
-                tl.store(rstd + rows * rstd_stride, inverse, mask=first)
+                put(rstd + rows * rstd_stride, inverse, first)
