@@ -96,9 +96,7 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
     tile = _tile(sizes, operands, chip)
     vectors = [steps.vector(name) for name in ("weight", "bias", "mean", "invstd")]
     arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides(operands)]
-    steps.add(
-        Step(kernels.batch_norm_elemt, _grid(sizes, tile), arguments, _constants(tile), Options(tile.warps))
-    )
+    steps.add(Step(kernels.batch_norm_elemt, _grid(sizes, tile), arguments, _constants(tile), Options(tile.warps)))
     return steps
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
@@ -26,15 +27,24 @@ def _tile(problem: Problem, x: Operand, chip: Chip) -> GroupTile:
     return group_tile(C // group, HxW, group, problem.views["input"].dtype.itemsize, chip, places_adjacent)
 
 
-def _constants(tile: GroupTile) -> dict[str, Any]:
+def _constants(tile: GroupTile, D: int, operands: Sequence[Operand]) -> dict[str, Any]:
+    reach = max(_reach(tile, D, operand) for operand in operands)
     return {
+        "D": D,
         "PLACES": tile.places,
         "GROUPS": tile.groups,
         "CHANNELS": tile.channels,
         "PLACE_PARTS": tile.place_parts,
         "PARTS": tile.parts,
         "PADDED_PARTS": power_of_two(tile.parts),
+        "WIDE": reach >= 2**31,
     }
+
+
+def _reach(tile: GroupTile, D: int, operand: Operand) -> int:
+    """How far from its first element a tile goes."""
+    _, channel, place = operand.strides
+    return tile.places * abs(place) + (tile.groups * D + tile.channels) * abs(channel)
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
@@ -66,10 +76,10 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         kernels.group_norm_backward,
         tile,
         [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
-        + [N, group, group_blocks, C // group, HxW, teams.count]
+        + [N, group, group_blocks, HxW, teams.count]
         + [*grad_out.strides, *x.strides, *grad_input.strides],
         {
-            **_constants(tile),
+            **_constants(tile, C // group, [grad_out, x, grad_input]),
             "PREFETCH": tile.prefetch,
             "WANT_INPUT": want_input,
             "WANT_WEIGHT": "grad_weight" in wanted,
@@ -103,8 +113,8 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         kernels.group_norm_forward,
         tile,
         [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
-        + [N, group, group_blocks, C // group, HxW, float64_bits(problem.attributes["eps"]), teams.count]
+        + [N, group, group_blocks, HxW, float64_bits(problem.attributes["eps"]), teams.count]
         + [*x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile),
+        _constants(tile, C // group, [x, output]),
     )
     return steps

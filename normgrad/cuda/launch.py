@@ -124,9 +124,7 @@ def compiled(step: Step, device: int) -> Any:
     if kernel is None:
         stand_ins = [_stand_in(argument) for argument in step.arguments]
         with torch.cuda.device(device):
-            kernel = step.kernel.warmup(
-                *stand_ins, grid=step.grid, **step.constants, **step.options.as_arguments()
-            )
+            kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **step.options.as_arguments())
             kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
         _compiled[key] = kernel
     return kernel

@@ -158,9 +158,7 @@ def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequ
     first, second = (*outputs, Operand(None, (1,)))[:2]
     grid = (-(-columns // _SUM_COLUMNS), max(-(-rows // segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
-    return Step(
-        sum_columns, grid, arguments, {"ROWS": _SUM_ROWS, "COLUMNS": _SUM_COLUMNS}, Options(warps=4)
-    )
+    return Step(sum_columns, grid, arguments, {"ROWS": _SUM_ROWS, "COLUMNS": _SUM_COLUMNS}, Options(warps=4))
 
 
 def _copy(
@@ -169,6 +167,4 @@ def _copy(
     count = math.prod(shape)
     rank = max(len(shape), 1)
     arguments = (source, target, count, shape or (1,), source_strides or (1,), target_strides or (1,))
-    return Step(
-        copy_strided, (-(-count // _COPY_BLOCK), 1, 1), arguments, {"RANK": rank, "BLOCK": _COPY_BLOCK}
-    )
+    return Step(copy_strided, (-(-count // _COPY_BLOCK), 1, 1), arguments, {"RANK": rank, "BLOCK": _COPY_BLOCK})

@@ -30,7 +30,6 @@ class Teams:
         return cls(max(min(items, room // tile.parts), 1), parts, together)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Slots:
     """Room for the two sums of every part of every row or group."""

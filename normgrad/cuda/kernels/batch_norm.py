@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import float64, float64_of_bits, indices, put, sum_pair
+from normgrad.cuda.kernels.common import float64, float64_of_bits, indices, int64, put, sum_pair
 
 
 @triton.jit
@@ -94,9 +94,7 @@ def batch_norm_elemt_backward(
         scale = inverse * _load_vector(weight, channels, C)
     xmu = x.to(tl.float32) - _load_vector(mean, channels, C)
     result = (dy.to(tl.float32) - mean_dy - xmu * slope) * scale
-    target = grad_input + _offsets(
-        samples, places, channels, grad_input_sample, grad_input_channel, grad_input_place
-    )
+    target = grad_input + _offsets(samples, places, channels, grad_input_sample, grad_input_channel, grad_input_place)
     put(target, result, mask)
 
 
@@ -173,8 +171,8 @@ def batch_norm_tile_sums(
     xmu = tl.where(mask, x.to(tl.float32) - _load_vector(mean, channels, C), 0.0)
     first, second = sum_pair(dy, dy * xmu, 1)
     sum_dy, sum_dy_xmu = sum_pair(first, second, 0)
-    tile = (tl.zeros((), tl.int64) + sample_block) * tl.cdiv(P, PLACES) + place_block
-    tiles = (tl.zeros((), tl.int64) + tl.cdiv(N, SAMPLES)) * tl.cdiv(P, PLACES)
+    tile = int64(sample_block) * tl.cdiv(P, PLACES) + place_block
+    tiles = int64(tl.cdiv(N, SAMPLES)) * tl.cdiv(P, PLACES)
     tl.store(partial + tile * C + channels, sum_dy, mask=channels < C)
     tl.store(partial + (tiles + tile) * C + channels, sum_dy_xmu, mask=channels < C)
 
@@ -201,7 +199,7 @@ def batch_norm_finish_sums(
     inside = channels < C
     first = tl.zeros((ROWS, CHANNELS), tl.float64)
     second = tl.zeros((ROWS, CHANNELS), tl.float64)
-    further = partial + (tl.zeros((), tl.int64) + tiles) * C
+    further = partial + int64(tiles) * C
     for start in range(0, tiles, ROWS):
         rows = start + tl.arange(0, ROWS)
         mask = (rows < tiles)[:, None] & inside[None, :]
@@ -252,8 +250,8 @@ def batch_norm_tile_moments(
     x = tl.load(
         input + _offsets(samples, places, channels, input_sample, input_channel, input_place), mask=mask, other=0.0
     ).to(tl.float32)
-    tile = (tl.zeros((), tl.int64) + sample_block) * tl.cdiv(P, PLACES) + place_block
-    tiles = (tl.zeros((), tl.int64) + tl.cdiv(N, SAMPLES)) * tl.cdiv(P, PLACES)
+    tile = int64(sample_block) * tl.cdiv(P, PLACES) + place_block
+    tiles = int64(tl.cdiv(N, SAMPLES)) * tl.cdiv(P, PLACES)
     count = _tile_sizes(tile, N, P, SAMPLES, PLACES)
     # About a first mean, whose rounding the second sums correct: a constant channel has no variance at all.
     about = (tl.sum(tl.sum(x, axis=1), axis=0).to(tl.float64) / count).to(tl.float32)
@@ -287,7 +285,7 @@ def batch_norm_finish_moments(
     """The mean and reciprocal deviation of a block of channels from the moments of their tiles."""
     channels = indices(tl.program_id(0), CHANNELS)
     inside = channels < C
-    further = moments + (tl.zeros((), tl.int64) + tiles) * C
+    further = moments + int64(tiles) * C
     total = tl.zeros((ROWS, CHANNELS), tl.float64)
     n = float64(N) * float64(P)
     for start in range(0, tiles, ROWS):

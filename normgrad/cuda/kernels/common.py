@@ -24,9 +24,15 @@ def float64(number):
 
 
 @triton.jit
+def int64(number):
+    """A number in 64 bits, also where Triton knows it at compile time."""
+    return tl.zeros((), tl.int64) + number
+
+
+@triton.jit
 def float64_of_bits(bits):
     """A float64 that came as an integer: Triton narrows float arguments to float32."""
-    return (tl.zeros((), tl.int64) + bits).to(tl.float64, bitcast=True)
+    return int64(bits).to(tl.float64, bitcast=True)
 
 
 @triton.jit

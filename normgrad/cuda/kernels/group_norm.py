@@ -16,7 +16,7 @@ from normgrad.cuda.kernels.common import (
     collect,
     float64,
     float64_of_bits,
-    indices,
+    int64,
     publish,
     put,
     sum_pair,
@@ -24,10 +24,28 @@ from normgrad.cuda.kernels.common import (
 
 
 @triton.jit
-def _tile(pointer, sample, groups, channels, places, sample_stride, channel_stride, place_stride, mask):
-    base = (tl.zeros((), tl.int64) + sample) * sample_stride
-    offsets = base + places[:, None, None] * place_stride + channels[None, :, :] * channel_stride
-    return tl.load(pointer + offsets, mask=mask, other=0.0)
+def _offsets(
+    channel_stride,
+    place_stride,
+    D: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    places = tl.arange(0, PLACES)
+    channels = tl.arange(0, GROUPS)[:, None] * D + tl.arange(0, CHANNELS)[None, :]
+    if WIDE:
+        places = places.to(tl.int64)
+        channels = channels.to(tl.int64)
+    return places[:, None, None] * place_stride + channels[None, :, :] * channel_stride
+
+
+@triton.jit
+def _first(pointer, sample, channel, place, sample_stride, channel_stride, place_stride):
+    """Where a tile begins."""
+    return pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(place) * place_stride
 
 
 @triton.jit
@@ -35,7 +53,7 @@ def _slots_of(slots, sample, groups, group, PARTS: tl.constexpr, PADDED: tl.cons
     """All slots of the groups, and which of them there are."""
     parts = tl.arange(0, PADDED)
     mask = (groups < group)[:, None] & (parts < PARTS)[None, :]
-    first = (tl.zeros((), tl.int64) + sample) * group
+    first = int64(sample) * group
     return slots + (first + groups)[:, None] * PARTS + parts[None, :], mask
 
 
@@ -52,7 +70,6 @@ def group_norm_backward(
     samples,
     group,
     group_blocks,
-    D,  # channels of a group
     HxW,
     teams,
     grad_out_sample,
@@ -64,12 +81,14 @@ def group_norm_backward(
     grad_input_sample,
     grad_input_channel,
     grad_input_place,
+    D: tl.constexpr,  # channels of a group
     PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     PLACE_PARTS: tl.constexpr,
     PARTS: tl.constexpr,  # place parts × channel parts
     PADDED_PARTS: tl.constexpr,
+    WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PREFETCH: tl.constexpr,
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
@@ -81,60 +100,50 @@ def group_norm_backward(
     part = program % PARTS
     team = program // PARTS
     place_part = part % PLACE_PARTS
-    places = indices(place_part, PLACES)
-    within = indices(part // PLACE_PARTS, CHANNELS)
-    in_tile = (places < HxW)[:, None, None] & (within < D)[None, None, :]
+    place = int64(place_part) * PLACES
+    channel_in_group = int64(part // PLACE_PARTS) * CHANNELS
+    within = channel_in_group + tl.arange(0, CHANNELS)
+    in_tile = (place + tl.arange(0, PLACES) < HxW)[:, None, None] & (within < D)[None, None, :]
+    read_x = _offsets(input_channel, input_place, D, PLACES, GROUPS, CHANNELS, WIDE)
+    read_dy = _offsets(grad_out_channel, grad_out_place, D, PLACES, GROUPS, CHANNELS, WIDE)
+    written = _offsets(grad_input_channel, grad_input_place, D, PLACES, GROUPS, CHANNELS, WIDE)
     per_group = 1.0 / (float64(D) * float64(HxW))
-    items = samples * group_blocks
+    items = int64(samples) * group_blocks
     if PREFETCH:
-        groups = indices(team % group_blocks, GROUPS)
-        channels = groups[:, None] * D + within[None, :]
+        groups = (team % group_blocks) * GROUPS + tl.arange(0, GROUPS)
         mask = in_tile & (groups < group)[None, :, None] & (team < items)
         sample = team // group_blocks
-        next_x = _tile(input, sample, groups, channels, places, input_sample, input_channel, input_place, mask)
-        next_dy = _tile(
-            grad_out, sample, groups, channels, places, grad_out_sample, grad_out_channel, grad_out_place, mask
-        )
+        channel = (team % group_blocks) * GROUPS * D + channel_in_group
+        x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
+        dy_at = _first(grad_out, sample, channel, place, grad_out_sample, grad_out_channel, grad_out_place)
+        next_x = tl.load(x_at + read_x, mask=mask, other=0.0)
+        next_dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
     for item in range(team, items, teams):
         sample = item // group_blocks
-        groups = indices(item % group_blocks, GROUPS)
+        groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+        channel = (item % group_blocks) * GROUPS * D + channel_in_group
         channels = groups[:, None] * D + within[None, :]
         known = (groups < group)[:, None] & (within < D)[None, :]
         mask = in_tile & (groups < group)[None, :, None]
         if PREFETCH:
             x, dy = next_x, next_dy
             ahead = item + teams
-            groups_ahead = indices(ahead % group_blocks, GROUPS)
-            channels_ahead = groups_ahead[:, None] * D + within[None, :]
+            groups_ahead = (ahead % group_blocks) * GROUPS + tl.arange(0, GROUPS)
             mask_ahead = in_tile & (groups_ahead < group)[None, :, None] & (ahead < items)
-            next_x = _tile(
-                input,
-                ahead // group_blocks,
-                groups_ahead,
-                channels_ahead,
-                places,
-                input_sample,
-                input_channel,
-                input_place,
-                mask_ahead,
+            sample_ahead = ahead // group_blocks
+            channel_ahead = (ahead % group_blocks) * GROUPS * D + channel_in_group
+            x_at = _first(input, sample_ahead, channel_ahead, place, input_sample, input_channel, input_place)
+            dy_at = _first(
+                grad_out, sample_ahead, channel_ahead, place, grad_out_sample, grad_out_channel, grad_out_place
             )
-            next_dy = _tile(
-                grad_out,
-                ahead // group_blocks,
-                groups_ahead,
-                channels_ahead,
-                places,
-                grad_out_sample,
-                grad_out_channel,
-                grad_out_place,
-                mask_ahead,
-            )
+            next_x = tl.load(x_at + read_x, mask=mask_ahead, other=0.0)
+            next_dy = tl.load(dy_at + read_dy, mask=mask_ahead, other=0.0)
         else:
-            x = _tile(input, sample, groups, channels, places, input_sample, input_channel, input_place, mask)
-            dy = _tile(
-                grad_out, sample, groups, channels, places, grad_out_sample, grad_out_channel, grad_out_place, mask
-            )
-        statistic = (tl.zeros((), tl.int64) + sample) * group + groups
+            x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
+            dy_at = _first(grad_out, sample, channel, place, grad_out_sample, grad_out_channel, grad_out_place)
+            x = tl.load(x_at + read_x, mask=mask, other=0.0)
+            dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
+        statistic = int64(sample) * group + groups
         mu = tl.load(mean + statistic, mask=groups < group, other=0.0).to(tl.float32)[None, :, None]
         rs = tl.load(rstd + statistic, mask=groups < group, other=0.0).to(tl.float32)[None, :, None]
         dy = dy.to(tl.float32)
@@ -143,10 +152,10 @@ def group_norm_backward(
             scale = tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)
         if PHASE != OUTPUTS:
             sum_dy, sum_dyx = sum_pair(dy, dy * x_hat, 0)
-            line = partial + ((tl.zeros((), tl.int64) + sample) * PLACE_PARTS + place_part) * (group * D) + channels
+            line = partial + (int64(sample) * PLACE_PARTS + place_part) * (group * D) + channels
             if WANT_WEIGHT:
                 tl.store(line, sum_dyx, mask=known)
-                line += (tl.zeros((), tl.int64) + samples) * PLACE_PARTS * (group * D)
+                line += int64(samples) * PLACE_PARTS * (group * D)
             if WANT_BIAS:
                 tl.store(line, sum_dy, mask=known)
         if WANT_INPUT:
@@ -173,9 +182,10 @@ def group_norm_backward(
                 if weight is not None:
                     g = dy * scale[None, :, :]
                 result = rs * (g - mean_g - x_hat * mean_gx)
-                base = (tl.zeros((), tl.int64) + sample) * grad_input_sample
-                target = base + places[:, None, None] * grad_input_place + channels[None, :, :] * grad_input_channel
-                put(grad_input + target, result, mask)
+                target = _first(
+                    grad_input, sample, channel, place, grad_input_sample, grad_input_channel, grad_input_place
+                )
+                put(target + written, result, mask)
 
 
 @triton.jit
@@ -190,7 +200,6 @@ def group_norm_forward(
     samples,
     group,
     group_blocks,
-    D,
     HxW,
     eps_bits,  # float64
     teams,
@@ -202,34 +211,40 @@ def group_norm_forward(
     output_place,
     mean_stride,
     rstd_stride,
+    D: tl.constexpr,  # channels of a group
     PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     PLACE_PARTS: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
+    WIDE: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised groups of a team and their statistics."""
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
-    places = indices(part % PLACE_PARTS, PLACES)
-    within = indices(part // PLACE_PARTS, CHANNELS)
-    in_tile = (places < HxW)[:, None, None] & (within < D)[None, None, :]
+    place = int64(part % PLACE_PARTS) * PLACES
+    channel_in_group = int64(part // PLACE_PARTS) * CHANNELS
+    within = channel_in_group + tl.arange(0, CHANNELS)
+    in_tile = (place + tl.arange(0, PLACES) < HxW)[:, None, None] & (within < D)[None, None, :]
+    read = _offsets(input_channel, input_place, D, PLACES, GROUPS, CHANNELS, WIDE)
+    written = _offsets(output_channel, output_place, D, PLACES, GROUPS, CHANNELS, WIDE)
     count = _held(part, HxW, D, PLACES, CHANNELS, PLACE_PARTS)
     counts = _held(tl.arange(0, PADDED_PARTS), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
-    for item in range(team, samples * group_blocks, teams):
+    for item in range(team, int64(samples) * group_blocks, teams):
         sample = item // group_blocks
-        groups = indices(item % group_blocks, GROUPS)
+        groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+        channel = (item % group_blocks) * GROUPS * D + channel_in_group
         channels = groups[:, None] * D + within[None, :]
         known = (groups < group)[:, None] & (within < D)[None, :]
         mask = in_tile & (groups < group)[None, :, None]
-        x = _tile(input, sample, groups, channels, places, input_sample, input_channel, input_place, mask)
-        x = x.to(tl.float32)
-        statistic = (tl.zeros((), tl.int64) + sample) * group + groups
+        x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
+        x = tl.load(x_at + read, mask=mask, other=0.0).to(tl.float32)
+        statistic = int64(sample) * group + groups
         if PARTS == 1 or PHASE != OUTPUTS:
             # About a first mean, whose rounding the second sums correct: a constant group has no variance at all.
             about = (tl.sum(tl.sum(x, axis=0), axis=1).to(tl.float64) / count).to(tl.float32)
@@ -259,16 +274,15 @@ def group_norm_forward(
                 result *= tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
             if bias is not None:
                 result += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
-            base = (tl.zeros((), tl.int64) + sample) * output_sample
-            target = base + places[:, None, None] * output_place + channels[None, :, :] * output_channel
-            put(output + target, result, mask)
+            target = _first(output, sample, channel, place, output_sample, output_channel, output_place)
+            put(target + written, result, mask)
             first = (groups < group) & (part == 0)
             put(mean + statistic * mean_stride, high, first)
             put(rstd + statistic * rstd_stride, inverse, first)
 
 
 @triton.jit
-def _held(part, HxW, D, PLACES: tl.constexpr, CHANNELS: tl.constexpr, PLACE_PARTS: tl.constexpr):
+def _held(part, HxW, D: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, PLACE_PARTS: tl.constexpr):
     """How many elements of a group a part has, as float64."""
     places = tl.minimum(tl.maximum(HxW - (part % PLACE_PARTS) * PLACES, 0), PLACES)
     channels = tl.minimum(tl.maximum(D - (part // PLACE_PARTS) * CHANNELS, 0), CHANNELS)

@@ -17,6 +17,7 @@ from normgrad.cuda.kernels.common import (
     float64,
     float64_of_bits,
     indices,
+    int64,
     publish,
     put,
     sum_pair,
@@ -83,8 +84,8 @@ def layer_norm_backward(
     in_row = (columns < N)[None, :]
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
-    weight_sum = tl.zeros((ROWS, COLUMNS), tl.float64)
-    bias_sum = tl.zeros((ROWS, COLUMNS), tl.float64)
+    weight_sum = tl.zeros((COLUMNS,), tl.float64)
+    bias_sum = tl.zeros((COLUMNS,), tl.float64)
     if weight is not None:
         scale = tl.load(weight + columns, mask=columns < N, other=0.0)[None, :]
     if PREFETCH:
@@ -118,9 +119,9 @@ def layer_norm_backward(
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
             if WANT_WEIGHT:
-                weight_sum += dy.to(tl.float64) * x_hat.to(tl.float64)
+                weight_sum += tl.sum(dy * x_hat, axis=0).to(tl.float64)
             if WANT_BIAS:
-                bias_sum += dy.to(tl.float64)
+                bias_sum += tl.sum(dy, axis=0).to(tl.float64)
         if WANT_INPUT:
             g = dy
             if weight is not None:
@@ -143,12 +144,12 @@ def layer_norm_backward(
                 target = rows[:, None] * grad_input_row + columns[None, :] * grad_input_column
                 put(grad_input + target, result, mask)
     if PHASE != OUTPUTS:
-        line = partial + (tl.zeros((), tl.int64) + team) * N + columns
+        line = partial + int64(team) * N + columns
         if WANT_WEIGHT:
-            tl.store(line, tl.sum(weight_sum, axis=0).to(tl.float32), mask=columns < N)
-            line += (tl.zeros((), tl.int64) + teams) * N
+            tl.store(line, weight_sum.to(tl.float32), mask=columns < N)
+            line += int64(teams) * N
         if WANT_BIAS:
-            tl.store(line, tl.sum(bias_sum, axis=0).to(tl.float32), mask=columns < N)
+            tl.store(line, bias_sum.to(tl.float32), mask=columns < N)
 
 
 @triton.jit
