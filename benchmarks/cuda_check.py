@@ -13,7 +13,18 @@ from cuda_cases import Case, arguments, compile_ahead, outputs, planned, tensors
 
 from normgrad.testing import compare, oracle, terms
 
-LAYER_NORM = [(64, 1), (5, 7), (37, 256), (1, 1024), (133, 768), (300, 1000), (9, 4096), (50, 5000), (7, 16384), (3, 70000)]
+LAYER_NORM = [
+    (64, 1),
+    (5, 7),
+    (37, 256),
+    (1, 1024),
+    (133, 768),
+    (300, 1000),
+    (9, 4096),
+    (50, 5000),
+    (7, 16384),
+    (3, 70000),
+]
 GROUP_NORM = [
     (2, 320, 1024, 32),
     (3, 64, 3136, 32),

@@ -13,16 +13,97 @@ from cuda_cases import Case, compile_ahead, copying, median_time, outputs, plann
 from normgrad.cuda.configurations import GroupTile, RowTile, blocks
 
 ROWS = {
-    256: [(r, 256, w, k) for r, w, k in ((4, 1, 16), (4, 1, 12), (8, 1, 8), (4, 2, 8), (8, 2, 6), (8, 4, 3), (8, 4, 4), (16, 4, 2))],
+    256: [
+        (r, 256, w, k)
+        for r, w, k in ((4, 1, 16), (4, 1, 12), (8, 1, 8), (4, 2, 8), (8, 2, 6), (8, 4, 3), (8, 4, 4), (16, 4, 2))
+    ],
     768: [(r, 1024, w, k) for r, w, k in ((2, 4, 4), (2, 4, 3), (4, 4, 2), (2, 8, 2), (4, 8, 2))],
-    1024: [(r, 1024, w, k) for r, w, k in ((2, 4, 4), (2, 4, 3), (4, 4, 2), (4, 4, 3), (2, 8, 2), (4, 8, 2), (8, 8, 1), (1, 4, 5), (4, 16, 1))],
-    4096: [(r, c, w, k) for r, c, w, k in ((1, 4096, 16, 1), (2, 4096, 16, 1), (4, 4096, 16, 1), (1, 4096, 8, 2), (1, 4096, 8, 1), (2, 4096, 8, 1), (1, 4096, 32, 1), (4, 1024, 4, 3), (2, 2048, 8, 2), (2, 1024, 4, 4), (1, 2048, 8, 3))],
-    8192: [(r, c, w, k) for r, c, w, k in ((1, 8192, 32, 1), (1, 8192, 16, 1), (2, 4096, 16, 1), (4, 1024, 4, 3), (2, 2048, 8, 2), (1, 4096, 8, 2), (2, 1024, 4, 4), (1, 2048, 8, 3))],
-    16384: [(r, c, w, k) for r, c, w, k in ((1, 16384, 32, 1), (2, 4096, 16, 1), (1, 4096, 16, 1), (4, 1024, 4, 3), (2, 2048, 8, 2), (1, 4096, 8, 2), (2, 1024, 4, 4), (1, 2048, 8, 3))],
-    65536: [(r, c, w, k) for r, c, w, k in ((1, 8192, 16, 1), (2, 4096, 16, 1), (1, 4096, 16, 1), (4, 1024, 4, 3), (2, 2048, 8, 2), (1, 4096, 8, 2), (2, 1024, 4, 4), (4, 2048, 8, 1))],
+    1024: [
+        (r, 1024, w, k)
+        for r, w, k in (
+            (2, 4, 4),
+            (2, 4, 3),
+            (4, 4, 2),
+            (4, 4, 3),
+            (2, 8, 2),
+            (4, 8, 2),
+            (8, 8, 1),
+            (1, 4, 5),
+            (4, 16, 1),
+        )
+    ],
+    4096: [
+        (r, c, w, k)
+        for r, c, w, k in (
+            (1, 4096, 16, 1),
+            (2, 4096, 16, 1),
+            (4, 4096, 16, 1),
+            (1, 4096, 8, 2),
+            (1, 4096, 8, 1),
+            (2, 4096, 8, 1),
+            (1, 4096, 32, 1),
+            (4, 1024, 4, 3),
+            (2, 2048, 8, 2),
+            (2, 1024, 4, 4),
+            (1, 2048, 8, 3),
+        )
+    ],
+    8192: [
+        (r, c, w, k)
+        for r, c, w, k in (
+            (1, 8192, 32, 1),
+            (1, 8192, 16, 1),
+            (2, 4096, 16, 1),
+            (4, 1024, 4, 3),
+            (2, 2048, 8, 2),
+            (1, 4096, 8, 2),
+            (2, 1024, 4, 4),
+            (1, 2048, 8, 3),
+        )
+    ],
+    16384: [
+        (r, c, w, k)
+        for r, c, w, k in (
+            (1, 16384, 32, 1),
+            (2, 4096, 16, 1),
+            (1, 4096, 16, 1),
+            (4, 1024, 4, 3),
+            (2, 2048, 8, 2),
+            (1, 4096, 8, 2),
+            (2, 1024, 4, 4),
+            (1, 2048, 8, 3),
+        )
+    ],
+    65536: [
+        (r, c, w, k)
+        for r, c, w, k in (
+            (1, 8192, 16, 1),
+            (2, 4096, 16, 1),
+            (1, 4096, 16, 1),
+            (4, 1024, 4, 3),
+            (2, 2048, 8, 2),
+            (1, 4096, 8, 2),
+            (2, 1024, 4, 4),
+            (4, 2048, 8, 1),
+        )
+    ],
 }
 SHAPES = [(32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (131072, 256), (1024, 65536), (4096, 768)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
+
+# Elements of a tile, warps, residents, prefetch.
+NEIGHBOURS = [
+    (2048, 4, 4, True),
+    (2048, 8, 4, False),
+    (2048, 4, 8, False),
+    (4096, 8, 2, True),
+    (4096, 8, 4, False),
+    (4096, 8, 3, False),
+    (4096, 16, 2, False),
+    (8192, 16, 1, True),
+    (8192, 16, 2, False),
+    (8192, 8, 2, False),
+]
 
 
 def row_cases() -> list[Case]:
@@ -44,18 +125,13 @@ def group_cases() -> list[Case]:
         _, C, HxW, group = sizes
         D = C // group
         for dtype in ("bfloat16", "float32"):
-            for places in {min(1 << (HxW - 1).bit_length(), size) for size in (1024, 2048, 4096, 8192)}:
-                for channels in (1, 2, 4, 8):
-                    if not 2048 <= places * channels <= 8192 or channels > 1 << (D - 1).bit_length():
-                        continue
-                    for warps, resident in ((4, 4), (8, 2), (8, 3), (8, 4), (16, 1), (16, 2)):
-                        elements = places * channels // (warps * 32)
-                        if 8 <= elements <= 32 and elements * resident * warps <= 1024:
-                            for prefetch in (True, False):
-                                tile = GroupTile(
-                                    places, 1, channels, blocks(HxW, places), blocks(D, channels), warps, resident, prefetch
-                                )
-                                found.append(Case("group_norm_backward", sizes, dtype, tile=tile))
+            for room, warps, resident, prefetch in NEIGHBOURS:
+                places = min(1 << (HxW - 1).bit_length(), room)
+                channels = min(1 << (D - 1).bit_length(), room // places)
+                shape = places, 1, channels, blocks(HxW, places), blocks(D, channels)
+                found.append(
+                    Case("group_norm_backward", sizes, dtype, tile=GroupTile(*shape, warps, resident, prefetch))
+                )
             padded = 1 << (D - 1).bit_length()
             for wide in (64, 128):
                 groups = max(1 << (wide // (D * (2 if dtype == "bfloat16" else 4)) - 1).bit_length(), 1)
@@ -93,7 +169,9 @@ def main(parts: list[str]) -> None:
                 torch.cuda.synchronize()
                 continue
             tile = str(case.tile).replace("RowTile", "").replace("GroupTile", "")
-            table.writerow([case.operator, case.sizes, case.dtype, case.order, tile, f"{time:.1f}", f"{100 * copy / time:.1f}"])
+            table.writerow(
+                [case.operator, case.sizes, case.dtype, case.order, tile, f"{time:.1f}", f"{100 * copy / time:.1f}"]
+            )
             best.setdefault(key, []).append((100 * copy / time, tile))
     for key, found in best.items():
         print(*key)
