@@ -132,7 +132,7 @@ def chosen_tile(case: Case) -> Iterator[None]:
         GroupTile: (group_norm, "group_tile"),
         StreamTile: (batch_norm, "stream_tile"),
     }[type(case.tile)]
-    with mock.patch.object(module, name, lambda *args, **kwargs: case.tile):
+    with mock.patch.object(module, name, return_value=case.tile):
         yield
 
 

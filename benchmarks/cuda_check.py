@@ -1,4 +1,4 @@
-"""Every operator on the GPU against the float64 oracle, over shapes, dtypes and memory orders; exit status 1 if one is wrong.
+"""Every operator on the GPU against the float64 oracle, over shapes, dtypes and orders; status 1 if one is wrong.
 
 Outputs and workspace are poisoned with NaN, every plan runs twice and must give the same bits.
 """

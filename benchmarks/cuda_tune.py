@@ -1,4 +1,4 @@
-"""Times tiles for LayerNorm's and GroupNorm's backward passes: the measurement behind ``normgrad.cuda.configurations``."""
+"""Times tiles for the backward passes of LayerNorm and GroupNorm: what ``normgrad.cuda.configurations`` rests on."""
 
 from __future__ import annotations
 

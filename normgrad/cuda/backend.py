@@ -55,7 +55,7 @@ class _Kernel:
                 launch(views, first, handle)
 
     def _keep_until_done(self, workspace: int, handle: int, current: int) -> None:
-        """Memory from our own allocation goes back to the current stream's pool: not before this stream is done with it."""
+        """Memory that we brought goes back to the current stream's pool, but not before this stream is done with it."""
         memory = self.lent.get(workspace)
         if memory is not None and handle != current:
             memory.record_stream(torch.cuda.ExternalStream(handle, device=self.device))

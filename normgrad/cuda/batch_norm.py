@@ -177,14 +177,14 @@ def gather(problem: Problem, chip: Chip) -> Steps:
     mean, invstd, counts = (steps.vector(name) for name in ("mean", "invstd", "counts"))
     running = [steps.output(name, (C,)) for name in moving]
     outputs = [steps.output(name, (C,)) for name in ("mean_all", "invstd_all")]
-    pointers = [operand.pointer for operand in running]
+    moved = (operand.pointer for operand in running)
+    tensors = [mean, invstd, *moved, counts, *(output.pointer for output in outputs)]
     momentum, eps = (float64_bits(problem.attributes[name]) for name in ("momentum", "eps"))
     steps.add(
         Step(
             kernels.batch_norm_gather,
             _finish_grid(C),
-            [mean, invstd, *pointers, counts, *(output.pointer for output in outputs), ranks, C, momentum, eps]
-            + _strides(running + outputs),
+            [*tensors, ranks, C, momentum, eps, *_strides(running + outputs)],
             {"ROWS": 16, "CHANNELS": _FINISH["CHANNELS"]},
         )
     )

@@ -1,7 +1,7 @@
 """How the work is cut into tiles: pure functions of sizes, element size and chip.
 
-What decides the order of a row's or group's sum (the tile and its warps) depends on the row or group alone, never on how
-many of them there are: so a row's result has the same bits in every batch.
+What decides the order of a row's or group's sum (the tile and its warps) depends on the row or group alone, never on
+how many of them there are: so a row's result has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RowTile:
 
 @dataclass(frozen=True, slots=True)
 class GroupTile:
-    """A tile of GroupNorm: places × groups × channels of a group, and how many parts a group has in either direction."""
+    """A tile of GroupNorm: places × groups × channels of a group, and in how many parts a group is cut either way."""
 
     places: int
     groups: int

@@ -69,15 +69,15 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     slots = Slots.of(steps, teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_input = steps.output("grad_input", whole)
+    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
+    counts = N, group, group_blocks, HxW, teams.count
     assemble(
         steps,
         teams,
         slots,
         kernels.group_norm_backward,
         tile,
-        [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
-        + [N, group, group_blocks, HxW, teams.count]
-        + [*grad_out.strides, *x.strides, *grad_input.strides],
+        [*tensors, *counts, *grad_out.strides, *x.strides, *grad_input.strides],
         {
             **_constants(tile, C // group, [grad_out, x, grad_input]),
             "PREFETCH": tile.prefetch,
@@ -106,15 +106,15 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     vectors = [steps.vector(name) for name in ("weight", "bias")]
     output = steps.output("output", whole)
     mean, rstd = steps.output("mean", (N * group,)), steps.output("rstd", (N * group,))
+    tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
+    counts = N, group, group_blocks, HxW, float64_bits(problem.attributes["eps"]), teams.count
     assemble(
         steps,
         teams,
         slots,
         kernels.group_norm_forward,
         tile,
-        [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
-        + [N, group, group_blocks, HxW, float64_bits(problem.attributes["eps"]), teams.count]
-        + [*x.strides, *output.strides, *mean.strides, *rstd.strides],
+        [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
         _constants(tile, C // group, [x, output]),
     )
     return steps

@@ -1,4 +1,4 @@
-"""The backend ``interpreter``: the GPU's kernels on host memory, in Triton's interpreter. Slow; for tests without a GPU."""
+"""The backend ``interpreter``: the GPU's kernels on host memory, in Triton's interpreter, for tests without a GPU."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         grad_input = steps.output("grad_input", (M, N))
         vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
         slots = Slots.of(steps, teams, M)
+        tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
         assemble(
             steps,
             teams,
             slots,
             kernels.layer_norm_backward,
             tile,
-            [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory, M, N, teams.count]
-            + [*grad_out.strides, *x.strides, *grad_input.strides],
+            [*tensors, M, N, teams.count, *grad_out.strides, *x.strides, *grad_input.strides],
             {
                 **_constants(tile, N),
                 "PREFETCH": tile.prefetch,
@@ -78,15 +78,15 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     x = steps.data("input", (M, N))
     vectors = [steps.vector(name) for name in ("weight", "bias")]
     output, mean, rstd = steps.output("output", (M, N)), steps.output("mean", (M,)), steps.output("rstd", (M,))
+    tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
+    counts = M, N, float64_bits(problem.attributes["eps"]), teams.count
     assemble(
         steps,
         teams,
         slots,
         kernels.layer_norm_forward,
         tile,
-        [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory, M, N]
-        + [float64_bits(problem.attributes["eps"]), teams.count, *x.strides, *output.strides]
-        + [*mean.strides, *rstd.strides],
+        [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
         _constants(tile, N),
     )
     return steps

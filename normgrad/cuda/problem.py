@@ -1,7 +1,7 @@
 """From a checked problem to steps: which memory the kernels may use as it is, and what has to be copied first.
 
-A tensor is used in place where its elements form a grid of the kernel's sizes with one stride per dimension. Others, and
-inputs that share memory with what the kernels write, are copied into the workspace; results of odd layouts out of it.
+A tensor is used in place where its elements form a grid of the kernel's sizes with one stride per dimension. Others,
+and inputs that share memory with what the kernels write, are copied into the workspace; odd results out of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps of synchronised BatchNorm, for any strides of sample, channel and place.
 
-A tile is [SAMPLES, PLACES, CHANNELS], shaped so that what lies side by side in memory is read side by side. Programs are
-numbered with the channels' tiles fastest, then places, then samples.
+A tile is [SAMPLES, PLACES, CHANNELS], shaped so that what lies side by side in memory is read side by side. Programs
+are numbered with the channels' tiles fastest, then places, then samples.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
-# What a launch does with rows that several programs share. One launch does it all where the programs run side by side and
-# can wait for each other; otherwise one launch makes the sums, and the next reads the data again.
+# What a launch does with rows that several programs share. One launch does it all where the programs run side by side
+# and can wait for each other; otherwise one launch makes the sums, and the next reads the data again.
 WHOLE = tl.constexpr(0)
 SUMS = tl.constexpr(1)
 OUTPUTS = tl.constexpr(2)

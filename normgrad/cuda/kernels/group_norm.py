@@ -1,7 +1,8 @@
 """GroupNorm, forward and backward, for any strides of sample, channel and place.
 
-A tile is [PLACES, GROUPS, CHANNELS]: several whole groups where channels lie side by side in memory, part of one group where
-places do. A team of PARTS programs holds the GROUPS groups of a sample between them; teams walk over the samples' groups.
+A tile is [PLACES, GROUPS, CHANNELS]: several whole groups where channels lie side by side in memory, part of one group
+where places do. A team of PARTS programs holds the GROUPS groups of a sample between them, in registers, so that the
+data is read once; teams walk over the samples' groups.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def group_norm_backward(
     WANT_BIAS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
-    """The gradients of a team's groups, and the sums over each tile's places that the weight's gradients are made of."""
+    """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS

@@ -1,7 +1,7 @@
 """LayerNorm, forward and backward.
 
-Teams of PARTS programs walk over the rows together, ROWS at a time; every program keeps its COLUMNS of them in registers,
-so that the data is read once. Row sums go through slots; a program alone with its rows (PARTS = 1) needs none.
+Teams of PARTS programs walk over the rows together, ROWS at a time; every program keeps its COLUMNS of them in
+registers, so that the data is read once. Row sums go through slots, which a program alone with its rows does not need.
 """
 
 from __future__ import annotations
