@@ -13,9 +13,10 @@ ENVIRONMENT = "NORMGRAD_BACKEND"
 #: Backends by name, with the module that holds each (its ``backend``) and the kind of device it computes on.
 BACKENDS = {
     "reference": ("normgrad.reference", "cpu"),
-    "interpreter": ("normgrad.cuda.interpreter", "cpu"),
     "cuda": ("normgrad.cuda.backend", "cuda"),
 }
+if os.environ.get("TRITON_INTERPRET") == "1":
+    BACKENDS["interpreter"] = ("normgrad.cuda.interpreter", "cpu")
 _DEFAULT = {"cpu": "reference", "cuda": "cuda"}
 
 

@@ -24,7 +24,9 @@ def _tile(problem: Problem, x: Operand, chip: Chip) -> GroupTile:
     _, C, HxW, group = _sizes(problem)
     _, channel, place = x.strides
     places_adjacent = abs(place) <= abs(channel) or C == 1
-    return group_tile(C // group, HxW, group, problem.views["input"].dtype.itemsize, chip, places_adjacent)
+    return group_tile(
+        max(C // group, 1), max(HxW, 1), group, problem.views["input"].dtype.itemsize, chip, places_adjacent
+    )
 
 
 def _constants(tile: GroupTile, D: int, operands: Sequence[Operand]) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     tile = _tile(problem, x, chip)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts, N * group_blocks, tile, chip)
-    slots = Slots.of(steps, teams, N * group)
+    slots = Slots.of(steps, teams, 2 * N * group)
     vectors = [steps.vector(name) for name in ("weight", "bias")]
     output = steps.output("output", whole)
     mean, rstd = steps.output("mean", (N * group,)), steps.output("rstd", (N * group,))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import triton
 from triton.runtime import interpreter as triton_interpreter
 
@@ -40,8 +41,9 @@ class _Kernel:
     steps: list[Step]
 
     def launch(self, views: Mapping[str, View], workspace: int, stream: Any) -> None:
-        for step in self.steps:
-            interpret(step, views, aligned(workspace))
+        with np.errstate(all="ignore"):  # NaN and Inf pass through without a word, as on the GPU
+            for step in self.steps:
+                interpret(step, views, aligned(workspace))
 
 
 class _Interpreter:

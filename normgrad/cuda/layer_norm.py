@@ -74,7 +74,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         return steps
     tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip, False)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
-    slots = Slots.of(steps, teams, M)
+    slots = Slots.of(steps, teams, 2 * M)
     x = steps.data("input", (M, N))
     vectors = [steps.vector(name) for name in ("weight", "bias")]
     output, mean, rstd = steps.output("output", (M, N)), steps.output("mean", (M,)), steps.output("rstd", (M,))

@@ -36,6 +36,19 @@ def float64_of_bits(bits):
 
 
 @triton.jit
+def high(value):
+    """The nearest float32 of a float64."""
+    return value.to(tl.float32)
+
+
+@triton.jit
+def low(value):
+    """What the nearest float32 of a float64 leaves out; nothing where that is infinite."""
+    rest = (value - value.to(tl.float32).to(tl.float64)).to(tl.float32)
+    return tl.where(rest == rest, rest, 0.0)
+
+
+@triton.jit
 def indices(block, SIZE: tl.constexpr):
     """The indices in a block, in 64 bits."""
     return (tl.zeros((SIZE,), tl.int64) + block) * SIZE + tl.arange(0, SIZE)
@@ -91,6 +104,27 @@ def collect(slots, mask, WAIT: tl.constexpr):
     first = (packed & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
     second = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return first.to(tl.float64), second.to(tl.float64)
+
+
+@triton.jit
+def publish_wide(first, second, slots, mask):
+    """Write two float64 values to two slots, one after the other."""
+    usual = tl.where(first == first, first, float("nan")).to(tl.float64)
+    tl.atomic_xchg(slots, usual.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
+    usual = tl.where(second == second, second, float("nan")).to(tl.float64)
+    tl.atomic_xchg(slots + 1, usual.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
+
+
+@triton.jit
+def collect_wide(slots, mask, WAIT: tl.constexpr):
+    """The float64 values of every pair of slots; with WAIT once all of them are there."""
+    first = tl.load(slots, mask=mask, other=0, volatile=True)
+    second = tl.load(slots + 1, mask=mask, other=0, volatile=True)
+    if WAIT:
+        while tl.sum(((first == EMPTY) | (second == EMPTY)).to(tl.int32)) > 0:
+            first = tl.load(slots, mask=mask, other=0, volatile=True)
+            second = tl.load(slots + 1, mask=mask, other=0, volatile=True)
+    return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
 
 
 @triton.jit

@@ -15,10 +15,14 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     collect,
+    collect_wide,
     float64,
     float64_of_bits,
+    high,
     int64,
+    low,
     publish,
+    publish_wide,
     put,
     sum_pair,
 )
@@ -50,12 +54,12 @@ def _first(pointer, sample, channel, place, sample_stride, channel_stride, place
 
 
 @triton.jit
-def _slots_of(slots, sample, groups, group, PARTS: tl.constexpr, PADDED: tl.constexpr):
+def _slots_of(slots, sample, groups, group, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
     """All slots of the groups, and which of them there are."""
     parts = tl.arange(0, PADDED)
     mask = (groups < group)[:, None] & (parts < PARTS)[None, :]
     first = int64(sample) * group
-    return slots + (first + groups)[:, None] * PARTS + parts[None, :], mask
+    return slots + ((first + groups)[:, None] * PARTS + parts[None, :]) * WORDS, mask
 
 
 @triton.jit
@@ -169,7 +173,7 @@ def group_norm_backward(
                 if PHASE != OUTPUTS:
                     publish(sum_g, sum_gx, slots + statistic * PARTS + part, groups < group)
                 if PHASE != SUMS:
-                    slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS)
+                    slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS, 1)
                     all_g, all_gx = collect(slot, given, PHASE == WHOLE)
                     total_g = tl.sum(all_g, axis=1)
                     total_gx = tl.sum(all_gx, axis=1)
@@ -197,7 +201,7 @@ def group_norm_forward(
     output,  # [N, C, HxW]
     mean,  # [N, group]
     rstd,  # [N, group]
-    slots,  # int64 [N, group, PARTS]
+    slots,  # int64 [N, group, PARTS, 2]
     samples,
     group,
     group_blocks,
@@ -247,30 +251,22 @@ def group_norm_forward(
         x = tl.load(x_at + read, mask=mask, other=0.0).to(tl.float32)
         statistic = int64(sample) * group + groups
         if PARTS == 1 or PHASE != OUTPUTS:
-            # About a first mean, whose rounding the second sums correct: a constant group has no variance at all.
-            about = (tl.sum(tl.sum(x, axis=0), axis=1).to(tl.float64) / count).to(tl.float32)
-            away = tl.where(mask, x - about[None, :, None], 0.0)
-            sums, squares_of = sum_pair(away, away * away, 0)
-            sum_away, sum_squares = sum_pair(sums, squares_of, 1)
-            drift = sum_away.to(tl.float64) / count
-            centre = about.to(tl.float64) + drift
-            squares = sum_squares.to(tl.float64) - drift * sum_away.to(tl.float64)
-            squares = tl.where(squares < 0.0, 0.0, squares)
+            # In float64, since the output near the mean is only as precise as the mean is.
+            centre = tl.sum(tl.sum(x.to(tl.float64), axis=0), axis=1) / count
+            away = tl.where(mask, x - high(centre)[None, :, None] - low(centre)[None, :, None], 0.0)
+            squares = tl.sum(tl.sum(away * away, axis=0), axis=1).to(tl.float64)
         if PARTS > 1:
             if PHASE != OUTPUTS:
-                publish(centre.to(tl.float32), squares.to(tl.float32), slots + statistic * PARTS + part, groups < group)
+                publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, groups < group)
             if PHASE != SUMS:
-                slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS)
-                centres, all_squares = collect(slot, given, PHASE == WHOLE)
+                slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS, 2)
+                centres, all_squares = collect_wide(slot, given, PHASE == WHOLE)
                 centre = tl.sum(tl.where(given, centres * counts, 0.0), axis=1) / whole
                 apart = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
         if PHASE != SUMS:
             inverse = (1.0 / tl.sqrt(squares / whole + eps)).to(tl.float32)
-            high = centre.to(tl.float32)
-            low = (centre - high.to(tl.float64)).to(tl.float32)
-            low = tl.where(low == low, low, 0.0)  # of an infinite mean
-            result = (x - high[None, :, None] - low[None, :, None]) * inverse[None, :, None]
+            result = (x - high(centre)[None, :, None] - low(centre)[None, :, None]) * inverse[None, :, None]
             if weight is not None:
                 result *= tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
             if bias is not None:
@@ -278,7 +274,7 @@ def group_norm_forward(
             target = _first(output, sample, channel, place, output_sample, output_channel, output_place)
             put(target + written, result, mask)
             first = (groups < group) & (part == 0)
-            put(mean + statistic * mean_stride, high, first)
+            put(mean + statistic * mean_stride, high(centre), first)
             put(rstd + statistic * rstd_stride, inverse, first)
 
 

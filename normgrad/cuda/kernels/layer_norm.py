@@ -14,11 +14,15 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     collect,
+    collect_wide,
     float64,
     float64_of_bits,
+    high,
     indices,
     int64,
+    low,
     publish,
+    publish_wide,
     put,
     sum_pair,
 )
@@ -39,11 +43,11 @@ def _row_mask(rows, M, in_row, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _slots_of(slots, rows, M, PARTS: tl.constexpr, PADDED: tl.constexpr):
+def _slots_of(slots, rows, M, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
     """All slots of the rows, and which of them there are."""
     parts = tl.arange(0, PADDED)
     mask = (rows < M)[:, None] & (parts < PARTS)[None, :]
-    return slots + rows[:, None] * PARTS + parts[None, :], mask
+    return slots + (rows[:, None] * PARTS + parts[None, :]) * WORDS, mask
 
 
 @triton.jit
@@ -135,7 +139,7 @@ def layer_norm_backward(
                     sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                     publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
                 if PHASE != SUMS:
-                    places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS)
+                    places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 1)
                     all_g, all_gx = collect(places, given, PHASE == WHOLE)
                     mean_g = (tl.sum(all_g, axis=1) * per_row).to(tl.float32)[:, None]
                     mean_gx = (tl.sum(all_gx, axis=1) * per_row).to(tl.float32)[:, None]
@@ -160,7 +164,7 @@ def layer_norm_forward(
     output,  # [M, N]
     mean,  # [M], or None
     rstd,  # [M], or None
-    slots,  # int64 [M, PARTS]
+    slots,  # int64 [M, PARTS, 2]
     M,
     N,
     eps_bits,  # float64
@@ -197,31 +201,24 @@ def layer_norm_forward(
         mask = _row_mask(rows, M, in_row, MASKED)
         x = _tile(input, rows, columns, input_row, input_column, mask).to(tl.float32)
         if PARTS == 1 or PHASE != OUTPUTS:
-            # About a first mean, whose rounding the second sums correct: a constant row has no variance at all.
-            about = (tl.sum(x, axis=1).to(tl.float64) / count).to(tl.float32)
-            away = x - about[:, None]
+            # In float64, since the output near the mean is only as precise as the mean is.
+            centre = tl.sum(x.to(tl.float64), axis=1) / count
+            away = x - high(centre)[:, None] - low(centre)[:, None]
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
-            sum_away, sum_squares = sum_pair(away, away * away, 1)
-            drift = sum_away.to(tl.float64) / count
-            centre = about.to(tl.float64) + drift
-            squares = sum_squares.to(tl.float64) - drift * sum_away.to(tl.float64)
-            squares = tl.where(squares < 0.0, 0.0, squares)
+            squares = tl.sum(away * away, axis=1).to(tl.float64)
         if PARTS > 1:
             if PHASE != OUTPUTS:
-                publish(centre.to(tl.float32), squares.to(tl.float32), slots + rows * PARTS + part, rows < M)
+                publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
             if PHASE != SUMS:
-                places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS)
-                centres, all_squares = collect(places, given, PHASE == WHOLE)
+                places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2)
+                centres, all_squares = collect_wide(places, given, PHASE == WHOLE)
                 centre = tl.sum(tl.where(given, centres * counts, 0.0), axis=1) / float64(N)
                 apart = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
         if PHASE != SUMS:
             inverse = (1.0 / tl.sqrt(squares / float64(N) + eps)).to(tl.float32)
-            high = centre.to(tl.float32)
-            low = (centre - high.to(tl.float64)).to(tl.float32)
-            low = tl.where(low == low, low, 0.0)  # of an infinite mean
-            result = (x - high[:, None] - low[:, None]) * inverse[:, None]
+            result = (x - high(centre)[:, None] - low(centre)[:, None]) * inverse[:, None]
             if weight is not None:
                 result = result * scale
             if bias is not None:
@@ -230,6 +227,6 @@ def layer_norm_forward(
             put(output + target, result, mask)
             first = (rows < M) & (part == 0)
             if mean is not None:
-                put(mean + rows * mean_stride, high, first)
+                put(mean + rows * mean_stride, high(centre), first)
             if rstd is not None:
                 put(rstd + rows * rstd_stride, inverse, first)
