@@ -165,6 +165,8 @@ def interpret(step: Step, views: Mapping[str, View], workspace: int) -> None:
 
 def _host_tensor(address: int, dtype: DType) -> torch.Tensor:
     """A tensor whose address is what counts: the interpreter reads and writes beside it as a kernel does."""
+    if address == 0:  # of a tensor without elements
+        return torch.empty(1, dtype=_TORCH[dtype])
     return torch.frombuffer(bytes_at(Memory(address, dtype.itemsize)), dtype=_TORCH[dtype])
 
 

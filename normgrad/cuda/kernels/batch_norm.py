@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import float64, float64_of_bits, indices, int64, put, sum_pair
+from normgrad.cuda.kernels.common import float64, float64_of_bits, indices, int64, put, sum_pair, wide
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def _offsets(samples, places, channels, sample_stride, channel_stride, place_str
 
 @triton.jit
 def _load_vector(pointer, channels, C):
-    return tl.load(pointer + channels, mask=channels < C, other=0.0).to(tl.float32)[None, None, :]
+    return wide(tl.load(pointer + channels, mask=channels < C, other=0.0))[None, None, :]
 
 
 @triton.jit
@@ -92,8 +92,8 @@ def batch_norm_elemt_backward(
     scale = inverse
     if weight is not None:
         scale = inverse * _load_vector(weight, channels, C)
-    xmu = x.to(tl.float32) - _load_vector(mean, channels, C)
-    result = (dy.to(tl.float32) - mean_dy - xmu * slope) * scale
+    xmu = wide(x) - _load_vector(mean, channels, C)
+    result = (wide(dy) - mean_dy - xmu * slope) * scale
     target = grad_input + _offsets(samples, places, channels, grad_input_sample, grad_input_channel, grad_input_place)
     put(target, result, mask)
 
@@ -126,7 +126,7 @@ def batch_norm_elemt(
     channels = indices(channel_block, CHANNELS)
     mask = (samples < N)[:, None, None] & (places < P)[None, :, None] & (channels < C)[None, None, :]
     x = tl.load(input + _offsets(samples, places, channels, input_sample, input_channel, input_place), mask=mask)
-    result = (x.to(tl.float32) - _load_vector(mean, channels, C)) * _load_vector(invstd, channels, C)
+    result = (wide(x) - _load_vector(mean, channels, C)) * _load_vector(invstd, channels, C)
     if weight is not None:
         result = result * _load_vector(weight, channels, C)
     if bias is not None:
@@ -164,11 +164,12 @@ def batch_norm_tile_sums(
         grad_out + _offsets(samples, places, channels, grad_out_sample, grad_out_channel, grad_out_place),
         mask=mask,
         other=0.0,
-    ).to(tl.float32)
+    )
+    dy = wide(dy)
     x = tl.load(
         input + _offsets(samples, places, channels, input_sample, input_channel, input_place), mask=mask, other=0.0
     )
-    xmu = tl.where(mask, x.to(tl.float32) - _load_vector(mean, channels, C), 0.0)
+    xmu = tl.where(mask, wide(x) - _load_vector(mean, channels, C), 0.0)
     first, second = sum_pair(dy, dy * xmu, 1)
     sum_dy, sum_dy_xmu = sum_pair(first, second, 0)
     tile = int64(sample_block) * tl.cdiv(P, PLACES) + place_block
@@ -212,7 +213,7 @@ def batch_norm_finish_sums(
     if sum_dy_xmu is not None:
         put(sum_dy_xmu + channels * sum_dy_xmu_stride, dy_xmu.to(tl.float32), inside)
     if grad_weight is not None:
-        inverse = tl.load(invstd + channels, mask=inside, other=0.0).to(tl.float64)
+        inverse = wide(tl.load(invstd + channels, mask=inside, other=0.0)).to(tl.float64)
         put(grad_weight + channels * grad_weight_stride, (dy_xmu * inverse).to(tl.float32), inside)
     if grad_bias is not None:
         put(grad_bias + channels * grad_bias_stride, dy.to(tl.float32), inside)
@@ -249,7 +250,8 @@ def batch_norm_tile_moments(
     mask = (samples < N)[:, None, None] & (places < P)[None, :, None] & (channels < C)[None, None, :]
     x = tl.load(
         input + _offsets(samples, places, channels, input_sample, input_channel, input_place), mask=mask, other=0.0
-    ).to(tl.float32)
+    )
+    x = wide(x)
     tile = int64(sample_block) * tl.cdiv(P, PLACES) + place_block
     tiles = int64(tl.cdiv(N, SAMPLES)) * tl.cdiv(P, PLACES)
     count = _tile_sizes(tile, N, P, SAMPLES, PLACES)
@@ -340,7 +342,7 @@ def batch_norm_gather(
         mask = (rows < ranks)[:, None] & inside[None, :]
         count = tl.load(counts + rows, mask=rows < ranks, other=0).to(tl.float64)
         counted += count
-        means = tl.load(mean + rows[:, None] * C + channels[None, :], mask=mask, other=0.0).to(tl.float64)
+        means = wide(tl.load(mean + rows[:, None] * C + channels[None, :], mask=mask, other=0.0)).to(tl.float64)
         total += tl.where(count[:, None] == 0.0, 0.0, means * count[:, None])
     n = tl.sum(counted)
     centre = tl.sum(total, axis=0) / n
@@ -350,18 +352,18 @@ def batch_norm_gather(
         mask = (rows < ranks)[:, None] & inside[None, :]
         count = tl.load(counts + rows, mask=rows < ranks, other=0).to(tl.float64)
         offsets = rows[:, None] * C + channels[None, :]
-        apart = tl.load(mean + offsets, mask=mask, other=0.0).to(tl.float64) - centre[None, :]
-        inverse = tl.load(invstd + offsets, mask=mask, other=1.0).to(tl.float64)
+        apart = wide(tl.load(mean + offsets, mask=mask, other=0.0)).to(tl.float64) - centre[None, :]
+        inverse = wide(tl.load(invstd + offsets, mask=mask, other=1.0)).to(tl.float64)
         added = (1.0 / (inverse * inverse) - eps + apart * apart) * count[:, None]
         squares += tl.where(count[:, None] == 0.0, 0.0, added)
     summed = tl.sum(squares, axis=0)
     if running_mean is not None:
         place = running_mean + channels * running_mean_stride
-        moved = (1.0 - momentum) * tl.load(place, mask=inside, other=0.0).to(tl.float64) + momentum * centre
+        moved = (1.0 - momentum) * wide(tl.load(place, mask=inside, other=0.0)).to(tl.float64) + momentum * centre
         put(place, moved.to(tl.float32), inside)
     if running_var is not None:
         place = running_var + channels * running_var_stride
-        moved = (1.0 - momentum) * tl.load(place, mask=inside, other=0.0).to(tl.float64) + momentum * (
+        moved = (1.0 - momentum) * wide(tl.load(place, mask=inside, other=0.0)).to(tl.float64) + momentum * (
             summed / (n - 1.0)
         )
         put(place, moved.to(tl.float32), inside)

@@ -59,11 +59,23 @@ def put(pointers, value, mask):
     """Store float32 values, rounded to nearest even in the target's dtype."""
     dtype: tl.constexpr = pointers.dtype.element_ty
     if INTERPRETED and dtype == tl.bfloat16:
-        # The interpreter cuts off what the GPU rounds.
+        # The interpreter cuts off what the GPU rounds, and spoils subnormals.
         bits = value.to(tl.int32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-        value = tl.where(value == value, nearest, value)
-    tl.store(pointers, value.to(dtype), mask=mask)
+        nearest = tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
+        tl.store(pointers, (nearest >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), mask=mask)
+    else:
+        tl.store(pointers, value.to(dtype), mask=mask)
+
+
+@triton.jit
+def wide(value):
+    """Loaded values in float32."""
+    if INTERPRETED and value.dtype == tl.bfloat16:
+        # The interpreter spoils subnormals.
+        result = (value.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        result = value.to(tl.float32)
+    return result
 
 
 @triton.jit

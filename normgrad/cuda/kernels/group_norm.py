@@ -25,6 +25,7 @@ from normgrad.cuda.kernels.common import (
     publish_wide,
     put,
     sum_pair,
+    wide,
 )
 
 
@@ -149,12 +150,12 @@ def group_norm_backward(
             x = tl.load(x_at + read_x, mask=mask, other=0.0)
             dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
         statistic = int64(sample) * group + groups
-        mu = tl.load(mean + statistic, mask=groups < group, other=0.0).to(tl.float32)[None, :, None]
-        rs = tl.load(rstd + statistic, mask=groups < group, other=0.0).to(tl.float32)[None, :, None]
-        dy = dy.to(tl.float32)
-        x_hat = tl.where(mask, (x.to(tl.float32) - mu) * rs, 0.0)  # 0·Inf must not reach the sums
+        mu = wide(tl.load(mean + statistic, mask=groups < group, other=0.0))[None, :, None]
+        rs = wide(tl.load(rstd + statistic, mask=groups < group, other=0.0))[None, :, None]
+        dy = wide(dy)
+        x_hat = tl.where(mask, (wide(x) - mu) * rs, 0.0)  # 0·Inf must not reach the sums
         if weight is not None:
-            scale = tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)
+            scale = wide(tl.load(weight + channels, mask=known, other=0.0))
         if PHASE != OUTPUTS:
             sum_dy, sum_dyx = sum_pair(dy, dy * x_hat, 0)
             line = partial + (int64(sample) * PLACE_PARTS + place_part) * (group * D) + channels
@@ -248,7 +249,7 @@ def group_norm_forward(
         known = (groups < group)[:, None] & (within < D)[None, :]
         mask = in_tile & (groups < group)[None, :, None]
         x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
-        x = tl.load(x_at + read, mask=mask, other=0.0).to(tl.float32)
+        x = wide(tl.load(x_at + read, mask=mask, other=0.0))
         statistic = int64(sample) * group + groups
         if PARTS == 1 or PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
@@ -268,9 +269,9 @@ def group_norm_forward(
             inverse = (1.0 / tl.sqrt(squares / whole + eps)).to(tl.float32)
             result = (x - high(centre)[None, :, None] - low(centre)[None, :, None]) * inverse[None, :, None]
             if weight is not None:
-                result *= tl.load(weight + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
+                result *= wide(tl.load(weight + channels, mask=known, other=0.0))[None, :, :]
             if bias is not None:
-                result += tl.load(bias + channels, mask=known, other=0.0).to(tl.float32)[None, :, :]
+                result += wide(tl.load(bias + channels, mask=known, other=0.0))[None, :, :]
             target = _first(output, sample, channel, place, output_sample, output_channel, output_place)
             put(target + written, result, mask)
             first = (groups < group) & (part == 0)

@@ -25,6 +25,7 @@ from normgrad.cuda.kernels.common import (
     publish_wide,
     put,
     sum_pair,
+    wide,
 )
 
 
@@ -115,10 +116,10 @@ def layer_norm_backward(
             dy = _tile(grad_out, rows, columns, grad_out_row, grad_out_column, mask)
             mu = tl.load(mean + rows, mask=rows < M, other=0.0)
             rs = tl.load(rstd + rows, mask=rows < M, other=0.0)
-        mu = mu.to(tl.float32)[:, None]
-        rs = rs.to(tl.float32)[:, None]
-        dy = dy.to(tl.float32)
-        x_hat = (x.to(tl.float32) - mu) * rs
+        mu = wide(mu)[:, None]
+        rs = wide(rs)[:, None]
+        dy = wide(dy)
+        x_hat = (wide(x) - mu) * rs
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
@@ -129,7 +130,7 @@ def layer_norm_backward(
         if WANT_INPUT:
             g = dy
             if weight is not None:
-                g = dy * scale.to(tl.float32)
+                g = dy * wide(scale)
             if PARTS == 1:
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                 mean_g = (sum_g.to(tl.float64) * per_row).to(tl.float32)[:, None]
@@ -193,13 +194,13 @@ def layer_norm_forward(
     parts = tl.arange(0, PADDED_PARTS)
     counts = tl.maximum(tl.minimum(N - parts * COLUMNS, COLUMNS), 0).to(tl.float64)[None, :]
     if weight is not None:
-        scale = tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if bias is not None:
-        shift = tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        shift = wide(tl.load(bias + columns, mask=columns < N, other=0.0))[None, :]
     for tile in range(team, tl.cdiv(M, ROWS), teams):
         rows = indices(tile, ROWS)
         mask = _row_mask(rows, M, in_row, MASKED)
-        x = _tile(input, rows, columns, input_row, input_column, mask).to(tl.float32)
+        x = wide(_tile(input, rows, columns, input_row, input_column, mask))
         if PARTS == 1 or PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             centre = tl.sum(x.to(tl.float64), axis=1) / count
