@@ -1,7 +1,7 @@
 """The operators on the GPU against PyTorch and against a copy of the same bytes; writes ``cuda.csv`` and a short table.
 
-Times are medians of GPU time by events, the contestants taking turns; data larger than the L2 cache is cold for all, and
-what is smaller rotates among several sets. ``call`` is the host's time for a call, ``graph`` a replayed CUDA graph's.
+Times are medians of GPU time by events, the contestants taking turns; data larger than the L2 cache is cold for all,
+and what is smaller rotates among several sets. ``call`` is the host's time for a call, ``graph`` a replayed graph's.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def large() -> str:
     x = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_()
     dy = torch.empty_like(x).normal_()
     mean, rstd = torch.zeros(rows, 1, device="cuda"), torch.ones(rows, 1, device="cuda")
-    grad, weight_sum, bias_sum = normgrad.layer_norm_backward(dy, x, [columns], mean, rstd)
+    grad, _, bias_sum = normgrad.layer_norm_backward(dy, x, [columns], mean, rstd)
     tail = slice(rows - 40, rows)
     alone = normgrad.layer_norm_backward(dy[tail], x[tail], [columns], mean[tail], rstd[tail])[0]
     same = torch.equal(grad[tail], alone)

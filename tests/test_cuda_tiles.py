@@ -65,7 +65,7 @@ def test_grid_strides_of_known_layouts(
 @pytest.mark.parametrize("columns", [1, 7, 128, 129, 1000, 4096, 4097, 16384, 70000, 262144, 2**31])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> None:
-    tile = row_tile(columns, itemsize, chip, True)
+    tile = row_tile(columns, itemsize, chip)
     assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
     assert tile.columns <= chip.largest_tile
 

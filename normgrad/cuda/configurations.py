@@ -79,15 +79,18 @@ def _even_block(size: int, largest: int) -> int:
     return block
 
 
-def row_tile(columns: int, itemsize: int, chip: Chip, weight_sums: bool) -> RowTile:
-    """The tile for rows of so many columns. Weight sums take four registers per element."""
+def row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for rows of so many columns.
+
+    A warp for every 256 columns: then a thread has the same columns of all of the tile's rows, and sums them without a
+    word to the others. The weight sums of 8 columns take 32 registers, and 128 are there for each of 512 threads.
+    """
+    room = min(4096, chip.largest_tile)
     whole = power_of_two(columns)
-    if whole <= min(4096, chip.largest_tile):
-        rows = max(1, min(2048, chip.largest_tile) // whole)
-        warps = 8 if whole * rows >= 4096 else 4
-        return RowTile(rows, whole, 1, warps, 2 if warps == 8 else 4)
-    block = _even_block(columns, min(4096, chip.largest_tile))
-    return RowTile(1, block, blocks(columns, block), 8, 2)
+    block = whole if whole <= room else _even_block(columns, min(2048, room))
+    rows = max(2, min(1024, chip.largest_tile) // block)
+    warps = max(block // 256, 1)
+    return RowTile(rows, block, blocks(columns, block), warps, max(16 // warps, 1))
 
 
 def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_adjacent: bool) -> GroupTile:

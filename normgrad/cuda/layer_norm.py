@@ -36,7 +36,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     wanted = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
     steps = Steps(problem, ["grad_input"])
     outputs = [steps.output(name, (N,)) for name in wanted]
-    tile = row_tile(N, problem.views["input"].dtype.itemsize, chip, bool(wanted))
+    tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     want_input = "grad_input" in problem.views
     teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
     partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT32)
@@ -72,7 +72,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip, False)
+    tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
     x = steps.data("input", (M, N))
