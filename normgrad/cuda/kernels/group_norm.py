@@ -104,7 +104,7 @@ def group_norm_backward(
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
     program = tl.program_id(0)
     part = program % PARTS
-    team = program // PARTS
+    team = int64(program // PARTS)
     place_part = part % PLACE_PARTS
     place = int64(place_part) * PLACES
     channel_in_group = int64(part // PLACE_PARTS) * CHANNELS
@@ -230,7 +230,7 @@ def group_norm_forward(
     """The normalised groups of a team and their statistics."""
     program = tl.program_id(0)
     part = program % PARTS
-    team = program // PARTS
+    team = int64(program // PARTS)
     place = int64(part % PLACE_PARTS) * PLACES
     channel_in_group = int64(part // PLACE_PARTS) * CHANNELS
     within = channel_in_group + tl.arange(0, CHANNELS)
