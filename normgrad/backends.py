@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 
 from normgrad.contract.plan import Backend, Problem
 from normgrad.contract.status import NO_KERNEL
+from normgrad.environment import variable
 
 ENVIRONMENT = "NORMGRAD_BACKEND"
 
 #: Backends by name, with the module that holds each (its ``backend``) and the kind of device it computes on.
 BACKENDS = {
+    "cpu": ("normgrad.cpu.backend", "cpu"),
     "reference": ("normgrad.reference", "cpu"),
     "cuda": ("normgrad.cuda.backend", "cuda"),
 }
@@ -27,9 +28,13 @@ def load(name: str) -> Backend:
     return backend
 
 
+#: The name of the backend that the environment asks for.
+requested_backend = variable(ENVIRONMENT)
+
+
 def chosen(device_kind: str) -> str | None:
     """The name of the backend for a kind of device: the environment's choice, or the fastest there is."""
-    name = os.environ.get(ENVIRONMENT)
+    name = requested_backend()
     if not name:
         return _DEFAULT.get(device_kind)
     if name not in BACKENDS:
@@ -42,7 +47,7 @@ def backend_for(problem: Problem) -> Backend:
     device_kind = problem.device.partition(":")[0]
     name = chosen(device_kind)
     if name is None:
-        choice = os.environ.get(ENVIRONMENT)
+        choice = requested_backend()
         reason = f" with {ENVIRONMENT}={choice}" if choice else ""
         raise problem.signature.error(None, f"there is no backend for {problem.device}{reason}", NO_KERNEL)
     try:

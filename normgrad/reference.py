@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,10 @@ class _Kernel:
         elements = sum(self.problem.views[parameter.name].numel for parameter in self._read)
         return elements * 8 + _ALIGNMENT if elements else 0
 
-    def launch(self, views: Mapping[str, View], workspace: int, stream: Any) -> None:
+    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+        views = {
+            name: view.at(address) for (name, view), address in zip(self.problem.views.items(), addresses, strict=True)
+        }
         address = -(-workspace // _ALIGNMENT) * _ALIGNMENT
         arguments: dict[str, Any] = {p.name: None for p in self.problem.signature.tensors if p.role is not Role.OUTPUT}
         for parameter in self._read:

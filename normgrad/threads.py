@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+from normgrad.environment import variable
+
 ENVIRONMENT = "NORMGRAD_NUM_THREADS"
+_environment = variable(ENVIRONMENT)
 _num_threads: int | None = None
 
 
@@ -16,7 +19,7 @@ def usable_cores() -> int:
 
 
 def _from_environment() -> int:
-    text = os.environ.get(ENVIRONMENT)
+    text = _environment()
     if not text:
         return usable_cores()
     try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,8 +23,11 @@ class NotAnArray(TypeError):
 class Kind(Protocol):
     """A library's arrays: how results of that kind are made."""
 
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
-        """A fresh array; where ``like`` is an array of the same shape, in its memory order."""
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
+        """A function that makes fresh arrays, in the memory order of its argument where ``like`` has the same shape.
+
+        It serves every argument of the layout of ``like``.
+        """
 
     def finish(self, array: Any) -> Any:
         """The fresh array, now written, as the user gets it."""
@@ -71,7 +76,7 @@ def bytes_at(memory: Memory) -> memoryview:
 
 
 def _view_numpy(array: np.ndarray) -> View:
-    itemsize = array.dtype.itemsize
+    itemsize = array.dtype.itemsize or 1  # NumPy has dtypes of no bytes, which are refused by name later
     if any(stride % itemsize for stride in array.strides):
         raise NotAnArray(
             f"has strides of {array.strides} bytes, and must have strides of whole elements ({itemsize} bytes)"
@@ -88,17 +93,41 @@ def _view_numpy(array: np.ndarray) -> View:
     return replace(view, dtype=from_numpy_dtype(array.dtype), storage=storage, writable=array.flags.writeable)
 
 
+def _slow_address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+_pointer_at = ctypes.c_void_p.from_address
+_HEAD = object.__basicsize__
+
+
+def _fast_address(array: np.ndarray) -> int:
+    # NumPy's binary interface: the pointer to the data comes right after an object's head.
+    return _pointer_at(id(array) + _HEAD).value or 0
+
+
+def _choose_address() -> Callable[[np.ndarray], int]:
+    probe = np.zeros(2, np.float32)
+    interpreter_agrees = sys.implementation.name == "cpython" and _fast_address(probe) == _slow_address(probe)
+    return _fast_address if interpreter_agrees else _slow_address
+
+
+#: The address of an array's first element; the fast way takes 0.2 µs, the slow one 1.2.
+numpy_address = _choose_address()
+
+
 def _plain_view(array: np.ndarray) -> View:
-    itemsize = array.dtype.itemsize
+    itemsize = array.dtype.itemsize or 1
     strides = tuple([stride // itemsize for stride in array.strides])
-    return View(array.__array_interface__["data"][0], array.shape, strides, DType("", itemsize), Memory(0, 0))
+    return View(numpy_address(array), array.shape, strides, DType("", itemsize), Memory(0, 0))
 
 
 class _NumpyKind:
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
-        if isinstance(like, np.ndarray) and like.shape == shape:
-            return np.empty_like(like, numpy_dtype(dtype), subok=False)
-        return np.empty(shape, numpy_dtype(dtype))
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
+        theirs = numpy_dtype(dtype)
+        if isinstance(like, np.ndarray) and like.shape == shape and not like.flags.c_contiguous:
+            return lambda like: np.empty_like(like, theirs, subok=False)
+        return lambda like: np.empty(shape, theirs)
 
     def finish(self, array: Any) -> Any:
         return array
@@ -115,6 +144,7 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+@cache
 def _torch_dtypes() -> dict[Any, DType]:
     torch = sys.modules["torch"]
     return {
@@ -126,6 +156,11 @@ def _torch_dtypes() -> dict[Any, DType]:
     }
 
 
+@cache
+def _to_torch_dtypes() -> dict[DType, Any]:
+    return {ours: theirs for theirs, ours in _torch_dtypes().items()}
+
+
 def _view_torch(tensor: Any) -> View:
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided:
@@ -133,27 +168,44 @@ def _view_torch(tensor: Any) -> View:
     if tensor.device.type not in ("cpu", "cuda"):
         raise NotAnArray(f"is on the device {tensor.device}, and must be on the CPU or a CUDA GPU")
     dtype = _torch_dtypes().get(tensor.dtype) or DType(str(tensor.dtype).removeprefix("torch."), tensor.element_size())
+    negative = tensor.is_neg()
     try:
-        if tensor.is_neg():
+        if negative:
             tensor = tensor.resolve_neg()
         storage = tensor.untyped_storage()
+        if storage.device != tensor.device:
+            raise RuntimeError("a fake tensor")
         address = tensor.data_ptr()
         memory = Memory(storage.data_ptr(), storage.nbytes(), str(tensor.device), owner=tensor)
     except RuntimeError as error:  # a tensor that only stands for one: fake, functorch, …
         raise NotAnArray(f"is a {type(tensor).__name__} without memory of its own") from error
-    return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory)
+    # A negated tensor is read through a copy; written, it would keep what it had.
+    return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory, writable=not negative)
+
+
+def wants_note(array: Any) -> bool:
+    """Whether the array's library keeps count of writes."""
+    return _is_torch(array) and not array.is_inference()
+
+
+def note_written(array: Any) -> None:
+    """Let autograd know that a tensor of the user's has new values, as PyTorch's own in-place operators do."""
+    if wants_note(array):
+        sys.modules["torch"].autograd.graph.increment_version(array)
 
 
 @dataclass(frozen=True)
 class _TorchKind:
     device: Any
 
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
         torch = sys.modules["torch"]
-        ours = {ours: theirs for theirs, ours in _torch_dtypes().items()}[dtype]
-        if _is_torch(like) and like.shape == shape:
-            return torch.empty_like(like, dtype=ours, device=self.device, requires_grad=False)
-        return torch.empty(shape, dtype=ours, device=self.device)
+        theirs = _to_torch_dtypes()[dtype]
+        if not _is_torch(like) or like.shape != shape or like.device != self.device:
+            return lambda like: torch.empty(shape, dtype=theirs, device=self.device)
+        if like.dtype == theirs:
+            return torch.empty_like
+        return lambda like: torch.empty_like(like, dtype=theirs)
 
     def finish(self, array: Any) -> Any:
         return array
@@ -166,13 +218,13 @@ class _TorchKind:
 class _DLPackKind:
     array: Any
 
-    def empty(self, shape: Shape, dtype: DType, like: Any) -> Any:
+    def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
         device = dlpack.as_view(self.array).device
         if device == "cpu":
-            return _NUMPY.empty(shape, dtype, None)
+            return _NUMPY.maker(shape, dtype, None)
         import torch
 
-        return _TorchKind(torch.device(device)).empty(shape, dtype, None)
+        return _TorchKind(torch.device(device)).maker(shape, dtype, None)
 
     def finish(self, array: Any) -> Any:
         namespace = getattr(self.array, "__array_namespace__", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from normgrad.contract.arrays import NotAnArray, as_view
@@ -22,7 +23,7 @@ from normgrad.contract.status import INVALID, NO_KERNEL, NULLPTR, ContractError,
 from normgrad.contract.view import View
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature:
     """An operator's names and its table of parameters, in the order of the C interface."""
 
@@ -31,13 +32,25 @@ class Signature:
     family: Family
     parameters: tuple[Parameter, ...]
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(p for p in self.parameters if isinstance(p, Tensor))
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(p for p in self.tensors if p.role is Role.OUTPUT)
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.outputs)
+
+    def is_output(self, name: str) -> bool:
+        """Whether the tensor of that name is a result, and not read."""
+        return name in self.output_names
+
+    def is_written(self, name: str) -> bool:
+        """Whether calls write to the tensor of that name."""
+        return any(tensor.name == name and tensor.is_written for tensor in self.tensors)
 
     def error(self, parameter: str | None, problem: str, status: Status = INVALID) -> ContractError:
         """The error of a parameter; the problem goes on from the parameter's name."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from normgrad.contract.arrays import NotAnArray, as_view
+from normgrad.contract.arrays import NotAnArray, as_view, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote
 from normgrad.contract.stream import Stream
@@ -28,6 +28,11 @@ class Problem:
     def device(self) -> str:
         return next(iter(self.views.values())).device
 
+    @property
+    def addresses(self) -> list[int]:
+        """Where the views lie, in their order."""
+        return [view.address for view in self.views.values()]
+
 
 class Kernel(Protocol):
     """What a backend makes of a problem."""
@@ -36,8 +41,11 @@ class Kernel(Protocol):
     def workspace_size(self) -> int:
         """How many bytes :meth:`launch` needs."""
 
-    def launch(self, views: Mapping[str, View], workspace: int, stream: Any) -> None:
-        """Do the work on these views (of the problem's layout) with the memory at ``workspace``."""
+    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+        """Do the work on the tensors at these addresses, in the order of the problem's views.
+
+        Their layout is the problem's, and they share memory no further than the problem's views do.
+        """
 
 
 class Backend(Protocol):
@@ -63,7 +71,7 @@ class Plan:
         self._backend = backend
         self._problem = problem
         self._kernel = backend.prepare(problem)
-        self._views = dict(problem.views)
+        self._written_owners = _written_owners(problem)
         self._lock = threading.Lock()
         self._repeatable = False
         self._spent = False
@@ -91,24 +99,24 @@ class Plan:
         """
         with self._lock:
             self._refuse_if_spent()
-            views = dict(self._views)
+            views = dict(self._problem.views)
             for name, array in arrays.items():
                 views[name] = self._rebound(name, array)
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
-            self._kernel = self._backend.prepare(problem)
-            self._problem, self._views = problem, views
+            self._problem, self._kernel = problem, self._backend.prepare(problem)
+            self._written_owners = _written_owners(problem)
 
     def _rebound(self, name: str, array: Any) -> View:
-        if name not in self._views:
-            raise self._signature.error(name, f"is no tensor of this plan, which has {', '.join(self._views)}")
+        if name not in self._problem.views:
+            raise self._signature.error(name, f"is no tensor of this plan, which has {', '.join(self._problem.views)}")
         if array is None:
             raise self._signature.error(name, "is null, and must be given", NULLPTR)
         try:
             view = as_view(array)
         except (NotAnArray, BufferError, RuntimeError) as problem:
             raise self._signature.error(name, quote(problem)) from None
-        planned = self._views[name]
+        planned = self._problem.views[name]
         if not view.same_layout(planned):
             raise self._signature.error(
                 name,
@@ -132,22 +140,14 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             memory = None if workspace is None else self._given(workspace)
-            kernel, views = self._kernel, self._views
+            problem, kernel = self._problem, self._kernel
             self._spent = not self._repeatable
         if isinstance(stream, Stream):
-            stream.submit(lambda: self._launch(kernel, views, memory, None))
+            stream.submit(lambda: launch(problem, problem.addresses, kernel, self._backend, memory))
         else:
-            self._launch(kernel, views, memory, stream)
-
-    def _launch(self, kernel: Kernel, views: Mapping[str, View], memory: Memory | None, stream: Any) -> None:
-        try:
-            size = kernel.workspace_size
-            if memory is None and size:
-                memory = self._backend.allocate(size, self._problem.device)
-            kernel.launch(views, memory.address if memory else 0, stream)
-        except Exception as error:
-            text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
-            raise ContractError(RUNTIME, self._signature.name, None, text) from error
+            launch(problem, problem.addresses, kernel, self._backend, memory, stream)
+        for owner in self._written_owners:
+            note_written(owner)
 
     def _refuse_if_spent(self) -> None:
         if self._spent:
@@ -168,7 +168,7 @@ class Plan:
         if memory.device != self._problem.device:
             raise self._signature.error("workspace", f"is on {memory.device}, and must be on {self._problem.device}")
         used = Memory(memory.address, size, memory.device)
-        for name, view in self._views.items():
+        for name, view in self._problem.views.items():
             if used.intersects(view.reach):
                 raise self._signature.error("workspace", f"shares memory with {{{name}}}, and must not")
         return memory
@@ -182,6 +182,31 @@ class Plan:
         if reach.nbytes != view.numel * view.dtype.itemsize or not view.writable or not view.inside_storage:
             raise self._signature.error("workspace", "must be contiguous and writable")
         return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
+
+
+def _written_owners(problem: Problem) -> list[Any]:
+    """The tensors whose libraries want to know that they were written to."""
+    written = [view.storage.owner for name, view in problem.views.items() if problem.signature.is_written(name)]
+    return [owner for owner in written if wants_note(owner)]
+
+
+def launch(
+    problem: Problem,
+    addresses: Sequence[int],
+    kernel: Kernel,
+    backend: Backend,
+    workspace: Memory | None = None,
+    stream: Any = None,
+) -> None:
+    """Launch a kernel, with memory of the library's where no workspace is given; status 361001 where it fails."""
+    try:
+        size = kernel.workspace_size
+        if workspace is None and size:
+            workspace = backend.allocate(size, problem.device)
+        kernel.launch(addresses, workspace.address if workspace else 0, stream)
+    except Exception as error:
+        text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
+        raise ContractError(RUNTIME, problem.signature.name, None, text) from error
 
 
 def allocate_host(nbytes: int) -> Memory:

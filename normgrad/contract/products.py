@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
 from normgrad.contract.dtypes import BFLOAT16, FLOATS, DType
+from normgrad.environment import variable
 
 
 class Family(Enum):
@@ -108,6 +108,7 @@ def _known_names() -> Iterator[str]:
 
 
 ENVIRONMENT = "NORMGRAD_PRODUCT"
+_environment = variable(ENVIRONMENT)
 _choices: list[use_product] = []  # those in force, the last one rules
 
 
@@ -115,7 +116,7 @@ def current_product() -> Product | None:
     """The product that calls without ``product=`` are checked for, or None."""
     if _choices:
         return _choices[-1].product
-    name = os.environ.get(ENVIRONMENT)
+    name = _environment()
     return parse_product(name) if name else None
 
 

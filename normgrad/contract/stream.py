@@ -24,11 +24,13 @@ class _Queue:
         self.changed = threading.Condition()
         self.waiting: deque[Work] = deque()
         self.busy = False
+        self.given = self.done = 0
         self.error: BaseException | None = None
 
     def add(self, work: Work) -> None:
         with self.changed:
             self.waiting.append(work)
+            self.given += 1
             if not self.busy:
                 self.busy = True
                 threading.Thread(target=self._serve, name="normgrad-stream", daemon=True).start()
@@ -38,19 +40,24 @@ class _Queue:
             with self.changed:
                 if not self.waiting:
                     self.busy = False
-                    self.changed.notify_all()
                     return
                 work = self.waiting.popleft()
+            failure: BaseException | None = None
             try:
                 work()
             except BaseException as error:
-                with self.changed:
-                    self.error = self.error or error
+                failure = error
             del work  # what it holds is free once it is done
+            with self.changed:
+                self.error = self.error or failure
+                self.done += 1
+                self.changed.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
+        """Wait for the work given before; whether it was done in time."""
         with self.changed:
-            return self.changed.wait_for(lambda: not self.busy, timeout)
+            given = self.given
+            return self.changed.wait_for(lambda: self.done >= given, timeout)
 
     def take_error(self) -> BaseException | None:
         with self.changed:

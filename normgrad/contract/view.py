@@ -89,9 +89,13 @@ class View:
             and self.device == other.device
         )
 
-    def at(self, address: int, storage: Memory) -> View:
-        """The same view of other memory."""
-        return replace(self, address=address, storage=storage)
+    def disowned(self) -> View:
+        """The same view, keeping nothing alive."""
+        return replace(self, storage=replace(self.storage, owner=None))
+
+    def at(self, address: int) -> View:
+        """The same view at another address."""
+        return replace(self, address=address)
 
 
 def contiguous_strides(shape: Shape) -> Shape:

@@ -11,5 +11,7 @@ True
 from normgrad import oracle
 from normgrad.testing import terms
 from normgrad.testing.comparison import Report, bound, compare, ulp
+from normgrad.testing.judgement import Judgement, judge
+from normgrad.testing.standards import LEVELS, STANDARDS
 
-__all__ = ["Report", "bound", "compare", "oracle", "terms", "ulp"]
+__all__ = ["LEVELS", "STANDARDS", "Judgement", "Report", "bound", "compare", "judge", "oracle", "terms", "ulp"]

@@ -1,26 +1,24 @@
-"""How far results may lie from the exact values, and whether they do.
+"""Whether a result is close enough to the exact values, by a standard of one's choice.
 
-A result is right where ``|result − exact| ≤ ½·ulp(exact) + 8·2⁻²⁴·T``, with the ulp of the result's dtype and T the sum
-of the absolute values of all the terms that the formula adds up for that element. So cancellation is allowed for, and
-nothing else.
+By default a result is right where ``|result − exact| ≤ ½·ulp(exact) + 8·2⁻²⁴·T``, with the ulp of the result's dtype
+and T the sum of the absolute values of all the terms that the formula adds up for that element. So cancellation is
+allowed for, and nothing else.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from normgrad.contract.arrays import as_numpy, as_view
-from normgrad.reference import rounded
+from normgrad.testing.measured import Measured, bound, ulp
+from normgrad.testing.standards import STRICT, Reference, find
 from normgrad.testing.terms import Magnitude
 
-#: Mantissa bits (the hidden one included) and exponent of the smallest normal number.
-_FORMATS = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126), "float64": (53, -1022)}
-_LARGEST = {name: math.ldexp(2 - 2.0 ** (1 - digits), 1 - least) for name, (digits, least) in _FORMATS.items()}
+__all__ = ["Report", "bound", "compare", "measure", "report_of", "ulp"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,19 @@ class Report:
     Attributes
     ----------
     passed : bool
-        Whether every element is within the bound.
+        Whether the result is right by the standard.
     wrong : int
-        How many elements are not.
+        How many elements are beyond what the standard allows an element.
     worst : float
-        The largest error as a fraction of the bound.
+        The largest error as a fraction of that.
     index : tuple of int
         Where it is.
     text : str
         All that in one line.
+    standard : str
+        The standard's name.
+    figures : dict
+        The numbers that the verdict hangs on, by name, for a standard that looks at more than single elements.
     """
 
     passed: bool
@@ -46,25 +48,22 @@ class Report:
     worst: float
     index: tuple[int, ...]
     text: str
+    standard: str = STRICT
+    figures: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self.passed
 
 
-def ulp(values: ArrayLike, dtype: str) -> NDArray[np.float64]:
-    """The distance between neighbours of a dtype at these values."""
-    digits, least = _FORMATS[dtype]
-    with np.errstate(all="ignore"):
-        exponent = np.frexp(np.asarray(values, np.float64))[1] - 1
-    return np.asarray(np.ldexp(1.0, np.maximum(exponent, least) - (digits - 1)))
-
-
-def bound(expected: ArrayLike, terms: ArrayLike, dtype: str) -> NDArray[np.float64]:
-    """How far a result of a dtype may lie from the exact values."""
-    return np.asarray(0.5 * ulp(expected, dtype) + 8 * 2.0**-24 * np.asarray(terms, np.float64))
-
-
-def compare(actual: Any, expected: ArrayLike, terms: ArrayLike | Magnitude | None = None) -> Report:
+def compare(
+    actual: Any,
+    expected: ArrayLike,
+    terms: ArrayLike | Magnitude | None = None,
+    *,
+    standard: str = STRICT,
+    baseline: Any = None,
+    level: str = "L1",
+) -> Report:
     """Judge a result against the exact values.
 
     Parameters
@@ -76,42 +75,50 @@ def compare(actual: Any, expected: ArrayLike, terms: ArrayLike | Magnitude | Non
     terms : array or Magnitude, optional
         T for every element, as :mod:`normgrad.testing.terms` gives it. By default the exact values' own size: no
         cancellation is allowed for.
+    standard : str
+        One of :data:`normgrad.testing.STANDARDS`.
+    baseline : array, optional
+        The result of another implementation, for the standards that look at one.
+    level : str
+        Which level of ``cann-double``: L0, L1 or L2.
 
     Notes
     -----
     NaN and Inf must stand where the exact values, rounded to the result's dtype, have them. Where a factor or term of
     the formula overflows float32 (a Magnitude knows), Inf and NaN are right too.
     """
-    view = as_view(actual)
-    dtype = view.dtype.name
-    result = as_numpy(view)
+    find(standard, level)
     exact = np.asarray(expected, np.float64)
-    if result.shape != exact.shape:
-        text = f"the shape is {result.shape}, and must be {exact.shape}"
-        return Report(False, exact.size, float("inf"), (), text)
-    magnitude = (
-        terms if isinstance(terms, Magnitude) else Magnitude(np.abs(exact) if terms is None else np.asarray(terms))
-    )
-    ratio = np.ravel(_error_ratio(result, exact, magnitude, dtype))
-    wrong = int(np.count_nonzero(~(ratio <= 1)))
-    place = int(np.argmax(ratio)) if ratio.size else 0
-    index = tuple(int(i) for i in np.unravel_index(place, exact.shape)) if ratio.size else ()
-    worst = float(ratio[place]) if ratio.size else 0.0
-    text = f"{exact.size - wrong} of {exact.size} elements within the bound; the worst error is {worst:.3g} of it"
+    given = {"": actual} if baseline is None else {"": actual, " of the baseline": baseline}
+    for whose, array in given.items():
+        shape = as_view(array).shape
+        if shape != exact.shape:
+            text = f"the shape{whose} is {shape}, and must be {exact.shape}"
+            return Report(False, exact.size, float("inf"), (), text, standard)
+    measured = measure(actual, exact, terms)
+    return report_of(measured, standard, None if baseline is None else measure(baseline, exact, terms), level)
+
+
+def measure(actual: Any, expected: ArrayLike, terms: ArrayLike | Magnitude | None = None) -> Measured:
+    """A result beside the exact values of the same shape."""
+    view = as_view(actual)
+    exact = np.asarray(expected, np.float64)
+    if not isinstance(terms, Magnitude):
+        terms = Magnitude(np.abs(exact) if terms is None else np.asarray(terms))
+    result = np.asarray(actual) if view.dtype.name == "float64" else as_numpy(view)
+    return Measured(result, exact, terms)
+
+
+def report_of(measured: Measured, standard: str, baseline: Measured | None = None, level: str = "L1") -> Report:
+    """What a standard says of a result, and where it is worst."""
+    verdict = find(standard, level)(measured, Reference(baseline, level))
+    share = np.ravel(verdict.share)
+    wrong = int(np.count_nonzero(~(share <= 1)))
+    if not share.size:
+        return Report(verdict.passed, 0, 0.0, (), verdict.text, standard, verdict.figures)
+    place = int(np.argmax(share))
+    index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
+    text = verdict.text
     if wrong:
-        text += f", at {index}: {result[index]} for {exact[index]:.9g}"
-    return Report(wrong == 0, wrong, worst, index, text)
-
-
-def _error_ratio(result: np.ndarray, exact: np.ndarray, magnitude: Magnitude, dtype: str) -> np.ndarray:
-    """Error over bound; where a special value stands, 0 if that is right and Inf if not."""
-    actual = result.astype(np.float64)
-    nearest = rounded(exact, result.dtype).astype(np.float64)
-    limit = bound(exact, np.broadcast_to(magnitude.total, exact.shape), dtype)
-    with np.errstate(all="ignore"):
-        ratio = np.abs(actual - exact) / limit
-        right = (actual == nearest) | (np.isnan(actual) & np.isnan(nearest))
-        # So close to the largest number that rounding up is within the bound.
-        right |= np.isinf(actual) & (np.copysign(exact, actual) == exact) & (np.abs(exact) + limit > _LARGEST[dtype])
-        right |= ~np.isfinite(actual) & np.broadcast_to(magnitude.peak > _LARGEST["float32"], exact.shape)
-    return np.asarray(np.where(np.isfinite(actual) & np.isfinite(exact), ratio, np.where(right, 0.0, np.inf)))
+        text += f", at {index}: {measured.result[index]} for {measured.exact[index]:.9g}"
+    return Report(verdict.passed, wrong, float(share[place]), index, text, standard, verdict.figures)

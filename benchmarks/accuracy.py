@@ -1,0 +1,143 @@
+"""How accurate every implementation is: its largest error as a fraction of the bound, by dtype and kind of case.
+
+    python benchmarks/accuracy.py                        every backend on the CPU, and PyTorch beside it
+    python benchmarks/accuracy.py --device cuda          every backend on the GPU, PyTorch and Liger beside it
+    python benchmarks/accuracy.py --backends reference   one backend alone
+    python benchmarks/accuracy.py --page-only            write the page from what was measured before
+
+What is measured goes into docs/accuracy.json, where it replaces what that backend or peer had on that device. From that
+file docs/accuracy.md and docs/accuracy.svg are written; the planted bugs are judged anew every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accuracy_page import write_page
+from accuracy_peers import peers, to_numpy, to_torch
+from rich.progress import track
+
+from normgrad import backends
+from normgrad.contract.status import NO_KERNEL, ContractError
+from normgrad.operators import OPERATORS
+from normgrad.testing.cases import TestCase, make_cases
+from normgrad.testing.comparison import measure
+from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
+
+DOCS = Path(__file__).parents[1] / "docs"
+STORE = DOCS / "accuracy.json"
+_IN_PLACE = ("running_mean", "running_var")
+
+
+def main() -> int:
+    """Measure, merge, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--backends", nargs="+", choices=backends.BACKENDS, help="default: every one of the device")
+    parser.add_argument("--page-only", action="store_true")
+    options = parser.parse_args()
+    stored = json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() else {}
+    if not options.page_only:
+        stored |= measured(options.device, options.backends)
+        STORE.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_page(stored, DOCS)
+    return 0
+
+
+def measured(device: str, names: list[str] | None) -> dict[str, Any]:
+    """The findings on every implementation, by its name and device."""
+    chosen = names or [name for name, (_, kind) in backends.BACKENDS.items() if kind == device]
+    cases = [case for name in OPERATORS for case in make_cases(name) if case.kind not in ("dtypes", "masks")]
+    found = {f"{name} ({device})": _entry(device, True) for name in chosen}
+    found |= {f"{name} ({device})": _entry(device, False) for name in peers(device)}
+    for case in track(cases, "Measuring", disable=not sys.stderr.isatty()):
+        for name in chosen:
+            entry = _backend_errors(name, case, device)
+            if entry is not None:
+                found[f"{name} ({device})"]["cases"][_key(case)] = entry
+        for name, peer in peers(device).items():
+            outcome = peer(case.operator, case.arguments, device)
+            if outcome is not None:
+                arguments, result = outcome
+                entry = _errors(case.operator, arguments, result)
+                if _changed(arguments, case.arguments):
+                    adapted = replace(case, arguments=arguments)
+                    entry["adapted"] = {ours: _backend_errors(ours, adapted, device) for ours in chosen}
+                found[f"{name} ({device})"]["cases"][_key(case)] = entry
+    return found
+
+
+def _key(case: TestCase) -> str:
+    return f"{case.operator} {case.name}"
+
+
+def _entry(device: str, ours: bool) -> dict[str, Any]:
+    versions = {"numpy": np.__version__}
+    machine = _processor()
+    if "torch" in sys.modules or peers(device):
+        import torch
+
+        versions["torch"] = torch.__version__
+        machine = torch.cuda.get_device_name() if device == "cuda" else machine
+    return {"ours": ours, "machine": machine, "versions": versions, "cases": {}}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _changed(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return any(given[name] is not wanted[name] for name in wanted)
+
+
+def _by_backend(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
+    """The results of a backend; None where it has no such kernel."""
+    os.environ[backends.ENVIRONMENT] = name
+    operator = OPERATORS[case.operator]
+    arguments = {key: value.copy() if key in _IN_PLACE else value for key, value in case.arguments.items()}
+    if device != "cpu":
+        arguments = {key: to_torch(value, device) for key, value in arguments.items()}
+    try:
+        found = as_tuple(operator(**arguments))
+    except ContractError as error:
+        if error.status != NO_KERNEL:
+            raise
+        return None
+    results = dict(zip(operator.signature.output_names, found, strict=True))
+    results |= {key: arguments[key] for key in _IN_PLACE if key in arguments}
+    return {key: to_numpy(value) for key, value in results.items()} if device != "cpu" else results
+
+
+def _backend_errors(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
+    """What a backend's errors are; None where it has no such kernel."""
+    results = _by_backend(name, case, device)
+    return None if results is None else _errors(case.operator, case.arguments, results)
+
+
+def _errors(operator: str, arguments: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """The largest error of every output as a fraction of the bound, and the share of elements rounded right."""
+    call = checked(OPERATORS[operator], arguments, None)
+    exact, sizes = exact_results(OPERATORS[operator], call), magnitudes(OPERATORS[operator], call)
+    shares, right, elements = {}, 0, 0
+    for name, value in results.items():
+        one = measure(value, exact[name].reshape(value.shape), sizes[name].reshaped(value.shape))
+        shares[name] = float(np.max(one.share_of_bound, initial=0.0))
+        same = (one.actual == one.nearest) | (np.isnan(one.actual) & np.isnan(one.nearest))
+        right, elements = right + int(np.count_nonzero(same)), elements + same.size
+    return {"shares": shares, "rounded": right / max(elements, 1)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""docs/accuracy.md and its plot, from what was measured and from the planted bugs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from normgrad.operators import OPERATORS
+from normgrad.testing.cases import kinds_of, make_cases
+from normgrad.testing.svg import LIGHT, STYLE, Chart, Scale
+from normgrad.testing.values import KINDS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.planted_bugs import BUGS, CORRECT, OPERATORS_TRIED, Trial
+
+DTYPES = ("float32", "float16", "bfloat16")
+_MEASURED_KINDS = [kind for kind in KINDS if kind not in ("dtypes", "masks")]
+_MARGIN = 0.01  # of the bound: less is no difference
+_HIGHEST = 1e6
+
+Store = Mapping[str, Mapping[str, Any]]
+
+_INTRODUCTION = """# Accuracy
+
+Every implementation on the cases that `normgrad cases` writes (seed 0), against the float64 oracle. A number is the
+largest error of all outputs as a fraction of the [bound](judging.md) ½ ulp + 8·2⁻²⁴·T, with the ulp of the result's own
+dtype: 1 is the most that the contract allows. A result that is rounded once from the exact value has up to 1 in a
+16-bit dtype, where ½ ulp is nearly the whole bound, and about 0.1 in float32.
+
+- **Bold**: beyond the bound. inf: a NaN or Inf is where none belongs, or none is where one does.
+- –: the implementation has no such operator.
+- \\*: it does not take 16-bit weights beside float32 statistics, was given float32 weights or else statistics in the
+  data's dtype, and judged on those.
+
+`python benchmarks/accuracy.py` measures and writes this page; `--device cuda` does so on a GPU.
+
+![The largest error of every case](accuracy.svg)
+"""
+
+
+_BUGS = """## Planted bugs
+
+A small float32 kernel for LayerNorm and GroupNorm (`tests/support/planted_bugs.py`) with one classic bug at a time, on
+the {cases} cases of both operators: how many of them fail by the [standards](judging.md) `strict` and `cann`, and how
+many of the six of normally distributed data, on which a kernel is usually tried first.
+
+"""
+
+
+def write_page(store: Store, folder: Path) -> None:
+    """Write both files."""
+    parts = [_INTRODUCTION, _machines(store), _overview(store), *_better_peers(store)]
+    parts += [_operator(store, operator) for operator in OPERATORS]
+    parts.append(_bugs())
+    (folder / "accuracy.md").write_text("\n".join(parts), encoding="utf-8")
+    (folder / "accuracy.svg").write_text(_plot(store), encoding="utf-8")
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _number(value: float) -> str:
+    """A fraction; what is within the bound does not read as 1.00."""
+    if math.isinf(value):
+        return "**inf**"
+    if value > 1:
+        return f"**{value:.3g}**" if value > 1.005 else "**1.005**"
+    return f"{math.floor(value * 1000) / 1000:.3f}"
+
+
+def _share(case: Mapping[str, Any]) -> float:
+    """The largest error of all outputs."""
+    return max(case["shares"].values(), default=0.0)
+
+
+def _machines(store: Store) -> str:
+    rows = [
+        [name, entry["machine"], ", ".join(f"{k} {v}" for k, v in sorted(entry["versions"].items()))]
+        for name, entry in _sorted(store)
+    ]
+    return "## Machines\n\n" + _table(["implementation", "machine", "versions"], rows)
+
+
+def _sorted(store: Store) -> list[tuple[str, Mapping[str, Any]]]:
+    """Ours first."""
+    return sorted(store.items(), key=lambda item: (not item[1]["ours"], item[0]))
+
+
+def _overview(store: Store) -> str:
+    rows = []
+    for name, entry in _sorted(store):
+        for dtype in DTYPES:
+            found = {key: case for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")}
+            if found:
+                worst = max(found, key=lambda key: _share(found[key]))
+                beyond = sum(_share(case) > 1 for case in found.values())
+                shares = found[worst]["shares"]
+                where = f"{max(shares, key=lambda name: shares[name])} of {worst.removesuffix(f'-{dtype}')}"
+                rounded = f"{100 * min(case['rounded'] for case in found.values()):.4g} %"
+                share = _number(_share(found[worst]))
+                rows.append([f"{name} {dtype}", f"{beyond} of {len(found)}", share, where, rounded])
+    head = ["implementation", "cases beyond the bound", "largest error", "where", "least share rounded right"]
+    return "## Overview\n\n" + _table(head, rows)
+
+
+def _better_peers(store: Store) -> Iterator[str]:
+    """Where a peer is more accurate than a backend of ours, on the same device and the same call."""
+    for ours, entry in _sorted(store):
+        if not entry["ours"]:
+            continue
+        rows = []
+        for theirs, peer in _sorted(store):
+            if peer["ours"] or _device(theirs) != _device(ours):
+                continue
+            for key, case in peer["cases"].items():
+                adapted = case.get("adapted")
+                own = entry["cases"].get(key) if adapted is None else adapted.get(ours.rpartition(" ")[0])
+                if own is None:
+                    continue
+                share = max(own["shares"][name] for name in case["shares"])
+                if _share(case) < share - _MARGIN:
+                    rows.append([key, _number(share), theirs, _number(_share(case))])
+        yield f"## Where a peer is more accurate than {ours}\n"
+        yield (
+            _table(["case", "ours", "peer", "its error"], rows)
+            if rows
+            else f"Nowhere, by more than {_MARGIN} of the bound.\n"
+        )
+
+
+def _device(name: str) -> str:
+    return name.rpartition("(")[2]
+
+
+def _operator(store: Store, operator: str) -> str:
+    columns = [
+        (name, entry, dtype)
+        for dtype in DTYPES
+        for name, entry in _sorted(store)
+        if any(key.startswith(f"{operator} ") for key in entry["cases"])
+    ]
+    rows = [
+        [kind, *(_cell(entry["cases"].get(f"{operator} {kind}-{dtype}")) for _, entry, dtype in columns)]
+        for kind in kinds_of(operator)
+        if kind in _MEASURED_KINDS
+    ]
+    return f"## {operator}\n\n" + _table(["kind", *(f"{dtype} {name}" for name, _, dtype in columns)], rows)
+
+
+def _cell(case: Mapping[str, Any] | None) -> str:
+    return "–" if case is None else _number(_share(case)) + ("\\*" if "adapted" in case else "")
+
+
+def _plot(store: Store) -> str:
+    """One column per implementation and dtype, one dot per case."""
+    columns = [(name, entry, dtype) for name, entry in _sorted(store) for dtype in DTYPES]
+    width = 90 + 70 * len(columns)
+    chart = Chart(
+        "Largest error of every case, as a fraction of the bound",
+        Scale(0, len(columns)),
+        Scale(1e-3, _HIGHEST, log=True),
+        "",
+        width,
+        360,
+    )
+    chart.line((0, 1), (len(columns), 1), text="bound")
+    labels = []
+    for place, (name, entry, dtype) in enumerate(columns):
+        shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
+        dots = [
+            (place + 0.2 + 0.6 * n / max(len(shares) - 1, 1), min(s, _HIGHEST)) for n, s in enumerate(sorted(shares))
+        ]
+        chart.dots([dot for dot in dots if dot[1] <= 1], "good" if entry["ours"] else "other", 4)
+        chart.dots([dot for dot in dots if dot[1] > 1], "bad", 4)
+        x, _ = chart.point(place + 0.5, 1)
+        labels.append(f'<text class="tick" x="{x:.0f}" y="345" text-anchor="middle">{dtype}</text>')
+        if dtype == DTYPES[1]:
+            labels.append(f'<text class="name" x="{x:.0f}" y="358" text-anchor="middle">{name}</text>')
+    style = f"<style>svg{{{LIGHT};background:#fff}}{STYLE}</style>"
+    return chart.drawn(x_ticks=False).replace("</svg>", f"{''.join(labels)}</svg>").replace(">", f">{style}", 1) + "\n"
+
+
+def _bugs() -> str:
+    """What the standards make of planted bugs."""
+    trials = [Trial(case) for name in OPERATORS_TRIED for case in make_cases(name) if case.kind in _MEASURED_KINDS]
+    rows = []
+    for name, kernel in {"none": CORRECT, **BUGS}.items():
+        failed: dict[str, list[str]] = {"strict": [], "cann": []}
+        for trial in trials:
+            results = trial.run(kernel)
+            for standard, kinds in failed.items():
+                if not trial.passes(results, standard):
+                    kinds.append(trial.case.kind)
+        row = [name]
+        for kinds in failed.values():
+            row += [f"caught: {len(kinds)}" if kinds else "passes", f"{kinds.count('normal')} of 6"]
+        rows.append(row)
+    head = ["bug", "strict", "on normal data alone", "cann", "on normal data alone"]
+    return _BUGS.format(cases=len(trials)) + _table(head, rows)

@@ -1,0 +1,192 @@
+"""What is measured: operators with a shape, a dtype and an order in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+DTYPES = ("float32", "float16", "bfloat16")
+CONTIGUOUS = "contiguous"
+CHANNELS_LAST = "channels_last"
+
+LAYER_NORM = ("layer_norm_backward", "layer_norm")
+GROUP_NORM = ("group_norm_backward", "group_norm")
+BATCH_NORM = ("batch_norm_elemt_backward", "batch_norm_reduce_backward", "batch_norm_stats", "batch_norm_elemt")
+GATHER = "batch_norm_gather_stats_with_counts"
+
+#: Data of fewer bytes stays in a core's own caches, and the time of a call is mostly that of the way to the kernel.
+SMALL = 1 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure.
+
+    Attributes
+    ----------
+    operator : str
+        The operator's name.
+    shape : tuple of int
+        Of the data: rows and columns for LayerNorm, (N, C, places…) for GroupNorm and BatchNorm, (ranks, C) for the
+        gathering of statistics.
+    dtype : str
+        Of the data, and of the weights of LayerNorm and GroupNorm; all else is float32.
+    layout : str
+        The order in memory: ``contiguous`` or ``channels_last``.
+    group : int
+        How many groups, for GroupNorm.
+    """
+
+    operator: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = CONTIGUOUS
+    group: int = 0
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of one tensor of data."""
+        return self.elements * (4 if self.dtype == "float32" else 2)
+
+    @property
+    def is_small(self) -> bool:
+        return self.nbytes < SMALL
+
+    @property
+    def size(self) -> str:
+        """The shape as a table shows it."""
+        text = "×".join(map(str, self.shape))
+        return f"{text} / {self.group}" if self.group else text
+
+    def __str__(self) -> str:
+        order = "" if self.layout == CONTIGUOUS else f" {self.layout}"
+        return f"{self.operator} {self.size} {self.dtype}{order}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an operator is meant to reach, as shares of the limit."""
+
+    every_case: float
+    geometric_mean: float
+
+
+TARGETS = {
+    **dict.fromkeys(("layer_norm_backward", "group_norm_backward"), Target(0.85, 0.90)),
+    **dict.fromkeys(BATCH_NORM, Target(0.90, 0.90)),
+}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of a set of cases, by family. Of GroupNorm: (N, C, places…) and the number of groups."""
+
+    layer_norm: Sequence[tuple[int, int]]
+    group_norm: Sequence[tuple[tuple[int, ...], int]]
+    batch_norm: Sequence[tuple[int, ...]]
+    gather: Sequence[tuple[int, int]] = ()
+    forward: bool = False
+    batch_norm_channels_last: bool = False
+
+
+#: Sizes as models have them: the operators' targets are set for these.
+DEFAULT = Shapes(
+    layer_norm=[(8192, 1024), (4096, 4096), (65536, 256), (1024, 16384), (64, 262144), (128, 768)],
+    group_norm=[
+        ((8, 320, 64, 64), 32),
+        ((32, 64, 56, 56), 32),
+        ((16, 512, 16, 16), 32),
+        ((4, 128, 128, 128), 32),
+        ((64, 256, 7, 7), 1),
+    ],
+    batch_norm=[(32, 64, 56, 56), (16, 256, 28, 28), (4, 128, 128, 128), (256, 1024)],
+)
+
+#: From 2×2 to 256 MB, odd sizes and extreme proportions among them.
+GRID = Shapes(
+    layer_norm=[
+        *((2, 2), (3, 7), (16, 64), (128, 64), (128, 768), (333, 777), (1024, 256), (1000, 1000), (2048, 1024)),
+        *((1, 1 << 20), (1 << 20, 2), (1 << 18, 16), (4096, 2048), (31, 100_003), (8192, 1024), (4096, 4096)),
+        *((65536, 256), (1024, 16384), (64, 262144), (16384, 2048), (65536, 1024), (256, 262144)),
+    ],
+    group_norm=[
+        *(((2, 2, 1, 1), 1), ((2, 6, 3, 5), 3), ((4, 32, 8, 8), 8), ((2, 320, 32, 32), 32), ((8, 64, 28, 28), 64)),
+        *(((64, 256, 7, 7), 1), ((16, 512, 16, 16), 32), ((32, 64, 56, 56), 32), ((8, 320, 64, 64), 32)),
+        *(((4, 128, 128, 128), 32), ((1, 128, 512, 512), 32), ((16, 256, 128, 128), 32), ((1 << 16, 32, 1, 1), 4)),
+    ],
+    batch_norm=[
+        *((2, 2), (3, 7), (128, 64), (256, 1024), (4, 3, 5, 7), (8, 32, 14, 14), (16, 256, 28, 28)),
+        *((32, 64, 56, 56), (4, 128, 128, 128), (1, 1, 4096, 4096), (16, 256, 128, 128), (65536, 1024)),
+    ],
+    gather=[(2, 64), (8, 1024), (64, 4096), (1024, 2048)],
+    forward=True,
+    batch_norm_channels_last=True,
+)
+
+#: A look in a few seconds: one size that fits the caches, one that does not.
+QUICK = Shapes(
+    layer_norm=[(128, 768), (4096, 1024)],
+    group_norm=[((16, 512, 16, 16), 32)],
+    batch_norm=[(16, 256, 28, 28)],
+)
+
+SETS = {"default": DEFAULT, "grid": GRID, "quick": QUICK}
+
+
+def cases(shapes: Shapes) -> Iterator[Case]:
+    """Every case of a set, in each dtype."""
+    for dtype in DTYPES:
+        yield from _layer_norm(shapes, dtype)
+        yield from _group_norm(shapes, dtype)
+        yield from _batch_norm(shapes, dtype)
+    # Its data are statistics, and those are float32.
+    yield from (Case(GATHER, shape, "float32") for shape in shapes.gather)
+
+
+def _layer_norm(shapes: Shapes, dtype: str) -> Iterator[Case]:
+    for operator in LAYER_NORM if shapes.forward else LAYER_NORM[:1]:
+        for shape in shapes.layer_norm:
+            yield Case(operator, shape, dtype)
+
+
+def _group_norm(shapes: Shapes, dtype: str) -> Iterator[Case]:
+    for operator in GROUP_NORM if shapes.forward else GROUP_NORM[:1]:
+        for shape, group in shapes.group_norm:
+            for layout in _layouts(shape):
+                yield Case(operator, shape, dtype, layout, group)
+
+
+def _batch_norm(shapes: Shapes, dtype: str) -> Iterator[Case]:
+    for operator in BATCH_NORM:
+        for shape in shapes.batch_norm:
+            for layout in _layouts(shape) if shapes.batch_norm_channels_last else (CONTIGUOUS,):
+                yield Case(operator, shape, dtype, layout)
+
+
+def _layouts(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The orders in memory that differ for a shape."""
+    places = math.prod(shape[2:])
+    return (CONTIGUOUS, CHANNELS_LAST) if places > 1 and shape[1] > 1 else (CONTIGUOUS,)
+
+
+def selected(
+    every: Iterable[Case],
+    operators: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    layouts: Sequence[str] = (),
+    largest: int | None = None,
+) -> list[Case]:
+    """The cases of these operators, dtypes and layouts (all, where none is named), up to a size in bytes."""
+    return [
+        case
+        for case in every
+        if (not operators or case.operator in operators)
+        and (not dtypes or case.dtype in dtypes)
+        and (not layouts or case.layout in layouts)
+        and (largest is None or case.nbytes <= largest)
+    ]

@@ -1,0 +1,1 @@
+"""Those who are measured: normgrad, other libraries, and the memory itself."""

@@ -1,0 +1,59 @@
+"""What a contender is, and what makes contenders of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from normgrad.bench.workload import Workload
+
+
+class Role(str, Enum):
+    """Whose time it is."""
+
+    OURS = "ours"
+    PEER = "peer"
+    LIMIT = "limit"
+
+
+class Unavailable(Exception):
+    """A library that cannot do a workload; the text says why."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that does a workload.
+
+    Attributes
+    ----------
+    name : str
+        As the tables show it.
+    role : Role
+        Whose time it is.
+    run : function
+        Does the work once; what is timed.
+    results : function or None
+        Does the work once and returns an array per output of the operator, None for those that the library does not
+        make. None for a contender that only moves bytes.
+    workspace : int or None
+        The bytes of temporary memory that it says it needs.
+    """
+
+    name: str
+    role: Role
+    run: Callable[[], Any]
+    results: Callable[[], Sequence[np.ndarray | None]] | None = None
+    workspace: int | None = None
+
+
+class Library(Protocol):
+    """Makes contenders."""
+
+    name: str
+
+    def prepare(self, work: Workload) -> Iterable[Contender]:
+        """The contenders for a workload, ready to run; Unavailable where there are none."""

@@ -1,0 +1,208 @@
+"""Tables of what was found, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normgrad.bench.cases import TARGETS
+from normgrad.bench.contenders.contender import Role
+from normgrad.bench.contenders.ours import CALL
+from normgrad.bench.results import (
+    CaseResult,
+    Measurement,
+    Summary,
+    speeds_against_peers,
+    summaries,
+    worst_first,
+    wrong,
+)
+
+_NOTHING = "–"
+_MOST_NAMED = 10
+_WIDEST = 240
+
+
+def show(console: Console, results: Sequence[CaseResult], targets: bool = False) -> None:
+    """Everything that follows from the results; with ``targets``, whether the operators reach theirs."""
+    for title, some in (
+        ("From 1 MB on, furthest from the limit first", [r for r in results if not r.case.is_small]),
+        ("Under 1 MB, slowest against the fastest other library first", [r for r in results if r.case.is_small]),
+    ):
+        if some:
+            console.print(title, style="bold cyan")
+            print_whole(console, _cases(some))
+            console.print()
+    if any(not result.case.is_small for result in results):
+        console.print("Geometric means of the cases from 1 MB on", style="bold cyan")
+        print_whole(console, _means(results, targets))
+        console.print()
+    _show_memory(console, results)
+    _show_skipped(console, results)
+    _show_slower(console, results)
+    _show_largest_error(console, results)
+    for case, measurement in wrong(results):
+        text = f"WRONG: {measurement.contender}, {case}: {measurement.problem}"
+        console.print(text, style="bold red", soft_wrap=True)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """A table with nothing cut off, however narrow the terminal."""
+    width = console.width
+    console.width = max(width, _WIDEST)
+    console.print(table)
+    console.width = width
+
+
+def _table(*columns: str) -> Table:
+    """The first columns are names, the rest numbers; nothing is cut off."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in columns:
+        is_number = name in _NUMBERS
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ignore")
+    return table
+
+
+_NUMBERS = frozenset(
+    ["time", "limit", "of limit", "peer", "× peer", "cases", "worst", "target", "mean", "error", "growth", "workspace"]
+)
+
+
+_CASE_COLUMNS = (
+    "operator",
+    "shape",
+    "dtype",
+    "order",
+    "by",
+    "time",
+    "limit",
+    "of limit",
+    "peer",
+    "× peer",
+    "fastest peer",
+)
+
+
+def _cases(results: Iterable[CaseResult]) -> Table:
+    table = _table(*_CASE_COLUMNS)
+    for result in worst_first(results):
+        case = result.case
+        names = (case.operator, case.size, case.dtype, "last" if case.layout == "channels_last" else "")
+        peer, limit = result.fastest(Role.PEER), result.fastest(Role.LIMIT)
+        own: Measurement | None
+        for own in result.of(Role.OURS) or (None,):
+            table.add_row(
+                *names,
+                "call" if own and own.contender == CALL else "plan",
+                Text("WRONG", "bold red") if own and own.problem else _time(own),
+                _time(limit),
+                _percent(result.of_limit(own)),
+                _time(peer),
+                _times(result.of_peer(own)),
+                peer.contender if peer else _NOTHING,
+            )
+    return table
+
+
+def _means(results: Iterable[CaseResult], targets: bool) -> Table:
+    names = ("operator", "dtype", "order", "cases", "worst", "mean", "× peer", "error")
+    table = _table(*names, *(("target", "") if targets else ()))
+    for summary in summaries(results):
+        if not summary.cases:
+            continue
+        table.add_row(
+            summary.operator,
+            summary.dtype,
+            "last" if summary.layout == "channels_last" else "",
+            str(summary.cases),
+            _percent(summary.worst_of_limit),
+            _percent(summary.mean_of_limit),
+            _times(summary.mean_of_peer),
+            _NOTHING if summary.largest_error is None else f"{summary.largest_error:.3f}",
+            *(_target(summary) if targets else ()),
+        )
+    return table
+
+
+def _target(summary: Summary) -> tuple[str, Text]:
+    target = TARGETS.get(summary.operator)
+    if target is None or summary.reached is None:
+        return _NOTHING, Text("")
+    text = f"{target.every_case:.0%} and {target.geometric_mean:.0%}"
+    return text, Text("reached", "green") if summary.reached else Text("not reached", "red")
+
+
+def _show_memory(console: Console, results: Iterable[CaseResult]) -> None:
+    """The cases in which the process grew most, by contender."""
+    most: dict[str, tuple[int, CaseResult, Measurement]] = {}
+    for result in results:
+        for m in result.measurements:
+            if m.growth is not None and m.growth > most.get(m.contender, (-1,))[0]:
+                most[m.contender] = (m.growth, result, m)
+    if not most:
+        return
+    table = _table("library", "growth", "workspace", "in the case")
+    for name, (growth, result, m) in most.items():
+        table.add_row(name, _megabytes(growth), _megabytes(m.workspace), str(result.case))
+    console.print("Largest growth of the process during one call, its results included", style="bold cyan")
+    print_whole(console, table)
+    console.print()
+
+
+def _show_skipped(console: Console, results: Iterable[CaseResult]) -> None:
+    reasons: dict[tuple[str, str], int] = {}
+    for result in results:
+        for name, reason in result.skipped.items():
+            reasons[name, reason] = reasons.get((name, reason), 0) + 1
+    for (name, reason), count in reasons.items():
+        text = f"{name} took no part in {count} case{'s' if count > 1 else ''}: {reason}"
+        console.print(text, style="dim", soft_wrap=True)
+
+
+def _show_slower(console: Console, results: Sequence[CaseResult]) -> None:
+    """Per library, in how many cases it is faster than the plan or the plain call, and in which."""
+    for peer, speeds in speeds_against_peers(results).items():
+        slower = sorted(((speed, str(result.case)) for speed, result in speeds if speed < 1))
+        style = "bold red" if slower else "bold green"
+        console.print(f"Slower than {peer} in {len(slower)} of {len(speeds)} cases.", style=style)
+        for speed, case in slower[:_MOST_NAMED]:
+            console.print(f"  × {speed:.2f}  {case}")
+        if len(slower) > _MOST_NAMED:
+            console.print(f"  … and {len(slower) - _MOST_NAMED} more; --csv has them all")
+
+
+def _show_largest_error(console: Console, results: Iterable[CaseResult]) -> None:
+    errors = [(m.error, str(result.case)) for result in results for m in result.of(Role.OURS) if m.error is not None]
+    if errors:
+        error, case = max(errors)
+        console.print(f"Largest error: {error:.4f} of the bound, in {case}.")
+
+
+def _time(measurement: Measurement | None) -> str:
+    if measurement is None or measurement.timing is None:
+        return _NOTHING
+    return time_text(measurement.timing.median)
+
+
+def time_text(seconds: float) -> str:
+    """A time in the unit that suits it, three digits of it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        value = seconds * scale
+        if value >= 1 or unit == "µs":
+            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
+    raise AssertionError("unreachable")
+
+
+def _percent(share: float | None) -> str:
+    return _NOTHING if share is None else f"{share * 100:.1f} %"
+
+
+def _times(factor: float | None) -> str:
+    return _NOTHING if factor is None else f"{factor:.2f}"
+
+
+def _megabytes(nbytes: int | None) -> str:
+    return _NOTHING if nbytes is None else f"{nbytes / 2**20:.1f} MB"

@@ -1,0 +1,224 @@
+"""What a run found, and what follows from it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normgrad.bench.cases import TARGETS, Case
+from normgrad.bench.clock import Timing
+from normgrad.bench.contenders.contender import Role
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was found about one contender in one case.
+
+    Attributes
+    ----------
+    error : float or None
+        The largest error as a fraction of what is allowed; None for one that only moves bytes.
+    problem : str
+        What is wrong with its results. There is no timing then.
+    growth : int or None
+        By how many bytes the process grew at most during a call.
+    workspace : int or None
+        The bytes of temporary memory that it says it needs.
+    """
+
+    contender: str
+    role: Role
+    timing: Timing | None
+    error: float | None = None
+    problem: str = ""
+    growth: int | None = None
+    workspace: int | None = None
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """All that was found in one case; ``skipped`` says by contender why one is not in it."""
+
+    case: Case
+    measurements: Sequence[Measurement]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, role: Role) -> list[Measurement]:
+        """The measurements of a role."""
+        return [measurement for measurement in self.measurements if measurement.role is role]
+
+    def fastest(self, role: Role) -> Measurement | None:
+        """The fastest contender of a role whose results are right."""
+        timed = [m for m in self.of(role) if m.timing is not None]
+        return min(timed, key=lambda m: _seconds(m), default=None)
+
+    @property
+    def ours(self) -> Measurement | None:
+        """The plan, which comes before the plain call."""
+        return next(iter(self.of(Role.OURS)), None)
+
+    def of_limit(self, measurement: Measurement | None) -> float | None:
+        """A contender's speed as a share of the limit's."""
+        return _speed(measurement, self.fastest(Role.LIMIT))
+
+    def of_peer(self, measurement: Measurement | None) -> float | None:
+        """A contender's speed as a multiple of the fastest peer's."""
+        return _speed(measurement, self.fastest(Role.PEER))
+
+
+def _seconds(measurement: Measurement) -> float:
+    assert measurement.timing is not None
+    return measurement.timing.median
+
+
+def _speed(measurement: Measurement | None, other: Measurement | None) -> float | None:
+    if measurement is None or measurement.timing is None or other is None or other.timing is None:
+        return None
+    return _seconds(other) / _seconds(measurement)
+
+
+def worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:
+    """Wrong results, then by share of the limit; small data by how it compares with the fastest peer."""
+
+    def rank(result: CaseResult) -> tuple[bool, float]:
+        ours = result.ours
+        if ours is None or ours.timing is None:
+            return (ours is None, -math.inf)
+        share = (result.of_peer(ours) or result.of_limit(ours)) if result.case.is_small else result.of_limit(ours)
+        return (False, math.inf if share is None else share)
+
+    return sorted(results, key=rank)
+
+
+def wrong(results: Iterable[CaseResult]) -> list[tuple[Case, Measurement]]:
+    """Every contender whose results are not right."""
+    return [(result.case, m) for result in results for m in result.measurements if m.problem]
+
+
+def speeds_against_peers(results: Iterable[CaseResult]) -> dict[str, list[tuple[float, CaseResult]]]:
+    """By peer: every case in which both were timed, with the speed of our slowest way against the peer's."""
+    speeds: dict[str, list[tuple[float, CaseResult]]] = {}
+    for result in results:
+        for peer in result.of(Role.PEER):
+            own = [speed for m in result.of(Role.OURS) if (speed := _speed(m, peer)) is not None]
+            if own:
+                speeds.setdefault(peer.contender, []).append((min(own), result))
+    return speeds
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """None of nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An operator in one dtype and layout, over the cases that are not small."""
+
+    operator: str
+    dtype: str
+    layout: str
+    cases: int
+    worst_of_limit: float | None
+    mean_of_limit: float | None
+    mean_of_peer: float | None
+    largest_error: float | None
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the operator's target is reached; None where it has none or nothing was measured."""
+        target = TARGETS.get(self.operator)
+        if target is None or self.worst_of_limit is None or self.mean_of_limit is None:
+            return None
+        return self.worst_of_limit >= target.every_case and self.mean_of_limit >= target.geometric_mean
+
+
+def summaries(results: Iterable[CaseResult]) -> list[Summary]:
+    """One per operator, dtype and layout."""
+    grouped: dict[tuple[str, str, str], list[CaseResult]] = {}
+    for result in results:
+        case = result.case
+        grouped.setdefault((case.operator, case.dtype, case.layout), []).append(result)
+    return [_summary(*key, group) for key, group in grouped.items()]
+
+
+def _summary(operator: str, dtype: str, layout: str, group: Sequence[CaseResult]) -> Summary:
+    large = [result for result in group if not result.case.is_small]
+    shares = [share for result in large if (share := result.of_limit(result.ours)) is not None]
+    against = [speed for result in large if (speed := result.of_peer(result.ours)) is not None]
+    errors = [m.error for result in group for m in result.of(Role.OURS) if m.error is not None]
+    return Summary(
+        operator,
+        dtype,
+        layout,
+        len(large),
+        min(shares, default=None),
+        geometric_mean(shares),
+        geometric_mean(against),
+        max(errors, default=None),
+    )
+
+
+def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
+    """One flat record per contender and case; times in seconds."""
+    for result in results:
+        case = result.case
+        for m in result.measurements:
+            yield {
+                "operator": case.operator,
+                "shape": "x".join(map(str, case.shape)),
+                "group": case.group or None,
+                "dtype": case.dtype,
+                "layout": case.layout,
+                "bytes": case.nbytes,
+                "contender": m.contender,
+                "role": m.role.value,
+                "seconds": m.timing.median if m.timing else None,
+                "fastest_seconds": m.timing.fastest if m.timing else None,
+                "rounds": m.timing.rounds if m.timing else None,
+                "calls_per_round": m.timing.calls if m.timing else None,
+                "of_limit": result.of_limit(m),
+                "of_fastest_peer": result.of_peer(m),
+                "error_of_bound": m.error,
+                "problem": m.problem or None,
+                "peak_growth_bytes": m.growth,
+                "workspace_bytes": m.workspace,
+            }
+
+
+def write_csv(path: Path, results: Iterable[CaseResult]) -> None:
+    """One line per contender and case; nothing where there is no value."""
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        for number, row in enumerate(rows(results)):
+            if number == 0:
+                writer = csv.DictWriter(stream, row)
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def write_json(path: Path, machine: Mapping[str, Any], results: Sequence[CaseResult], **more: Any) -> None:
+    """The same records with the machine they come from, why contenders are missing, and further sections."""
+    content = {
+        "machine": machine,
+        "results": [_finite(row) for row in rows(results)],
+        "skipped": [
+            {"case": str(result.case), "contender": name, "reason": reason}
+            for result in results
+            for name, reason in result.skipped.items()
+        ],
+        **more,
+    }
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,125 @@
+"""One case after the other: make the data, let everyone compute, verify, time those who are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from normgrad.bench.cases import Case
+from normgrad.bench.clock import DeviceClock, Timing, measure
+from normgrad.bench.contenders.contender import Contender, Library, Role, Unavailable
+from normgrad.bench.memory import peak_growth
+from normgrad.bench.results import CaseResult, Measurement
+from normgrad.bench.verification import Claim, Verdict, verify
+from normgrad.bench.workload import Workload, workload
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    budget : float
+        About how many seconds to time each case.
+    compiled : bool
+        Whether torch.compile takes part, which takes seconds for every case.
+    """
+
+    device: str = "cpu"
+    budget: float = 2.0
+    compiled: bool = False
+
+    def timings(self, contenders: Iterable[Contender]) -> dict[str, Timing]:
+        """Time contenders in turn."""
+        runs = {contender.name: contender.run for contender in contenders}
+        if self.device == "cpu":
+            return measure(runs, self.budget)
+        # One call a round: the device's clock is exact, and evicts the caches before every call.
+        return measure(runs, self.budget, _device_clock(), batch=0.0)
+
+
+@cache
+def _device_clock() -> DeviceClock:
+    return DeviceClock()
+
+
+def libraries(settings: Settings) -> list[Library]:
+    """Everyone who is installed."""
+    from normgrad.bench.contenders import gpu, jax, ours, pytorch, streaming
+
+    device = settings.device
+    every: list[tuple[str | None, Callable[[], Library]]] = [(None, lambda: ours.Normgrad(device))]
+    if device == "cpu":
+        every += [(None, streaming.Streaming), (None, streaming.NumpyStreaming)]
+    every += [
+        ("torch", lambda: streaming.TorchStreaming(device)),
+        ("torch", lambda: pytorch.PyTorch(device)),
+        ("jax", lambda: jax.Jax(device)),
+    ]
+    if settings.compiled:
+        every.append(("torch", lambda: pytorch.CompiledPyTorch(device)))
+    if device == "cuda":
+        every += [("liger_kernel", gpu.Liger), ("quack", gpu.Quack)]
+    return [make() for module, make in every if module is None or find_spec(module) is not None]
+
+
+def run_case(case: Case, contending: Sequence[Library], settings: Settings) -> CaseResult:
+    """Measure everyone in one case."""
+    work = workload(case)
+    contenders, skipped = _prepared(work, contending)
+    verdicts = _verified(work, contenders)
+    right = [c for c in contenders if not verdicts[c.name].problem]
+    growth = {c.name: peak_growth(c.run) for c in right if c.results is not None}
+    timings = settings.timings(right)
+    measurements = [
+        Measurement(
+            c.name,
+            c.role,
+            timings.get(c.name),
+            verdicts[c.name].worst if c.results is not None else None,
+            verdicts[c.name].problem,
+            growth.get(c.name),
+            c.workspace,
+        )
+        for c in contenders
+    ]
+    return CaseResult(case, measurements, skipped)
+
+
+def _prepared(work: Workload, contending: Sequence[Library]) -> tuple[list[Contender], dict[str, str]]:
+    """Who takes part, and why the others do not."""
+    contenders: list[Contender] = []
+    skipped: dict[str, str] = {}
+    for library in contending:
+        made, reason = _contenders_of(library, work)
+        contenders += made
+        if reason:
+            skipped[library.name] = reason
+    return contenders, skipped
+
+
+def _contenders_of(library: Library, work: Workload) -> tuple[list[Contender], str]:
+    try:
+        return list(library.prepare(work)), ""
+    except Unavailable as reason:
+        return [], str(reason)
+
+
+def _verified(work: Workload, contenders: Sequence[Contender]) -> dict[str, Verdict]:
+    """What is to be thought of each contender's results; of those who only move bytes, nothing bad."""
+    verdicts = {contender.name: Verdict() for contender in contenders}
+    claims = []
+    for contender in contenders:
+        if contender.results is None:
+            continue
+        verdict = verdicts[contender.name]
+        results: Any = contender.results()
+        claims.append(Claim(results, contender.role is Role.OURS, verdict))
+    verify(work, claims)
+    return verdicts

@@ -1,0 +1,93 @@
+"""The command line: ``normgrad COMMAND``.
+
+A command is a module with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``execute(arguments)``, which returns the
+exit status: 0, or 1 for a check that failed. Bad input is status 2 and one line on the standard error stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, TextIO
+
+import normgrad
+from normgrad.cli import bench, cases, check, demo, info, run
+from normgrad.cli.errors import BadInput, one_line, reason
+
+COMMANDS = (demo, info, run, check, cases, bench)
+
+_BAD_INPUT = 2
+# As a shell reports the two signals.
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name and return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        _never_fail_to_encode(stream)
+    try:
+        arguments = _parser().parse_args(argv)
+        status: int = arguments.execute(arguments)
+        _flush()
+        return status
+    except BadInput as error:
+        return _refuse(str(error), _BAD_INPUT)
+    except MemoryError:
+        return _refuse("there is not enough memory for this input", _BAD_INPUT)
+    except KeyboardInterrupt:
+        return _refuse("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        _discard_output()
+        return _PIPE_CLOSED
+    except OSError as error:
+        _discard_output()
+        return _refuse(f"cannot write the output: {reason(error)}", _BAD_INPUT)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong arguments as every other bad input is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} ({self.prog} --help tells more)")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="normgrad",
+        description="Gradients of normalisation layers as operators with a contract.",
+        epilog="Exit status: 0; 1 for a check that failed; 2 for bad input, with one line that says what is wrong.",
+    )
+    parser.add_argument("--version", action="version", version=f"normgrad {normgrad.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        subparser = commands.add_parser(command.NAME, help=command.HELP, description=command.__doc__)
+        command.add_arguments(subparser)
+        subparser.set_defaults(execute=command.execute)
+    return parser
+
+
+def _refuse(text: str, status: int) -> int:
+    print(f"normgrad: {one_line(text)}", file=sys.stderr)
+    return status
+
+
+def _never_fail_to_encode(stream: TextIO) -> None:
+    """Let a stream that cannot write a ``×`` write an escape in its place."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Write what is buffered while errors can still be reported."""
+    if sys.stdout is not None:  # as it is in a process without one
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not try once more as it ends."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

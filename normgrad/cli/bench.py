@@ -1,0 +1,169 @@
+"""Measure the operators against the memory's speed and against other libraries.
+
+Every result is held against the oracle before its time counts. The limit is the time of the fastest plain kernel that
+moves the same bytes. The status is 1 where a result of normgrad's own is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from normgrad import backends, threads
+from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS, DTYPES, SETS, Case, cases, selected
+from normgrad.cli.errors import BadInput
+from normgrad.cli.terminal import Console
+from normgrad.operators import OPERATORS
+
+NAME = "bench"
+HELP = "measure the operators against the memory's speed and other libraries"
+
+_MEGABYTE = 1 << 20
+_BUSY = 0.5  # load per core before the run
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, how, and where the numbers go."""
+    sets = parser.add_mutually_exclusive_group()
+    sets.add_argument("--grid", action="store_true", help="all operators and sizes, from 2×2 to 256 MB")
+    sets.add_argument("--quick", action="store_true", help="a few sizes, less time for each")
+    parser.add_argument("--operators", nargs="+", choices=OPERATORS, metavar="OPERATOR", default=[], help="these alone")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, metavar="DTYPE", default=[], help=", ".join(DTYPES))
+    layouts = (CONTIGUOUS, CHANNELS_LAST)
+    parser.add_argument("--layouts", nargs="+", choices=layouts, metavar="LAYOUT", default=[], help=", ".join(layouts))
+    parser.add_argument("--largest", type=_positive, metavar="MB", help="leave out larger tensors")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads for everyone who can be told")
+    parser.add_argument(
+        "--budget", type=_positive, metavar="S", help="seconds for each case (2; with --grid or --quick 0.5)"
+    )
+    parser.add_argument("--compile", action="store_true", help="torch.compile takes part: many seconds for each case")
+    parser.add_argument("--startup", action="store_true", help="time the first call in fresh processes too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the same with the machine, versions and date")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf)")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Measure, show, write."""
+    for path in (arguments.csv, arguments.json, arguments.plot):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise BadInput(f"{path}: cannot be written: it is a folder, or its folder is not there")
+    if arguments.plot is not None and find_spec("matplotlib") is None:
+        raise BadInput("--plot needs matplotlib: pip install 'normgrad[plot]'")
+    if arguments.plot is not None and arguments.plot.suffix.lower() not in _PICTURES:
+        raise BadInput(f"{arguments.plot}: the file name must end in {', '.join(_PICTURES)}")
+    every = SETS["grid" if arguments.grid else "quick" if arguments.quick else "default"]
+    largest = None if arguments.largest is None else int(arguments.largest * _MEGABYTE)
+    chosen = selected(cases(every), arguments.operators, arguments.dtypes, arguments.layouts, largest)
+    if not chosen:
+        raise BadInput("nothing is left to measure: no case of the set is of these operators, dtypes and sizes")
+    _prepare_process(arguments.device, arguments.threads)
+    return _measure(arguments, chosen)
+
+
+def _prepare_process(device: str, count: int | None) -> None:
+    """The same number of threads for everyone, and an allocator that does not give memory back."""
+    from normgrad.bench.memory import keep_freed_memory
+
+    try:
+        if count is not None:
+            threads.set_num_threads(count)
+        share = threads.get_num_threads()
+        backends.chosen(device)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    keep_freed_memory()
+    has_torch = find_spec("torch") is not None
+    if has_torch:
+        import torch
+
+        torch.set_num_threads(share)
+    if device == "cuda" and not (has_torch and torch.cuda.is_available()):
+        raise BadInput("--device cuda needs PyTorch and a CUDA GPU")
+
+
+def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
+    from normgrad.bench import machine, overhead, report, runner, startup
+    from normgrad.bench.contenders.contender import Role
+    from normgrad.bench.results import CaseResult, write_csv, write_json, wrong
+
+    console = Console()
+    budget = arguments.budget or (0.5 if arguments.quick or arguments.grid else 2.0)
+    settings = runner.Settings(arguments.device, budget, arguments.compile)
+    description = machine.describe(arguments.device)
+    console.print(_headline(description), style="bold", soft_wrap=True)
+    if description["load"] is not None and description["load"] > _BUSY * description["cores"]:
+        console.print(
+            f"The machine is busy (load {description['load']:.1f} on {description['cores']} cores): the times will be "
+            "those of a busy machine.",
+            style="bold red",
+            soft_wrap=True,
+        )
+    console.print()
+    results: list[CaseResult] = []
+    overheads: list[overhead.Overhead] = []
+    startups: list[startup.Startup] = []
+    try:
+        contending = runner.libraries(settings)
+        results.extend(runner.run_case(case, contending, settings) for case in _with_progress(chosen))
+        if arguments.device == "cpu" and overhead.OPERATOR in {case.operator for case in chosen}:
+            overheads = list(overhead.overheads(budget))
+        if arguments.startup:
+            pairs = dict.fromkeys((case.operator, case.dtype) for case in chosen)
+            startups = [startup.measure_startup(*pair) for pair in pairs]
+    finally:  # what was measured before an interruption is not lost
+        report.show(console, results, targets=not (arguments.grid or arguments.quick))
+        if overheads:
+            overhead.show(console, overheads)
+        if startups:
+            startup.show(console, startups)
+        if arguments.csv:
+            write_csv(arguments.csv, results)
+        if arguments.json:
+            sections = {"overhead": overhead.record(overheads), "startup": startup.record(startups)}
+            write_json(arguments.json, description, results, **sections)
+    if arguments.plot:
+        from normgrad.bench.plot import draw
+
+        draw(arguments.plot, results, _headline(description))
+    return 1 if any(measurement.role is Role.OURS for _, measurement in wrong(results)) else 0
+
+
+def _headline(description: dict[str, Any]) -> str:
+    versions = description["versions"]
+    with_torch = f", PyTorch {versions['torch']}" if "torch" in versions else ""
+    place = description["processor"] if description["device"] == "cpu" else description["device"]
+    return (
+        f"normgrad {versions['normgrad']}, backend {description['backend']}, {description['threads']} threads, "
+        f"{place}{with_torch}, {description['date']}"
+    )
+
+
+def _with_progress(chosen: Sequence[Case]) -> Iterator[Case]:
+    """The cases, with a bar on a terminal."""
+    console = RichConsole(stderr=True, highlight=False, markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    # Redrawn between cases alone: a thread that draws would take time from those that are timed.
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=len(chosen))
+        for case in chosen:
+            bar.update(task, description=str(case), refresh=True)
+            yield case
+            bar.advance(task)

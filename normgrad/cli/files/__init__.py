@@ -1,0 +1,98 @@
+"""Files of named arrays: ``.npz``, ``.safetensors`` and ``.pt``, told apart by suffix. Nothing is ever unpickled.
+
+In memory a file is a dictionary: NumPy arrays (bfloat16 by ml_dtypes), and plain Python values where the format holds
+such.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from normgrad.cli.errors import BadInput, reason
+from normgrad.cli.files import npz, pt, safetensors
+
+
+class Format(Protocol):
+    """How one kind of file is read and written; a module."""
+
+    def require(self) -> None:
+        """Raise BadInput where the library that the format needs is not installed."""
+
+    def load(self, stream: BinaryIO) -> dict[str, Any]:
+        """What the file holds; BadInput, or any exception of the library's own, where it is not sound."""
+
+    def save(self, stream: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write arrays."""
+
+
+FORMATS: dict[str, Format] = {".npz": npz, ".safetensors": safetensors, ".pt": pt}
+
+
+def format_of(path: Path) -> Format:
+    """The format that the suffix names, ready for use."""
+    try:
+        found = FORMATS[path.suffix.lower()]
+    except KeyError:
+        *others, last = FORMATS
+        raise BadInput(f"{path}: the file name must end in {', '.join(others)} or {last}") from None
+    found.require()
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a file holds, by name."""
+    file_format = format_of(path)
+    if path.is_dir():
+        raise BadInput(f"{path}: is a folder, and must be a file")
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {reason(error)}") from None
+    with stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what comes of a file is its content or one error
+        try:
+            return file_format.load(stream)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+        except MemoryError:
+            raise BadInput(f"{path}: says that it holds more than there is memory for") from None
+        except Exception as error:  # whatever a library makes of a broken file, it is the file that is wrong
+            raise BadInput(f"{path}: is no sound {path.suffix} file: {reason(error)}") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raise BadInput where :func:`write` is bound to fail, so that nothing is computed in vain."""
+    format_of(path)
+    target = _target(path)
+    if target.exists() and not target.is_file():
+        raise BadInput(f"{path}: is no file, and cannot be replaced by one")
+    if not target.parent.is_dir():
+        raise BadInput(f"{path}: cannot be written: there is no folder {target.parent}")
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to a file: all of it, or nothing."""
+    file_format = format_of(path)
+    check_writable(path)
+    target = _target(path)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("xb") as stream:
+            file_format.save(stream, arrays)
+        unfinished.replace(target)
+    except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
+        raise BadInput(f"{path}: cannot be written: {reason(error)}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _target(path: Path) -> Path:
+    """The file behind a symbolic link, which stays a link."""
+    return Path(os.path.realpath(path))

@@ -1,0 +1,64 @@
+"""``.pt``: a dictionary of tensors and plain values, as ``torch.save`` writes it."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from normgrad.cli.errors import BadInput
+
+
+def require() -> None:
+    """Raise BadInput where PyTorch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput(".pt files need PyTorch: pip install 'normgrad[torch]'")
+
+
+def load(stream: BinaryIO) -> dict[str, Any]:
+    """The tensors as NumPy arrays, and the plain values."""
+    import torch
+
+    try:
+        content = torch.load(stream, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise BadInput(
+            "is no sound .pt file, or holds objects other than tensors and plain values, and those are never loaded"
+        ) from None
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise BadInput("must hold a dictionary with parameter names as keys")
+    return {name: _array(name, value) if isinstance(value, torch.Tensor) else value for name, value in content.items()}
+
+
+def _array(name: str, tensor: Any) -> np.ndarray:
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise BadInput(f"{name} is a tensor of layout {tensor.layout}, and must be strided")
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    try:
+        return np.asarray(tensor.numpy())
+    except TypeError:
+        raise BadInput(f"{name} is {tensor.dtype}, which has no NumPy equivalent") from None
+
+
+def save(stream: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write tensors."""
+    import torch
+
+    torch.save({name: _tensor(array) for name, array in arrays.items()}, stream)
+
+
+def _tensor(array: np.ndarray) -> Any:
+    import torch
+
+    array = np.require(array, requirements=["C", "W"])  # all that PyTorch takes
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -1,0 +1,125 @@
+"""Run an operator on a file of arrays and attributes by parameter name, and write the results by theirs.
+
+Files are .npz, .safetensors or .pt by suffix. Nothing in them is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normgrad.cli import files
+from normgrad.cli.errors import BadInput
+from normgrad.contract.parameters import Mask, Parameter, Role, Tensor
+from normgrad.contract.products import Product, current_product, parse_product, use_product
+from normgrad.contract.status import ContractError
+from normgrad.operators import OPERATORS, Operator
+from normgrad.testing.expected import as_tuple, checked, exact_results
+
+NAME = "run"
+HELP = "run an operator on a file and write the results to another"
+
+_LONGEST_ATTRIBUTE = 64  # elements; a longer array is a tensor under the wrong name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The operator, the two files, and how to compute."""
+    parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
+    parser.add_argument("input", metavar="IN", type=Path, help="the file to read")
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
+    parser.add_argument("--oracle", action="store_true", help="compute with the oracle and write float64")
+    parser.add_argument("--product", metavar="P", help="check as this product's documents do, such as 'Atlas A2'")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Read, check, compute, write."""
+    operator = OPERATORS[arguments.operator]
+    files.check_writable(arguments.output)
+    values = read_arguments(operator, arguments.input)
+    compute = by_oracle if arguments.oracle else by_operator
+    try:
+        product = current_product() if arguments.product is None else parse_product(arguments.product)
+        results = compute(operator, values, product)
+    except ContractError as error:
+        raise BadInput(f"{error} ({error.status_name}, {int(error.status)})") from None
+    except ValueError as error:  # a product or an environment variable that says nothing known
+        raise BadInput(str(error)) from None
+    files.write(arguments.output, results)
+    return 0
+
+
+def read_arguments(operator: Operator[..., Any], path: Path) -> dict[str, Any]:
+    """An operator's arguments by name, from a file; absent ones take their defaults."""
+    content = {name: value for name, value in files.read(path).items() if value is not None}
+    parameters = {p.name: p for p in operator.signature.parameters if not _is_output(p)}
+    unknown = [name for name in content if name not in parameters]
+    if unknown:
+        raise BadInput(
+            f"{path}: {', '.join(unknown)}: no parameter of {operator.signature.name}, "
+            f"whose parameters are {', '.join(parameters)}"
+        )
+    defaults = inspect.signature(operator).parameters
+    arguments: dict[str, Any] = {}
+    missing = []
+    for name, parameter in parameters.items():
+        if name in content:
+            arguments[name] = _argument(path, parameter, content[name])
+        elif defaults[name].default is not inspect.Parameter.empty:
+            arguments[name] = defaults[name].default
+        elif isinstance(parameter, Tensor) and parameter.optional:
+            arguments[name] = None
+        else:
+            missing.append(name)
+    if missing:
+        raise BadInput(f"{path}: {operator.signature.name} needs {', '.join(missing)}, which the file does not hold")
+    return arguments
+
+
+def _is_output(parameter: Parameter) -> bool:
+    return isinstance(parameter, Tensor) and parameter.role is Role.OUTPUT
+
+
+def _argument(path: Path, parameter: Parameter, value: Any) -> Any:
+    """A parameter's value as the operator takes it."""
+    if isinstance(parameter, Tensor):
+        # What is written in place must not share memory, as tensors of one file may.
+        return np.array(value) if parameter.role is Role.IN_PLACE and isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.size > _LONGEST_ATTRIBUTE:
+        raise BadInput(f"{path}: {parameter.name} has {value.size} elements, and is an attribute, not a tensor")
+    is_one_number = value.size == 1 and not isinstance(parameter, Mask)
+    return value.item() if is_one_number else value.tolist()
+
+
+def by_operator(
+    operator: Operator[..., Any], arguments: Mapping[str, Any], product: Product | None
+) -> dict[str, np.ndarray]:
+    """The results of a call by name, running statistics among them."""
+    with use_product(product):
+        results = operator(**arguments)
+    return _named(operator, results) | _in_place(operator, arguments)
+
+
+def by_oracle(
+    operator: Operator[..., Any], arguments: Mapping[str, Any], product: Product | None
+) -> dict[str, np.ndarray]:
+    """The same from the oracle, in float64, once the call has been checked as ever."""
+    return exact_results(operator, checked(operator, arguments, product))
+
+
+def _named(operator: Operator[..., Any], results: Any) -> dict[str, np.ndarray]:
+    """Results by name, without those that are not wanted."""
+    outputs = operator.signature.outputs
+    return {o.name: np.asarray(v) for o, v in zip(outputs, as_tuple(results), strict=True) if v is not None}
+
+
+def _in_place(operator: Operator[..., Any], arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays that the call moves in place."""
+    names = [tensor.name for tensor in operator.signature.tensors if tensor.role is Role.IN_PLACE]
+    return {name: arguments[name] for name in names if arguments[name] is not None}

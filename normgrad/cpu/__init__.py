@@ -1,0 +1,1 @@
+"""The backend ``cpu``: Numba kernels on threads of our own."""

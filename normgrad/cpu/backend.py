@@ -1,0 +1,41 @@
+"""The backend ``cpu``: Numba kernels on threads of our own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from normgrad.contract.plan import Kernel, Problem
+from normgrad.contract.view import Memory
+from normgrad.cpu import layer_norm
+
+_PREPARE: dict[str, Callable[[Problem], Kernel]] = {
+    "layer_norm_backward": layer_norm.prepare_backward,
+    "layer_norm": layer_norm.prepare_forward,
+}
+_KEPT = 64 << 20  # bytes of workspace that a thread keeps for its next call
+
+
+class _CPU:
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._kept = threading.local()
+
+    def prepare(self, problem: Problem) -> Kernel:
+        return _PREPARE[problem.signature.name](problem)
+
+    def allocate(self, nbytes: int, device: str) -> Memory:
+        """Memory for one launch: the calling thread's own, which saves the cost of fresh pages."""
+        kept: Memory | None = getattr(self._kept, "memory", None)
+        if kept is None or kept.nbytes < nbytes:
+            owner = np.empty(nbytes, np.uint8)
+            kept = Memory(owner.ctypes.data, nbytes, owner=owner)
+            if nbytes <= _KEPT:
+                self._kept.memory = kept
+        return kept
+
+
+backend = _CPU()

@@ -1,0 +1,335 @@
+"""LayerNorm backward: `layer_norm_backward(desc, kind)`, called by any number of threads with the same desc."""
+
+import numpy as np
+
+from normgrad.cpu.copies import load_coded, store_coded
+from normgrad.cpu.jit import device, in_place, kernel
+from normgrad.cpu.layer_norm_tiles import EXACT, PARAMETERS, TILE, exact_row, row_parameters, tile_gradients
+from normgrad.cpu.llvm import F32
+from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, load_i64, store, store_f64, wait_until
+from normgrad.cpu.rows import SEGMENT, gather_rows, lane_of_column, row_offset, scatter_rows, segment_sums
+
+(
+    NEXT,
+    DONE,
+    NEXT_WEIGHT,
+    DONE_WEIGHT,
+    NEXT_COLUMNS,
+    DONE_COLUMNS,
+    SLOT,
+    SLOTS,
+    ROWS,
+    COLUMNS,
+    BLOCKS,
+    BLOCK_ROWS,
+    WIDE,
+    STREAM,
+    STAGED,
+    WANT_INPUT,
+    WANT_WEIGHT,
+    WANT_BIAS,
+) = range(18)
+GRAD_OUT, INPUT, GRAD_INPUT = 18, 23, 28  # each: address, column stride (elements), 3 outer strides (bytes)
+OUTER_SHAPE = 33  # 3 sizes
+MEAN, RSTD, STATISTICS_CODE = 36, 37, 38
+WEIGHT, WEIGHT_CODE, WEIGHT_STRIDE = 39, 40, 41  # address 0: no weight
+GRAD_WEIGHT, GRAD_WEIGHT_STRIDE, GRAD_BIAS, GRAD_BIAS_STRIDE, GRAD_CODE = 42, 43, 44, 45, 46
+ORDERED_WEIGHT, PARTIALS, ROW_SUMS, SCRATCH, SCRATCH_SIZE = 47, 48, 49, 50, 51  # in the workspace
+NEXT_SEGMENT, DONE_SEGMENT = 52, 53
+DESC_SIZE = 54
+
+STAGED_ROWS = 32
+COLUMN_CHUNK = 8192
+
+
+@device
+def sum_rows(kind, parameters, desc, row, rows, grad_out, go_pitch, x, x_pitch):
+    """Row sums of a tile (read back where a first phase made them), into its parameters; whether float32 is enough."""
+    n, weight, wide, want_input = desc[COLUMNS], desc[ORDERED_WEIGHT], desc[WIDE], desc[WANT_INPUT] != 0
+    all_fine = True
+    for r in range(rows):
+        mean = load_coded(desc[STATISTICS_CODE], desc[MEAN], row + r)
+        rstd = load_coded(desc[STATISTICS_CODE], desc[RSTD], row + r)
+        d, v = grad_out + r * go_pitch, x + r * x_pitch
+        s1, s2 = 0.0, 0.0
+        segments = (n + SEGMENT - 1) // SEGMENT if want_input else 0
+        for segment in range(segments):
+            if wide:
+                at = 2 * ((row + r) * segments + segment)
+                a, b = load_f64(desc[ROW_SUMS], at), load_f64(desc[ROW_SUMS], at + 1)
+            else:
+                a, b = segment_sums(kind, d, v, weight, segment * SEGMENT, min(n, (segment + 1) * SEGMENT), mean)
+            s1, s2 = s1 + a, s2 + b
+        all_fine = row_parameters(kind, parameters, r, n, s1, s2, d, v, weight, mean, rstd, want_input) and all_fine
+    return all_fine
+
+
+@in_place
+def run_tile(
+    kind,
+    desc,
+    row,
+    rows,
+    first,
+    last,
+    grad_out,
+    go_pitch,
+    x,
+    x_pitch,
+    grad_input,
+    gi_pitch,
+    parameters,
+    dw,
+    db,
+    dw_first,
+    stream,
+):
+    weight, n = desc[ORDERED_WEIGHT], desc[COLUMNS]
+    pad = weight + ((n + 31) // 32) * 128
+    want_input, want_sums = desc[WANT_INPUT] != 0, (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0
+    # A tile with a row that needs float64 goes row by row: rows at a time is then 1.
+    at_once = rows if sum_rows(kind, parameters, desc, row, rows, grad_out, go_pitch, x, x_pitch) else 1
+    for r in range(0, rows, at_once):
+        d, v, o = grad_out + r * go_pitch, x + r * x_pitch, grad_input + r * gi_pitch
+        if load_i64(parameters + 256, r):
+            tile_gradients(
+                kind,
+                at_once,
+                first,
+                last,
+                d,
+                go_pitch,
+                v,
+                x_pitch,
+                o,
+                gi_pitch,
+                weight,
+                pad,
+                parameters + 4 * r * PARAMETERS,
+                dw,
+                db,
+                dw_first,
+                want_input,
+                want_sums,
+                stream,
+                0 if desc[WIDE] else TILE,
+            )
+        else:
+            exact_row(
+                kind,
+                first,
+                last,
+                n,
+                d,
+                v,
+                o,
+                weight,
+                load(F32, parameters, r * PARAMETERS),
+                load(F32, parameters, r * PARAMETERS + 1),
+                parameters + EXACT + 16 * r,
+                dw,
+                db,
+                dw_first,
+                want_input,
+                want_sums,
+            )
+
+
+@device
+def uniform_rows(desc, row, most):
+    """How many rows from `row` on are equally spaced in all three tensors."""
+    inner = desc[OUTER_SHAPE + 2]
+    return min(most, inner - (row if row < inner else row % inner))
+
+
+@device
+def tensor_row(desc, tensor, row):
+    return desc[tensor] + row_offset(desc, OUTER_SHAPE, tensor + 2, row)
+
+
+@in_place
+def run_rows(kind, desc, first_row, last_row, first, last, parameters, dw, db, dw_first):
+    """Columns [first, last) of some rows: where they are, or through contiguous copies (other column strides,
+    a gradient that overwrites its input)."""
+    n, size, staged = desc[COLUMNS], item_size(kind), desc[STAGED] != 0
+    pitch = (n * size + 63) // 64 * 64
+    copies = parameters + 4096
+    row = first_row
+    while row < last_row:
+        rows = uniform_rows(desc, row, min(STAGED_ROWS if staged else TILE, last_row - row))
+        d, x, o = tensor_row(desc, GRAD_OUT, row), tensor_row(desc, INPUT, row), tensor_row(desc, GRAD_INPUT, row)
+        dp, xp, op = desc[GRAD_OUT + 4], desc[INPUT + 4], desc[GRAD_INPUT + 4]
+        if staged:
+            gather_rows(kind, d, dp // size, desc[GRAD_OUT + 1], copies, pitch, rows, n)
+            gather_rows(kind, x, xp // size, desc[INPUT + 1], copies + STAGED_ROWS * pitch, pitch, rows, n)
+            d, x, o = copies, copies + STAGED_ROWS * pitch, copies + 2 * STAGED_ROWS * pitch
+            dp, xp, op = pitch, pitch, pitch
+        for r in range(0, rows, TILE):
+            run_tile(
+                kind,
+                desc,
+                row + r,
+                min(TILE, rows - r),
+                first,
+                last,
+                d + r * dp,
+                dp,
+                x + r * xp,
+                xp,
+                o + r * op,
+                op,
+                parameters,
+                dw,
+                db,
+                dw_first,
+                desc[STREAM] != 0,
+            )
+        if staged and desc[WANT_INPUT]:
+            scatter_rows(
+                kind,
+                o,
+                pitch,
+                tensor_row(desc, GRAD_INPUT, row),
+                desc[GRAD_INPUT + 4] // size,
+                desc[GRAD_INPUT + 1],
+                rows,
+                n,
+            )
+        row += rows
+
+
+@device
+def order_weight(kind, desc, p):
+    """Phase 1: the weight as float32 in lane order, padded with zeros; then the pad of the last pair."""
+    n = desc[COLUMNS]
+    padded = (n + 31) // 32 * 32
+    chunks = (padded + COLUMN_CHUNK - 1) // COLUMN_CHUNK
+    while True:
+        c = fetch_add(p, NEXT_WEIGHT, 1)
+        if c >= chunks:
+            break
+        for j in range(c * COLUMN_CHUNK, min(padded, (c + 1) * COLUMN_CHUNK)):
+            value = np.float32(0)
+            if j < n:
+                value = (
+                    load_coded(desc[WEIGHT_CODE], desc[WEIGHT], j * desc[WEIGHT_STRIDE])
+                    if desc[WEIGHT]
+                    else np.float32(1)
+                )
+            store(F32, desc[ORDERED_WEIGHT], lane_of_column(kind, j), value)
+        if c == chunks - 1:
+            for j in range(32):
+                store(F32, desc[ORDERED_WEIGHT], padded + lane_of_column(kind, j), np.float32(padded - 32 + j >= n))
+        fetch_add(p, DONE_WEIGHT, 1)
+    wait_until(p, DONE_WEIGHT, chunks)
+
+
+@device
+def combine_columns(kind, desc, first, last, partials, count, pitch, db_offset):
+    """Add up the blocks' partial sums in order and write grad_weight and grad_bias."""
+    for j in range(first, last):
+        lane = lane_of_column(kind, j)
+        sw, sb = 0.0, 0.0
+        for b in range(count):
+            sw += load_f64(partials + b * pitch, lane)
+            sb += load_f64(partials + b * pitch + db_offset, lane)
+        if desc[WANT_WEIGHT]:
+            store_coded(desc[GRAD_CODE], desc[GRAD_WEIGHT], j * desc[GRAD_WEIGHT_STRIDE], np.float32(sw))
+        if desc[WANT_BIAS]:
+            store_coded(desc[GRAD_CODE], desc[GRAD_BIAS], j * desc[GRAD_BIAS_STRIDE], np.float32(sb))
+
+
+@device
+def zero_f64(address, count):
+    for i in range(count):
+        store_f64(address, i, 0.0)
+
+
+@device
+def sum_segments(kind, desc, p):
+    """Phase 2 for few long rows: their sums, a segment at a time."""
+    m, n = desc[ROWS], desc[COLUMNS]
+    segments = (n + SEGMENT - 1) // SEGMENT
+    items = m * segments if desc[WANT_INPUT] and desc[WIDE] else 0
+    while True:
+        i = fetch_add(p, NEXT_SEGMENT, 1)
+        if i >= items:
+            break
+        row, segment = i // segments, i % segments
+        s1, s2 = segment_sums(
+            kind,
+            tensor_row(desc, GRAD_OUT, row),
+            tensor_row(desc, INPUT, row),
+            desc[ORDERED_WEIGHT],
+            segment * SEGMENT,
+            min(n, (segment + 1) * SEGMENT),
+            load_coded(desc[STATISTICS_CODE], desc[MEAN], row),
+        )
+        store_f64(desc[ROW_SUMS], 2 * i, s1)
+        store_f64(desc[ROW_SUMS], 2 * i + 1, s2)
+        fetch_add(p, DONE_SEGMENT, 1)
+    wait_until(p, DONE_SEGMENT, items)
+
+
+@in_place
+def run_items(kind, desc, p, parameters):
+    """Phase 3: blocks of rows, each with its own partial weight gradients; or, of long rows, chunks of columns."""
+    m, n, wide = desc[ROWS], desc[COLUMNS], desc[WIDE] != 0
+    padded = (n + 31) // 32 * 32
+    want_sums = (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0
+    items = (n + COLUMN_CHUNK - 1) // COLUMN_CHUNK if wide else desc[BLOCKS]
+    while True:
+        i = fetch_add(p, NEXT, 1)
+        if i >= items:
+            break
+        first_row, last_row, first, last = i * desc[BLOCK_ROWS], min(m, (i + 1) * desc[BLOCK_ROWS]), 0, n
+        dw = desc[PARTIALS] + i * padded * 16
+        if wide:
+            first_row, last_row, first, last = 0, m, i * COLUMN_CHUNK, min(n, (i + 1) * COLUMN_CHUNK)
+            dw = desc[PARTIALS] + first * 8
+        db = dw + padded * 8
+        if want_sums:
+            zero_f64(dw, (last - first + 31) // 32 * 32)
+            zero_f64(db, (last - first + 31) // 32 * 32)
+        run_rows(kind, desc, first_row, last_row, first, last, parameters, dw, db, first)
+        fetch_add(p, DONE, 1)
+    wait_until(p, DONE, items)
+
+
+@device
+def combine_partials(kind, desc, p):
+    """Phase 4: add up the partials of the blocks."""
+    n, wide = desc[COLUMNS], desc[WIDE] != 0
+    padded = (n + 31) // 32 * 32
+    chunks = (n + 255) // 256 if desc[WANT_WEIGHT] | desc[WANT_BIAS] else 0
+    while True:
+        c = fetch_add(p, NEXT_COLUMNS, 1)
+        if c >= chunks:
+            break
+        combine_columns(
+            kind,
+            desc,
+            c * 256,
+            min(n, (c + 1) * 256),
+            desc[PARTIALS],
+            1 if wide else desc[BLOCKS],
+            padded * 16,
+            padded * 8,
+        )
+        fetch_add(p, DONE_COLUMNS, 1)
+    wait_until(p, DONE_COLUMNS, chunks)
+
+
+@kernel
+def layer_norm_backward(desc, kind):
+    p = desc.ctypes.data
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
+        return
+    if desc[GRAD_INPUT] % 64 != 0:
+        desc[STREAM] = 0
+    parameters = desc[SCRATCH] + slot * desc[SCRATCH_SIZE]
+    order_weight(kind, desc, p)
+    sum_segments(kind, desc, p)
+    run_items(kind, desc, p, parameters)
+    combine_partials(kind, desc, p)

@@ -1,0 +1,102 @@
+"""What the intrinsics are built of: LLVM types, conversions, pointers.
+
+The *kind* of an array is the type of a scalar passed to the kernel (``F32``, ``F16``, ``BF16``), so one source compiles
+once per kind and the cache on disk keeps the kinds apart. Addresses are bytes, indices elements.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
+
+LANES = 16
+
+#: The tags of the kinds: pass one to a kernel, its type picks the conversion.
+F32, F16, BF16, I32 = np.float32(0), np.int16(0), np.uint16(0), np.int32(0)
+TAGS = {FLOAT32: F32, FLOAT16: F16, BFLOAT16: BF16, INT32: I32}
+
+I16_TYPE, I32_TYPE, I64_TYPE = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+STORAGE = {types.float32: FLOAT_TYPE, types.int16: HALF_TYPE, types.uint16: I16_TYPE, types.int32: I32_TYPE}
+
+
+def vector_of(element, lanes=LANES):
+    return ir.VectorType(element, lanes)
+
+
+def splat_constant(vector_type, value):
+    return ir.Constant(vector_type, [value] * vector_type.count)
+
+
+def same_shape(like, element):
+    return vector_of(element, like.count) if isinstance(like, ir.VectorType) else element
+
+
+def _int_constant(like, value):
+    return splat_constant(like, value) if isinstance(like, ir.VectorType) else ir.Constant(like, value)
+
+
+def _bfloat_to_float(builder, raw):
+    wide = same_shape(raw.type, I32_TYPE)
+    shifted = builder.shl(builder.zext(raw, wide), _int_constant(wide, 16))
+    return builder.bitcast(shifted, same_shape(raw.type, FLOAT_TYPE))
+
+
+def _float_to_bfloat(builder, value):
+    """Round to nearest even; a NaN keeps its high half with the quiet bit set, so it stays a NaN."""
+    int_type = same_shape(value.type, I32_TYPE)
+    bits = builder.bitcast(value, int_type)
+    high = builder.lshr(bits, _int_constant(int_type, 16))
+    odd = builder.and_(high, _int_constant(int_type, 1))
+    rounded = builder.lshr(
+        builder.add(builder.add(bits, _int_constant(int_type, 0x7FFF)), odd), _int_constant(int_type, 16)
+    )
+    quiet = builder.or_(high, _int_constant(int_type, 0x40))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, quiet, rounded), same_shape(value.type, I16_TYPE))
+
+
+def widened(builder, kind, raw):
+    """Storage value(s) of `kind` -> float32."""
+    if kind == types.uint16:
+        return _bfloat_to_float(builder, raw)
+    if kind == types.int16:
+        return builder.fpext(raw, same_shape(raw.type, FLOAT_TYPE))
+    if kind == types.int32:
+        return builder.sitofp(raw, same_shape(raw.type, FLOAT_TYPE))
+    return raw
+
+
+def narrowed(builder, kind, value):
+    """float32 -> storage value(s) of `kind`."""
+    if kind == types.uint16:
+        return _float_to_bfloat(builder, value)
+    if kind == types.int16:
+        return builder.fptrunc(value, same_shape(value.type, HALF_TYPE))
+    return value
+
+
+def pointer_to(builder, address, index, element, vector_type=None):
+    """Pointer to element `index` after byte `address`."""
+    pointer = builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
+    return pointer if vector_type is None else builder.bitcast(pointer, vector_type.as_pointer())
+
+
+def size_of(element):
+    return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[element]
+
+
+def as_i64(context, builder, value, from_type):
+    return context.cast(builder, value, from_type, types.int64)
+
+
+def call_intrinsic(builder, name, return_type, args):
+    function_type = ir.FunctionType(return_type, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def type_suffix(llvm_type):
+    element = llvm_type.element if isinstance(llvm_type, ir.VectorType) else llvm_type
+    lanes = f"v{llvm_type.count}" if isinstance(llvm_type, ir.VectorType) else ""
+    return lanes + {HALF_TYPE: "f16", I16_TYPE: "i16", FLOAT_TYPE: "f32", I32_TYPE: "i32", DOUBLE_TYPE: "f64"}[element]

@@ -1,0 +1,173 @@
+"""Pairs of vectors: 32 columns at a time, in the lane order that converts fastest.
+
+A bfloat16 pair is one 64-byte load split into even and odd columns (a shift and a mask, no shuffles). So vectors that
+meet the data lane by lane (weight, weight gradients) are kept in the same order in the workspace.
+"""
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from normgrad.cpu.llvm import (
+    FLOAT_TYPE,
+    I16_TYPE,
+    I32_TYPE,
+    LANES,
+    STORAGE,
+    as_i64,
+    call_intrinsic,
+    narrowed,
+    pointer_to,
+    size_of,
+    splat_constant,
+    type_suffix,
+    vector_of,
+    widened,
+)
+from normgrad.cpu.vectors import f32x16
+
+PAIR = 2 * LANES
+pair_type = types.UniTuple(f32x16, 2)
+
+
+def _lanes_below(builder, count, lanes, first=0):
+    narrow = builder.trunc(count, I32_TYPE)
+    vector_type = vector_of(I32_TYPE, lanes)
+    single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), narrow, ir.Constant(I32_TYPE, 0))
+    splat = builder.shuffle_vector(single, single, splat_constant(vector_type, 0))
+    return builder.icmp_signed("<", ir.Constant(vector_type, list(range(first, first + lanes))), splat)
+
+
+def _split(builder, kind, raw):
+    """32 storage elements -> two f32x16."""
+    if kind == types.uint16:
+        words = builder.bitcast(raw, vector_of(I32_TYPE))
+        even = builder.shl(words, splat_constant(words.type, 16))
+        odd = builder.and_(words, splat_constant(words.type, 0xFFFF0000))
+        return [builder.bitcast(v, vector_of(FLOAT_TYPE)) for v in (even, odd)]
+    undefined = ir.Constant(raw.type, ir.Undefined)
+    halves = [
+        builder.shuffle_vector(raw, undefined, ir.Constant(vector_of(I32_TYPE), list(range(f, f + LANES))))
+        for f in (0, LANES)
+    ]
+    return [widened(builder, kind, half) for half in halves]
+
+
+def _round_bits(builder, value):
+    """float32 bits rounded to bfloat16 in the high half; keeps Inf, and NaNs without low payload bits."""
+    bits = builder.bitcast(value, vector_of(I32_TYPE))
+    odd = builder.and_(builder.lshr(bits, splat_constant(bits.type, 16)), splat_constant(bits.type, 1))
+    return builder.add(builder.add(bits, splat_constant(bits.type, 0x7FFF)), odd)
+
+
+def _join(builder, kind, low, high):
+    """Two f32x16 -> 32 storage elements."""
+    if kind == types.uint16:
+        even = builder.lshr(_round_bits(builder, low), splat_constant(vector_of(I32_TYPE), 16))
+        odd = builder.and_(_round_bits(builder, high), splat_constant(vector_of(I32_TYPE), 0xFFFF0000))
+        return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
+    low, high = narrowed(builder, kind, low), narrowed(builder, kind, high)
+    return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+
+
+def _pair_pointer(context, builder, args, arg_types, element):
+    address, index = (as_i64(context, builder, a, t) for a, t in zip(args, arg_types))
+    return pointer_to(builder, address, index, element, vector_of(element, PAIR))
+
+
+@intrinsic
+def load_pair(typingctx, kind, address, index):
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        raw = builder.load(_pair_pointer(context, builder, args[1:], sig.args[1:], element), align=size_of(element))
+        return context.make_tuple(builder, pair_type, _split(builder, kind, raw))
+
+    return pair_type(kind, address, index), codegen
+
+
+@intrinsic
+def load_pair_first(typingctx, kind, address, index, count):
+    """The first `count` of 32 columns, zeros after; nothing beyond is read."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        vector_type = vector_of(element, PAIR)
+        raw = call_intrinsic(
+            builder,
+            f"llvm.masked.load.{type_suffix(vector_type)}.p0",
+            vector_type,
+            [
+                pointer,
+                ir.Constant(I32_TYPE, size_of(element)),
+                _lanes_below(builder, args[3], PAIR),
+                ir.Constant(vector_type, None),
+            ],
+        )
+        return context.make_tuple(builder, pair_type, _split(builder, kind, raw))
+
+    return pair_type(kind, address, index, types.int64), codegen
+
+
+@intrinsic
+def store_pair(typingctx, kind, address, index, low, high):
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        builder.store(_join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, f32x16), codegen
+
+
+@intrinsic
+def store_pair_first(typingctx, kind, address, index, low, high, count):
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = _join(builder, kind, args[3], args[4])
+        call_intrinsic(
+            builder,
+            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
+            ir.VoidType(),
+            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
+        )
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, f32x16, types.int64), codegen
+
+
+@intrinsic
+def stream_pair(typingctx, kind, address, index, low, high):
+    """As store_pair, past the caches; the address must be a multiple of 64."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
+        raw = builder.bitcast(_join(builder, kind, args[3], args[4]), lanes)
+        stored = builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, f32x16), codegen
+
+
+@intrinsic
+def is_bfloat(typingctx, kind):
+    answer = int(kind == types.uint16)
+    return types.boolean(kind), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), answer)
+
+
+@intrinsic
+def copy_element(typingctx, kind, source, source_index, target, target_index):
+    """One element as it is, bit for bit."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        value = builder.load(pointer_to(builder, args[1], args[2], element), align=size_of(element))
+        builder.store(value, pointer_to(builder, args[3], args[4], element), align=size_of(element))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(kind, i, i, i, i), codegen

@@ -1,0 +1,308 @@
+"""Vectors of 16 float32 or float64 lanes, and their way from and to memory.
+
+Their arithmetic is written out, not left to the auto-vectoriser, so it gives the same bits whatever the alignment,
+overlap or tile it happens in.
+"""
+
+import operator
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.datamodel import models
+from numba.core.typing import signature
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, register_model
+
+from normgrad.cpu.llvm import (
+    DOUBLE_TYPE,
+    FLOAT_TYPE,
+    I32_TYPE,
+    LANES,
+    STORAGE,
+    as_i64,
+    call_intrinsic,
+    narrowed,
+    pointer_to,
+    size_of,
+    splat_constant,
+    type_suffix,
+    vector_of,
+    widened,
+)
+
+
+class Vector(types.Type):
+    """The Numba type of 16 lanes."""
+
+    def __init__(self, name: str, element: ir.Type):
+        self.element = element
+        super().__init__(name=name)
+
+
+f32x16 = Vector("f32x16", FLOAT_TYPE)
+f64x16 = Vector("f64x16", DOUBLE_TYPE)
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    """Kept in a vector register."""
+
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, ir.VectorType(fe_type.element, LANES))
+
+
+def _vector_pointer(context, builder, args, arg_types, element):
+    address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args, arg_types))
+    return pointer_to(builder, address_, index_, element, vector_of(element))
+
+
+@intrinsic
+def vload(typingctx, kind, address, index):
+    """16 consecutive elements -> f32x16; no alignment needed."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _vector_pointer(context, builder, args[1:], sig.args[1:], element)
+        return widened(builder, kind, builder.load(pointer, align=size_of(element)))
+
+    return f32x16(kind, address, index), codegen
+
+
+@intrinsic
+def vstore(typingctx, kind, address, index, value):
+    """f32x16 -> 16 consecutive elements, rounded to nearest even."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        builder.store(narrowed(builder, kind, args[3]), pointer, align=size_of(element))
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16), codegen
+
+
+@intrinsic
+def vstream(typingctx, kind, address, index, value):
+    """As vstore, past the caches: for results too large to stay in them. The 16 elements must be aligned together."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = narrowed(builder, kind, args[3])
+        # LLVM has streaming stores of float lanes, none of half lanes
+        lanes = ir.VectorType(FLOAT_TYPE, LANES * size_of(element) // 4)
+        pointer = builder.bitcast(pointer, lanes.as_pointer())
+        stored = builder.store(builder.bitcast(raw, lanes), pointer, align=LANES * size_of(element))
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16), codegen
+
+
+@intrinsic
+def bits_or(typingctx, a, b):
+    """The bits of both: zero, of either sign, only where both lanes are."""
+
+    def codegen(context, builder, sig, args):
+        bits = [builder.bitcast(value, vector_of(I32_TYPE)) for value in args]
+        return builder.bitcast(builder.or_(*bits), vector_of(FLOAT_TYPE))
+
+    return f32x16(f32x16, f32x16), codegen
+
+
+@intrinsic
+def select_zero(typingctx, condition, zero, other):
+    """Lanes of ``zero`` where the condition is zero (of either sign), of ``other`` elsewhere."""
+
+    def codegen(context, builder, sig, args):
+        bits = builder.and_(
+            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
+        )
+        is_zero = builder.icmp_unsigned("==", bits, splat_constant(vector_of(I32_TYPE), 0))
+        return builder.select(is_zero, args[1], args[2])
+
+    return f32x16(f32x16, f32x16, f32x16), codegen
+
+
+@intrinsic
+def all_between(typingctx, value, low, high):
+    """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
+
+    def codegen(context, builder, sig, args):
+        bits = builder.and_(
+            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
+        )
+
+        def splat(scalar):
+            scalar = builder.bitcast(scalar, I32_TYPE)
+            single = builder.insert_element(
+                ir.Constant(vector_of(I32_TYPE), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0)
+            )
+            return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+
+        low_, high_ = splat(args[1]), splat(args[2])
+        outside = builder.icmp_unsigned(">", builder.sub(bits, low_), builder.sub(high_, low_))
+        return builder.icmp_unsigned(
+            "==", builder.bitcast(outside, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0)
+        )
+
+    return types.boolean(f32x16, types.float32, types.float32), codegen
+
+
+def _first_lanes(builder, count):
+    """Mask of the lanes below `count` (int64)."""
+    lanes = ir.Constant(vector_of(I32_TYPE), list(range(LANES)))
+    narrow = builder.trunc(count, I32_TYPE)
+    single = builder.insert_element(ir.Constant(vector_of(I32_TYPE), ir.Undefined), narrow, ir.Constant(I32_TYPE, 0))
+    splat = builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+    return builder.icmp_signed("<", lanes, splat)
+
+
+@intrinsic
+def vload_first(typingctx, kind, address, index, count):
+    """The first `count` lanes from memory, the others 0; nothing beyond is read."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        vector_type = vector_of(element)
+        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        mask = _first_lanes(builder, args[3])
+        zero = ir.Constant(vector_type, None)
+        raw = call_intrinsic(
+            builder,
+            f"llvm.masked.load.{type_suffix(vector_type)}.p0",
+            vector_type,
+            [pointer, ir.Constant(I32_TYPE, size_of(element)), mask, zero],
+        )
+        return widened(builder, kind, raw)
+
+    return f32x16(kind, address, index, types.int64), codegen
+
+
+@intrinsic
+def vstore_first(typingctx, kind, address, index, value, count):
+    """Store the first `count` lanes; nothing beyond is written."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = narrowed(builder, kind, args[3])
+        call_intrinsic(
+            builder,
+            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
+            ir.VoidType(),
+            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _first_lanes(builder, args[4])],
+        )
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, types.int64), codegen
+
+
+@intrinsic
+def vload_f64(typingctx, address, index):
+    def codegen(context, builder, sig, args):
+        return builder.load(_vector_pointer(context, builder, args, sig.args, DOUBLE_TYPE), align=8)
+
+    return f64x16(address, index), codegen
+
+
+@intrinsic
+def vstore_f64(typingctx, address, index, value):
+    def codegen(context, builder, sig, args):
+        builder.store(args[2], _vector_pointer(context, builder, args[:2], sig.args[:2], DOUBLE_TYPE), align=8)
+        return context.get_dummy_value()
+
+    return types.void(address, index, f64x16), codegen
+
+
+def _splat(name, vector_type, scalar_type):
+    @intrinsic
+    def splat(typingctx, value):
+        def codegen(context, builder, sig, args):
+            llvm_type = context.get_value_type(vector_type)
+            single = builder.insert_element(ir.Constant(llvm_type, ir.Undefined), args[0], ir.Constant(I32_TYPE, 0))
+            return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+
+        return vector_type(scalar_type), codegen
+
+    return splat
+
+
+splat_f32 = _splat("splat_f32", f32x16, types.float32)
+splat_f64 = _splat("splat_f64", f64x16, types.float64)
+
+
+@intrinsic
+def widen(typingctx, value):
+    """f32x16 -> f64x16, exact."""
+    return f64x16(f32x16), lambda context, builder, sig, args: builder.fpext(args[0], vector_of(DOUBLE_TYPE))
+
+
+@intrinsic
+def narrow(typingctx, value):
+    """f64x16 -> f32x16, round to nearest even."""
+    return f32x16(f64x16), lambda context, builder, sig, args: builder.fptrunc(args[0], vector_of(FLOAT_TYPE))
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """a*b + c with one rounding; vectors or scalars, all of one type."""
+
+    def codegen(context, builder, sig, args):
+        return call_intrinsic(builder, f"llvm.fma.{type_suffix(args[0].type)}", args[0].type, list(args))
+
+    return a(a, a, a), codegen
+
+
+@intrinsic
+def vabs(typingctx, a):
+    def codegen(context, builder, sig, args):
+        return call_intrinsic(builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args))
+
+    return a(a), codegen
+
+
+@intrinsic
+def hsum(typingctx, value):
+    """Sum of the lanes, halves added pairwise (16 -> 8 -> 4 -> 2 -> 1), always in that order."""
+    scalar = types.float64 if value == f64x16 else types.float32
+
+    def codegen(context, builder, sig, args):
+        vector, lanes = args[0], LANES
+        while lanes > 1:
+            lanes //= 2
+            undefined = ir.Constant(vector.type, ir.Undefined)
+            low = builder.shuffle_vector(vector, undefined, ir.Constant(vector_of(I32_TYPE, lanes), list(range(lanes))))
+            high = builder.shuffle_vector(
+                vector, undefined, ir.Constant(vector_of(I32_TYPE, lanes), list(range(lanes, 2 * lanes)))
+            )
+            vector = builder.fadd(low, high)
+        return builder.extract_element(vector, ir.Constant(I32_TYPE, 0))
+
+    return scalar(value), codegen
+
+
+class _VectorOperator(AbstractTemplate):
+    def generic(self, args, kws):
+        if not kws and args and isinstance(args[0], Vector) and all(a == args[0] for a in args):
+            return signature(args[0], *args)
+        return None
+
+
+def _define_operators():
+    emitters = {
+        operator.add: "fadd",
+        operator.sub: "fsub",
+        operator.mul: "fmul",
+        operator.truediv: "fdiv",
+        operator.neg: "fneg",
+    }
+    for function, emitter in emitters.items():
+        infer_global(function)(type("VectorOperator", (_VectorOperator,), {"key": function}))
+        arity = 1 if function is operator.neg else 2
+        lower_builtin(function, *[Vector] * arity)(
+            lambda context, builder, sig, args, emitter=emitter: getattr(builder, emitter)(*args)
+        )
+
+
+_define_operators()

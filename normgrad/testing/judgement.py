@@ -1,0 +1,275 @@
+"""A full report on someone's results: pass or fail, where the errors are, and what they look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from normgrad.contract.arrays import as_view
+from normgrad.contract.dtypes import listed
+from normgrad.contract.parameters import Call, Role, Tensor
+from normgrad.contract.products import Product
+from normgrad.operators import OPERATORS
+from normgrad.oracle.float64 import Array
+from normgrad.testing.anatomy import Anatomy, anatomy
+from normgrad.testing.clusters import Cluster, clusters
+from normgrad.testing.comparison import Report, measure, report_of
+from normgrad.testing.expected import checked, exact_results, magnitudes, results_of
+from normgrad.testing.layout import Layout, layout_of
+from normgrad.testing.measured import Measured
+from normgrad.testing.standards import STRICT, find
+from normgrad.testing.terms import Magnitude
+
+_QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of a result: where it is, how wrong, and what it is made of.
+
+    Attributes
+    ----------
+    index : tuple of int
+        Its place in the result.
+    actual, exact : float
+        What came out, and what is right.
+    ulps : float
+        The signed error in ulp of the dtype; NaN where there is no distance.
+    share : float
+        The error as a fraction of the bound.
+    inputs, terms : dict
+        The inputs at its place, and the terms that the formula adds up.
+    total : float
+        T, the sum of the absolute values of all terms.
+    """
+
+    index: tuple[int, ...]
+    actual: float
+    exact: float
+    ulps: float
+    share: float
+    inputs: dict[str, float]
+    terms: dict[str, float]
+    total: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The errors of one result as a whole.
+
+    Attributes
+    ----------
+    quantiles : dict
+        Absolute errors in ulp by the share of elements below.
+    rounded : float
+        The share of elements that are the exact value rounded once.
+    largest_share : float
+        The largest error as a fraction of the bound, whatever the standard.
+    worst : list of Element
+        The elements with the largest such fraction.
+    clusters : list of Cluster
+        Patterns of the elements beyond the bound.
+    """
+
+    quantiles: dict[str, float]
+    rounded: float
+    largest_share: float
+    worst: list[Element]
+    clusters: list[Cluster]
+
+
+@dataclass(frozen=True)
+class OutputJudgement:
+    """The verdict on one output. ``measured`` and ``errors`` are None where it cannot be held against anything."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    report: Report
+    measured: Measured | None = field(default=None, repr=False)
+    errors: Errors | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.report.passed
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on the results of one call."""
+
+    operator: str
+    standard: str
+    outputs: list[OutputJudgement]
+
+    @property
+    def passed(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def without_arrays(self) -> Judgement:
+        """The same without what is as large as the results."""
+        return replace(self, outputs=[replace(output, measured=None) for output in self.outputs])
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it in plain values; NaN and Inf as text."""
+        return {
+            "operator": self.operator,
+            "standard": self.standard,
+            "passed": self.passed,
+            "outputs": [
+                {
+                    "name": output.name,
+                    "dtype": output.dtype,
+                    "shape": list(output.shape),
+                    **_plain({k: v for k, v in asdict(output.report).items() if k != "standard"}),
+                    "errors": _plain(asdict(output.errors)) if output.errors else None,
+                }
+                for output in self.outputs
+            ],
+        }
+
+
+def judge(
+    operator: str,
+    arguments: Mapping[str, Any],
+    actual: Mapping[str, Any],
+    *,
+    standard: str = STRICT,
+    baseline: Mapping[str, Any] | None = None,
+    level: str = "L1",
+    product: Product | None = None,
+    worst: int = 5,
+) -> Judgement:
+    """Judge the results of a call against the oracle on the same inputs.
+
+    Parameters
+    ----------
+    operator : str
+        The operator's name.
+    arguments : mapping
+        The call's arguments by parameter name.
+    actual : mapping
+        The results by name; running statistics, which move in place, under their own.
+    standard, level : str
+        As :func:`normgrad.testing.compare` takes them.
+    baseline : mapping, optional
+        The results of another implementation by name.
+    product : Product, optional
+        Check the call as this product's documents do.
+    worst : int
+        How many of the worst elements to describe.
+
+    Raises
+    ------
+    ContractError
+        Where the call itself breaks a rule.
+    ValueError
+        For a standard or level that is not known, or a baseline that is needed and absent.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from normgrad.testing import judge
+    >>> x = np.array([[0, 4], [2, 8]], np.float32)
+    >>> results = {"mean": np.array([1, 6], np.float32), "invstd": np.array([1, 0.7], np.float32)}
+    >>> judgement = judge("batch_norm_stats", {"input": x, "eps": 0.0}, results)
+    >>> [(output.name, output.passed) for output in judgement.outputs]
+    [('mean', True), ('invstd', False)]
+    """
+    find(standard, level)
+    op = OPERATORS[operator]
+    call = checked(op, arguments, product)
+    exact, sizes = exact_results(op, call), magnitudes(op, call)
+    anatomies = anatomy(operator, {**call.arguments, **call.attributes})
+    outputs = []
+    for tensor in results_of(op, call):
+        given = [actual.get(tensor.name)] if baseline is None else [actual.get(tensor.name), baseline.get(tensor.name)]
+        refused = [text for text in (_refusal(tensor, call, array) for array in given) if text]
+        if refused:
+            outputs.append(_unmeasured(tensor.name, given[0], refused[0], standard))
+            continue
+        measured = [_measured(array, exact[tensor.name], sizes[tensor.name]) for array in given]
+        report = report_of(measured[0], standard, measured[1] if baseline is not None else None, level)
+        layout = layout_of({**call.arguments, **call.attributes}, measured[0].exact.size)
+        errors = errors_of(measured[0], layout, anatomies[tensor.name], worst)
+        shape = measured[0].exact.shape
+        outputs.append(OutputJudgement(tensor.name, measured[0].dtype, shape, report, measured[0], errors))
+    return Judgement(operator, standard, outputs)
+
+
+def _refusal(tensor: Tensor, call: Call, array: Any) -> str | None:
+    """Why an array cannot be this result of the call; None where it can."""
+    if array is None:
+        return "is missing"
+    view = as_view(array)
+    allowed = (call.views[tensor.name].dtype,) if tensor.role is Role.IN_PLACE else tensor.dtype(call).allowed
+    if view.dtype not in allowed:
+        return f"is {view.dtype}, and must be {listed(allowed)}"
+    assert tensor.shape is not None
+    extent = tensor.shape(call)
+    if not extent.holds(view.shape, view.numel):
+        right = extent.shape if extent.elements is None else f"{extent.elements} elements"
+        return f"has the shape {view.shape}, and must have {right}"
+    return None
+
+
+def _unmeasured(name: str, array: Any, text: str, standard: str) -> OutputJudgement:
+    view = None if array is None else as_view(array)
+    dtype, shape = ("", ()) if view is None else (view.dtype.name, view.shape)
+    return OutputJudgement(name, dtype, shape, Report(False, 0, math.inf, (), text, standard))
+
+
+def _measured(array: Any, exact: Array, magnitude: Magnitude) -> Measured:
+    """A result beside the exact values, which take its shape where only the number of elements is ruled."""
+    shape = as_view(array).shape
+    return measure(array, exact.reshape(shape), magnitude.reshaped(shape))
+
+
+def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) -> Errors:
+    """The errors of a result as a whole, and so many of the worst elements."""
+    share = np.ravel(measured.share_of_bound)
+    ulps = np.abs(np.ravel(measured.ulps))
+    finite = ulps[np.isfinite(ulps)]
+    same = (measured.actual == measured.nearest) | (np.isnan(measured.actual) & np.isnan(measured.nearest))
+    order = np.argsort(-share, kind="stable")[:worst]
+    return Errors(
+        {f"{100 * q:g} %": float(np.quantile(finite, q)) if finite.size else 0.0 for q in _QUANTILES},
+        float(np.mean(same)) if same.size else 1.0,
+        float(np.max(share, initial=0.0)),
+        [_element(measured, parts, int(place)) for place in order],
+        clusters(~(share <= 1), layout),
+    )
+
+
+def _element(measured: Measured, parts: Anatomy, place: int) -> Element:
+    index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
+    inputs, terms = parts.at(place)
+    return Element(
+        index,
+        float(measured.actual[index]),
+        float(measured.exact[index]),
+        float(measured.ulps[index]),
+        float(measured.share_of_bound[index]),
+        inputs,
+        terms,
+        float(np.broadcast_to(measured.magnitude.total, measured.exact.shape)[index]),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Values that JSON has."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value

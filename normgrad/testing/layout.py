@@ -1,0 +1,56 @@
+"""Where an element lies as a kernel sees it: its row, its channel, and its place in the row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A flattened output as rows, one after the other.
+
+    Attributes
+    ----------
+    row_length : int
+        Elements in a row: what one statistic is taken over, or a vector as a whole.
+    channels : int
+        How many channels there are; 0 where a channel is no more than a single element.
+    places : int
+        How many elements of a channel lie side by side.
+    """
+
+    row_length: int
+    channels: int = 0
+    places: int = 1
+
+    def row(self, index: np.ndarray) -> np.ndarray:
+        """The row that holds the element."""
+        return index // self.row_length
+
+    def position(self, index: np.ndarray) -> np.ndarray:
+        """Its place in the row."""
+        return index % self.row_length
+
+    def channel(self, index: np.ndarray) -> np.ndarray:
+        """Its channel."""
+        return index // self.places % self.channels
+
+
+def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
+    """The layout of an output with so many elements; one that is not as large as the input is a vector."""
+    shape = np.shape(arguments["input"])
+    if size != math.prod(shape) or "counts" in arguments:
+        return Layout(max(size, 1))
+    if "normalized_shape" in arguments:
+        columns = max(math.prod(arguments["normalized_shape"]), 1)
+        return Layout(columns, columns)
+    if "group" in arguments:
+        channels, places = arguments["C"], arguments["HxW"]
+        return Layout(max(channels // arguments["group"] * places, 1), channels, places)
+    channels, places = shape[1], math.prod(shape[2:])
+    return Layout(places if places > 1 else channels, channels, max(places, 1))

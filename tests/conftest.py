@@ -1,0 +1,85 @@
+"""Fixtures, and how many examples the property tests try.
+
+``NORMGRAD_TEST_EXAMPLES`` sets the number of valid and of broken calls per operator (2,000 by default).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from normgrad import backends
+from normgrad.contract import arrays, products
+from normgrad.contract.view import Memory
+from normgrad.operators import OPERATORS
+from support.arena import POISON
+
+settings.register_profile(
+    "ci",
+    max_examples=int(os.environ.get("NORMGRAD_TEST_EXAMPLES", "2000")),
+    derandomize=True,
+    database=None,
+    deadline=None,
+    # The backend that a fixture sets is the same for every example.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("ci")
+
+#: The backends on the CPU, each of which every numeric test runs on.
+CPU_BACKENDS = [name for name, (_, device) in backends.BACKENDS.items() if device == "cpu"]
+
+
+@pytest.fixture(params=CPU_BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend that calls run on."""
+    monkeypatch.setenv(backends.ENVIRONMENT, request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test starts without a product, and leaves none behind."""
+    monkeypatch.delenv(products.ENVIRONMENT, raising=False)
+    yield
+    products._choices.clear()
+
+
+@pytest.fixture
+def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All memory that the library brings, results and workspaces, starts as NaN."""
+    for operator in OPERATORS.values():
+        monkeypatch.setattr(operator, "_recipes", {})
+    for kind in (arrays._NumpyKind, arrays._TorchKind):
+        monkeypatch.setattr(kind, "maker", _poisoning(kind.maker))
+    loaded = type(backends.load(backend))
+    allocate = loaded.allocate
+
+    def poisoned_workspace(self: Any, nbytes: int, device: str) -> Memory:
+        memory: Memory = allocate(self, nbytes, device)
+        arrays.bytes_at(memory)[:] = bytes([POISON]) * memory.nbytes
+        return memory
+
+    monkeypatch.setattr(loaded, "allocate", poisoned_workspace)
+
+
+def _poisoning(maker: Any) -> Any:
+    def poisoning_maker(self: Any, *args: Any) -> Any:
+        make = maker(self, *args)
+
+        def poisoned_array(like: Any) -> Any:
+            array = make(like)
+            if isinstance(array, torch.Tensor):
+                array.fill_(float("nan"))
+            else:
+                array[...] = np.nan
+            return array
+
+        return poisoned_array
+
+    return poisoning_maker

@@ -1,0 +1,1 @@
+"""What the tests share: arrays in odd places, valid calls of every operator, and ways to break them."""

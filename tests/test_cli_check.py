@@ -1,0 +1,271 @@
+"""``normgrad check`` and ``normgrad cases``: verdicts, reports, exit statuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normgrad.cli import files, main
+from normgrad.operators import OPERATORS
+from normgrad.testing.cases import kinds_of, make_cases
+from normgrad.testing.values import KINDS
+
+F32 = np.float32
+NAME = "layer_norm_backward"
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+
+def written(kinds: str = "normal", name: str = NAME) -> list[str]:
+    """Cases in ``in`` and right results in ``out``; their names."""
+    assert main(["cases", name, "-o", "in", "--kinds", *kinds.split()]) == 0
+    Path("out").mkdir(exist_ok=True)
+    names = sorted(path.stem for path in Path("in").iterdir())
+    for case in names:
+        assert main(["run", name, f"in/{case}.npz", "-o", f"out/{case}.npz"]) == 0
+    return names
+
+
+def break_result(path: str, name: str, index: object) -> None:
+    content = files.read(Path(path))
+    content[name][index] *= 1.5
+    files.write(Path(path), content)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that arguments are refused with."""
+    capsys.readouterr()
+    assert main(["check", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("normgrad: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_case_that_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    capsys.readouterr()
+    assert main(["check", NAME, "in/normal-float16.npz", "out/normal-float16.npz"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  pass  ") == 3
+    assert "errors in ulp: 50 % below" in out
+    assert "100 % rounded right" in out
+
+
+def test_a_case_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    break_result("out/normal-float32.npz", "grad_input", np.s_[..., 512:])
+    argv = ["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz", "--worst", "2"]
+    capsys.readouterr()
+    assert main([*argv, "--json", "r.json", "--html", "r.html"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  grad_input" in out
+    assert "pass  grad_weight" in out
+    assert "tail: in the last 3 of the 515 elements of rows" in out
+    assert out.count("inputs: grad_out") == 2
+    assert out.count("terms: rstd·g") == 2
+    report = json.loads(Path("r.json").read_text(encoding="utf-8"))
+    assert (report["operator"], report["standard"], report["passed"]) == (NAME, "strict", False)
+    (case,) = report["cases"]
+    grad_input = case["outputs"][0]
+    assert (grad_input["passed"], grad_input["wrong"]) == (False, 99)
+    assert [cluster["kind"] for cluster in grad_input["errors"]["clusters"]] == ["tail"]
+    assert grad_input["errors"]["worst"][0]["index"][-1] >= 512
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 9
+    assert "tail</span>: in the last 3" in page
+
+
+def test_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    names = written("normal masks")
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 0
+    assert f"All {len(names)} cases passed." in capsys.readouterr().out
+    break_result("out/normal-bfloat16.npz", "grad_bias", np.s_[:2])
+    assert main(["check", NAME, "in", "out", "--html", "r.html", "--json", "r.json"]) == 1
+    out = capsys.readouterr().out
+    assert f"1 of {len(names)} cases did not pass." in out
+    assert out.count("FAIL  grad_bias") == 1
+    assert "pass  grad_input" not in out
+    assert [c["case"] for c in json.loads(Path("r.json").read_text())["cases"] if not c["passed"]] == [
+        "normal-bfloat16"
+    ]
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert page.count("<details") == len(names)
+    assert page.count("<details class=card open>") == 1
+    assert page.count("<svg") == 9
+
+
+def test_a_case_of_a_folder_that_cannot_be_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    names = written()
+    Path("out/normal-float16.npz").unlink()
+    Path("out/normal-float32.npz").write_bytes(b"nothing")
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out", "--html", "r.html", "--json", "r.json"]) == 2
+    out = capsys.readouterr().out
+    assert out.count("CANNOT BE JUDGED") == 2
+    assert f"2 of {len(names)} cases did not pass." in out
+    problems = [case.get("problem", "") for case in json.loads(Path("r.json").read_text(encoding="utf-8"))["cases"]]
+    assert problems[1] == "out: has no results of the name normal-float16"
+    assert problems[2].startswith("out/normal-float32.npz: ")
+
+
+def test_results_may_be_of_another_format() -> None:
+    pytest.importorskip("safetensors")
+    written()
+    for path in list(Path("out").iterdir()):
+        files.write(path.with_suffix(".safetensors"), files.read(path))
+        path.unlink()
+    assert main(["check", NAME, "in", "out"]) == 0
+
+
+@pytest.mark.parametrize("standard", ["strict", "cann", "torch", "bitwise", "cann-mere"])
+def test_standards(standard: str) -> None:
+    written()
+    argv = ["check", NAME, "in/normal-float16.npz", "out/normal-float16.npz", "--standard", standard]
+    assert main(argv) == 0
+    break_result("out/normal-float16.npz", "grad_weight", np.s_[:])
+    assert main(argv) == 1
+
+
+def test_a_baseline() -> None:
+    written()
+    argv = ["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz", "--baseline", "base.npz"]
+    files.write(Path("base.npz"), files.read(Path("out/normal-float32.npz")))
+    assert main([*argv, "--standard", "cann-double", "--level", "L2"]) == 0
+    assert main([*argv, "--standard", "bitwise"]) == 0
+    break_result("out/normal-float32.npz", "grad_bias", np.s_[:1])
+    assert main([*argv, "--standard", "cann-double"]) == 1
+    assert main([*argv, "--standard", "bitwise"]) == 1
+
+
+def test_running_statistics_are_results_too(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "batch_norm_gather_stats_with_counts"
+    written(name=name)
+    argv = ["check", name, "in/normal-float32.npz", "out/normal-float32.npz"]
+    assert main(argv) == 0
+    break_result("out/normal-float32.npz", "running_var", np.s_[:1])
+    capsys.readouterr()
+    assert main(argv) == 1
+    assert "FAIL  running_var" in capsys.readouterr().out
+
+
+def test_results_that_are_missing_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    content = files.read(Path("out/normal-float32.npz"))
+    del content["grad_bias"]
+    files.write(Path("out/normal-float32.npz"), content)
+    capsys.readouterr()
+    assert main(["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz"]) == 1
+    assert "is missing" in capsys.readouterr().out
+
+
+def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    case, result = "in/normal-float32.npz", "out/normal-float32.npz"
+    assert "needs another implementation's results" in refused(capsys, NAME, case, result, "--standard", "cann-double")
+    assert "--baseline says nothing to the standard cann" in refused(
+        capsys, NAME, case, result, "--baseline", result, "--standard", "cann"
+    )
+    assert "must all be files or all be folders" in refused(capsys, NAME, "in", result)
+    assert "no result of layer_norm_backward" in refused(capsys, NAME, case, case)
+    assert "no parameter of layer_norm_backward" in refused(capsys, NAME, result, result)
+    assert "there is no folder" in refused(capsys, NAME, case, result, "--html", "none/r.html")
+    assert "unknown product 'Abacus'" in refused(capsys, NAME, case, result, "--product", "Abacus")
+    Path("empty").mkdir()
+    assert "holds no cases" in refused(capsys, NAME, "empty", "out")
+    files.write(Path("in/normal-float32.npz"), {**files.read(Path(case)), "mean": np.zeros(2, F32)})
+    assert "161002" in refused(capsys, NAME, case, result)
+    assert "--worst: must be a whole number, 0 or more" in refused(capsys, NAME, case, result, "--worst", "-1")
+
+
+def test_the_product_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    written(name="group_norm")
+    argv = ("group_norm", "in/normal-float32.npz", "out/normal-float32.npz", "--product", "Atlas inference")
+    assert "561003" in refused(capsys, *argv)
+
+
+# cases
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cases_are_the_same_for_the_same_seed(operator: str) -> None:
+    for folder, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        assert main(["cases", operator, "-o", folder, "--seed", seed, "--kinds", "normal", "special"]) == 0
+    for path in Path("a").iterdir():
+        assert path.read_bytes() == (Path("b") / path.name).read_bytes()
+        assert path.read_bytes() != (Path("c") / path.name).read_bytes()
+
+
+def test_a_case_does_not_depend_on_the_others() -> None:
+    alone = {case.name: case for case in make_cases(NAME, kinds=["offset"])}
+    for case in make_cases(NAME):
+        if case.name in alone:
+            np.testing.assert_array_equal(case.arguments["input"], alone[case.name].arguments["input"])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_kind_has_cases(operator: str) -> None:
+    kinds = [case.kind for case in make_cases(operator)]
+    assert list(dict.fromkeys(kinds)) == kinds_of(operator)
+    assert set(KINDS) - set(kinds) <= {"one-place", "masks"}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_two_tensors_meet_in_every_two_dtypes(operator: str) -> None:
+    """As far as the operator takes them: BatchNorm's take any."""
+    mixes = [case.arguments for case in make_cases(operator, kinds=["dtypes"])]
+    tensors = [t.name for t in OPERATORS[operator].signature.tensors if t.name in mixes[0]]
+    if operator.startswith("batch_norm"):
+        for first, second in itertools.combinations(tensors, 2):
+            pairs = [(mix[first], mix[second]) for mix in mixes]
+            met = {(a.dtype, b.dtype) for a, b in pairs if a is not None and b is not None}
+            assert len(met) == 9, (first, second)
+    else:
+        assert len({tuple(None if mix[t] is None else mix[t].dtype for t in tensors) for mix in mixes}) == len(mixes)
+    assert any(
+        mix[t.name] is None for t in OPERATORS[operator].signature.tensors if t.optional for mix in mixes
+    ) == any(t.optional for t in OPERATORS[operator].signature.tensors)
+
+
+def test_kinds_are_what_they_say() -> None:
+    by_name = {case.name: case.arguments for case in make_cases(NAME)}
+    offset = by_name["offset-float32"]["input"]
+    assert abs(offset.mean()) > 100 * offset.std()
+    assert np.ptp(by_name["constant-float16"]["input"], axis=-1).max() == 0
+    assert by_name["one-column-float32"]["normalized_shape"] == [1]
+    special = by_name["special-bfloat16"]["grad_out"].astype(F32)
+    assert np.isnan(special).any()
+    assert np.isposinf(special).any()
+    assert np.isneginf(special).any()
+    assert {tuple(by_name[name]["output_mask"]) for name in by_name if name.startswith("masks")} == {
+        mask for mask in itertools.product((True, False), repeat=3) if any(mask)
+    }
+    (place,) = {case.arguments["HxW"] for case in make_cases("group_norm_backward", kinds=["one-place"])}
+    assert place == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ((NAME, "-o", "d", "--kinds", "one-place"), "has no cases of the kind one-place; it has normal, uniform"),
+        ((NAME, "-o", "d", "--kinds", "odd"), "invalid choice: 'odd'"),
+        ((NAME, "-o", "d", "--seed", "-1"), "--seed is -1, and must not be negative"),
+        ((NAME, "-o", "file/d"), "file/d: cannot be made"),
+    ],
+)
+def test_cases_refused(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], text: str) -> None:
+    Path("file").write_text("")
+    assert main(["cases", *argv]) == 2
+    assert text in capsys.readouterr().err

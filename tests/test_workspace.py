@@ -1,0 +1,119 @@
+"""The caller's workspace: as large as was said, no byte more, wherever it lies and whatever it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from normgrad import ContractError, Plan
+from normgrad.contract.view import Memory
+from support.dtypes import FLOATS
+from support.refusals import OUTPUTS, base_call, planned
+
+GUARD = 64
+
+
+def _needing_workspace(**changes: Any) -> tuple[Plan, dict[str, Any]]:
+    call = base_call("group_norm_backward") | changes
+    plan = planned("group_norm_backward", call)
+    if plan.workspace_size == 0:
+        pytest.skip("this backend needs no workspace for the call")
+    return plan, call
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("operator", OUTPUTS)
+@pytest.mark.parametrize(("offset", "fill"), [(0, 0xFF), (1, 0x00), (3, 0xFF), (20, 0x7F)])
+def test_workspace_size_is_the_truth(backend: str, operator: str, dtype: str, offset: int, fill: int) -> None:
+    by_library, by_us = base_call(operator, dtype), base_call(operator, dtype)
+    planned(operator, by_library).run()
+    plan = planned(operator, by_us)
+    size = plan.workspace_size
+    assert isinstance(size, int)
+    memory = np.full(GUARD + offset + size + GUARD, 0xA5, np.uint8)
+    workspace = memory[GUARD + offset : GUARD + offset + size]
+    workspace[...] = fill
+    plan.run(workspace)
+    assert (memory[: GUARD + offset] == 0xA5).all()
+    assert (memory[GUARD + offset + size :] == 0xA5).all()
+    for name, value in by_us.items():
+        if isinstance(value, np.ndarray):
+            assert value.tobytes() == by_library[name].tobytes(), name
+
+
+def test_one_byte_short(backend: str) -> None:
+    plan, call = _needing_workspace()
+    before = call["grad_input"].tobytes()
+    with pytest.raises(ContractError, match=f"has {plan.workspace_size - 1} bytes, and must have") as caught:
+        plan.run(np.empty(plan.workspace_size - 1, np.uint8))
+    assert (caught.value.status, caught.value.parameter) == (161002, "workspace")
+    assert call["grad_input"].tobytes() == before
+    plan.run(np.empty(plan.workspace_size, np.uint8))  # a refused run does not spend the plan
+
+
+def test_none_at_all(backend: str) -> None:
+    plan, _ = _needing_workspace()
+    with pytest.raises(ContractError, match="workspace is null") as caught:
+        plan.run(Memory(0, plan.workspace_size))
+    assert (caught.value.status, caught.value.parameter) == (161001, "workspace")
+
+
+def test_more_than_needed_and_other_kinds(backend: str) -> None:
+    plan, _ = _needing_workspace()
+    plan.repeatable = True
+    size = plan.workspace_size
+    buffer = np.empty(size, np.uint8)
+    for workspace in (
+        np.empty(size + 1000, np.uint8),
+        np.empty(size, np.float32),
+        np.empty((2, size), np.uint8).T,
+        torch.empty(size, dtype=torch.uint8),
+        Memory(buffer.ctypes.data, size, owner=buffer),
+    ):
+        plan.run(workspace)
+
+
+def test_of_a_wrong_kind(backend: str) -> None:
+    plan, _ = _needing_workspace()
+    size = plan.workspace_size
+    fixed = np.empty(size, np.uint8)
+    fixed.flags.writeable = False
+    past = np.lib.stride_tricks.as_strided(np.empty(size - 1, np.uint8), (size,), (1,))
+    spread, repeated = np.empty(2 * size, np.uint8)[::2], np.broadcast_to(np.uint8(0), (size,))
+    for workspace in (fixed, past, spread, repeated, [0] * size, "bytes", torch.empty(size, device="meta")):
+        with pytest.raises(ContractError) as caught:
+            plan.run(workspace)
+        assert (caught.value.status, caught.value.parameter) == (161002, "workspace")
+    with pytest.raises(ContractError, match="is on cuda:0, and must be on cpu"):
+        plan.run(Memory(4096, size, "cuda:0"))
+    plan.run()
+
+
+@pytest.mark.parametrize("name", ["input", "weight", "grad_input", "grad_bias"])
+def test_shared_with_a_tensor(backend: str, name: str) -> None:
+    """One byte in common at either end is enough."""
+    plan, call = _needing_workspace()
+    size, itemsize = plan.workspace_size, 4
+    for at_end in (False, True):
+        array = call[name]
+        memory = np.full(size + array.nbytes + 2 * itemsize, 1, np.uint8)
+        start = 0 if not at_end else (size - 1) // itemsize * itemsize
+        tensor = np.ndarray(array.shape, np.float32, memory, start)
+        tensor[...] = 1
+        workspace = memory[:size] if at_end else memory[array.nbytes - 1 :]
+        plan.rebind(**{name: tensor})
+        before = memory.tobytes()
+        with pytest.raises(ContractError, match=f"workspace shares memory with {name}") as caught:
+            plan.run(workspace)
+        assert caught.value.status == 161002
+        assert memory.tobytes() == before
+
+
+def test_after_a_rebind_the_size_holds(backend: str) -> None:
+    plan, call = _needing_workspace()
+    size = plan.workspace_size
+    plan.rebind(input=call["input"].copy())
+    assert plan.workspace_size == size
