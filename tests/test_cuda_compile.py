@@ -82,8 +82,8 @@ def _problem(operator: str, arguments: tuple[Any, ...]) -> Problem:
     called = getattr(normgrad, operator)
     results = called(*arguments)
     out = results if isinstance(results, tuple) else (results,)
-    named, _ = called._arguments(arguments, {"out": out})
-    call = check(called.signature, named, None, outputs_needed=True)
+    named, out, _ = called._arguments(arguments, {"out": out})
+    call = check(called.signature, named | called._outputs(out), None, outputs_needed=True)
     return Problem(called.signature, call.views, call.attributes)
 
 

@@ -37,26 +37,15 @@ pytestmark_on = pytest.mark.skipif(not ON, reason="Triton's interpreter is off")
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls run in the interpreter, in memory that starts as NaN."""
-    from normgrad.contract import arrays
-    from normgrad.cuda.interpreter import _Interpreter
-
+def backend(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Calls run in the interpreter."""
     monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
-    allocate, empty = _Interpreter.allocate, arrays._NumpyKind.empty
+    return "interpreter"
 
-    def poisoned(self: Any, nbytes: int, device: str) -> Any:
-        memory = allocate(self, nbytes, device)
-        memory.owner[...] = 0xFF
-        return memory
 
-    def poisoned_result(self: Any, *args: Any) -> Any:
-        array = empty(self, *args)
-        array[...] = np.nan
-        return array
-
-    monkeypatch.setattr(_Interpreter, "allocate", poisoned)
-    monkeypatch.setattr(arrays._NumpyKind, "empty", poisoned_result)
+@pytest.fixture
+def interpreted(poisoned: None) -> None:
+    """Calls run in the interpreter, in memory that starts as NaN."""
 
 
 def _judge(operator: str, *args: Any) -> None:

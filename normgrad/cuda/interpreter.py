@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import triton
 from triton.runtime import interpreter as triton_interpreter
 
 from normgrad.contract.plan import Problem, allocate_host
-from normgrad.contract.view import Memory, View
+from normgrad.contract.view import Memory
 
 if not triton.knobs.runtime.interpret:
     raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")
@@ -38,12 +38,14 @@ CHIP = Chip(multiprocessors=2, concurrent=False, largest_tile=128)
 @dataclass(frozen=True)
 class _Kernel:
     workspace_size: int
+    names: list[str]
     steps: list[Step]
 
-    def launch(self, views: Mapping[str, View], workspace: int, stream: Any) -> None:
+    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+        named = dict(zip(self.names, addresses, strict=True))
         with np.errstate(all="ignore"):  # NaN and Inf pass through without a word, as on the GPU
             for step in self.steps:
-                interpret(step, views, aligned(workspace))
+                interpret(step, named, aligned(workspace))
 
 
 class _Interpreter:
@@ -51,7 +53,7 @@ class _Interpreter:
 
     def prepare(self, problem: Problem) -> _Kernel:
         steps = OPERATORS[problem.signature.name](problem, CHIP)
-        return _Kernel(steps.workspace_size, steps.steps)
+        return _Kernel(steps.workspace_size, list(problem.views), steps.steps)
 
     def allocate(self, nbytes: int, device: str) -> Memory:
         return allocate_host(nbytes)

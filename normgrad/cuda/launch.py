@@ -12,7 +12,7 @@ import torch
 
 from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
-from normgrad.contract.view import Memory, View
+from normgrad.contract.view import Memory
 
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
@@ -88,7 +88,7 @@ class _Pointer:
         return self.address
 
 
-Launcher = Callable[[Mapping[str, View], int, int], None]
+Launcher = Callable[[Sequence[int], int, int], None]
 
 _compiled: dict[Any, Any] = {}
 
@@ -130,32 +130,34 @@ def compiled(step: Step, device: int) -> Any:
     return kernel
 
 
-def launcher(step: Step, device: int) -> Launcher:
-    """A function of views, workspace and stream that launches the step."""
-    run = compiled(step, device)[step.grid]
+def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
+    """A function of the named tensors' addresses, workspace and stream that launches the step."""
+    kernel = compiled(step, device)
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
     constants = step.kernel.arg_names[len(step.arguments) :]
     template = [*step.arguments, *(step.constants[name] for name in constants)]
-    given = [(place, argument.name) for place, argument in enumerate(template) if isinstance(argument, Given)]
-    scratch = [(place, argument.offset) for place, argument in enumerate(template) if isinstance(argument, Scratch)]
+    given = [(at, names.index(argument.name)) for at, argument in enumerate(template) if isinstance(argument, Given)]
+    scratch = [(at, argument.offset) for at, argument in enumerate(template) if isinstance(argument, Scratch)]
 
-    def launch(views: Mapping[str, View], workspace: int, stream: int) -> None:
+    def launch(addresses: Sequence[int], workspace: int, stream: int) -> None:
         arguments = template.copy()
-        for place, name in given:
-            arguments[place] = views[name].address
-        for place, offset in scratch:
-            arguments[place] = workspace + offset
-        run(*arguments, stream=stream)
+        for at, place in given:
+            arguments[at] = addresses[place]
+        for at, offset in scratch:
+            arguments[at] = workspace + offset
+        # Triton's own way to this call looks for hooks first, which takes longer than the launch.
+        run(*step.grid, stream, function, metadata, None, None, None, *arguments)
 
     return launch
 
 
-def interpret(step: Step, views: Mapping[str, View], workspace: int) -> None:
+def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
     """Run a step in Triton's interpreter, on host memory."""
 
     def on_host(argument: Argument) -> Any:
         match argument:
             case Given(name, dtype, _):
-                return _host_tensor(views[name].address, dtype)
+                return _host_tensor(addresses[name], dtype)
             case Scratch(offset, dtype):
                 return _host_tensor(workspace + offset, dtype)
         return argument

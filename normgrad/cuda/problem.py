@@ -18,7 +18,7 @@ from normgrad.cuda.kernels.common import copy_strided, sum_columns
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
-_VECTOR_ACCESS = 16  # bytes
+VECTOR_ACCESS = 16  # bytes
 _COPY_BLOCK = 1024
 _SUM_ROWS, _SUM_COLUMNS = 64, 32
 _SEGMENT = 4096
@@ -90,7 +90,7 @@ class Steps:
 
     def given(self, name: str) -> Given:
         view = self._problem.views[name]
-        return Given(name, view.dtype, view.address % _VECTOR_ACCESS == 0)
+        return Given(name, view.dtype, view.address % VECTOR_ACCESS == 0)
 
     def data(self, name: str, sizes: Shape) -> Operand:
         """An input that every program reads only where it writes, so that it may be the output's own memory."""
