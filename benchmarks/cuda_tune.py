@@ -10,100 +10,48 @@ from pathlib import Path
 import torch
 from cuda_cases import Case, compile_ahead, copying, median_time, outputs, planned, tensors
 
-from normgrad.cuda.configurations import GroupTile, RowTile, blocks
+from normgrad.cuda.configurations import ChannelsTile, GroupTile, RowTile, blocks, power_of_two
 
+# Rows, columns, warps, residents, stages; 0 stages for loading ahead into registers.
+_SHORT = [(8, 1, 8, 0), (8, 4, 3, 0), (4, 1, 12, 3), (8, 1, 8, 3), (8, 2, 6, 3), (16, 2, 4, 3), (8, 4, 4, 2)]
+_SHORT += [(16, 4, 3, 3), (16, 4, 4, 2), (32, 4, 2, 3), (32, 8, 2, 3), (8, 1, 12, 2), (16, 2, 6, 2), (8, 1, 10, 3)]
+_MIDDLE = [
+    (4, 4, 3, 0),
+    (4, 4, 2, 0),
+    (4, 4, 3, 3),
+    (4, 4, 4, 2),
+    (2, 4, 4, 3),
+    (2, 4, 5, 3),
+    (8, 8, 2, 3),
+    (4, 8, 2, 3),
+]
+_MIDDLE += [(8, 8, 1, 3), (8, 8, 1, 0), (4, 8, 2, 4), (4, 4, 4, 3), (4, 4, 3, 4), (2, 4, 4, 4)]
+_LONG = [(2, 16, 1, 0), (2, 8, 1, 0), (2, 16, 1, 3), (1, 8, 2, 3), (1, 16, 1, 4), (2, 8, 1, 3), (4, 16, 1, 2)]
+_LONG += [(2, 16, 1, 2), (1, 8, 2, 4), (2, 16, 1, 4), (2, 8, 2, 3), (1, 8, 3, 3)]
+_SHARED = [(1, 8192, 16, 1, 2), (1, 8192, 16, 1, 3), (1, 8192, 16, 1, 4), (2, 8192, 16, 1, 2), (1, 8192, 32, 1, 3)]
+_SHARED += [(2, 4096, 16, 1, 3), (2, 4096, 8, 1, 3), (2, 4096, 16, 1, 4), (1, 4096, 8, 2, 3), (1, 4096, 8, 2, 4)]
+_SHARED += [(4, 4096, 16, 1, 2), (4, 2048, 8, 1, 3), (4, 2048, 8, 1, 4), (2, 2048, 8, 2, 3), (2, 2048, 8, 2, 4)]
+_SHARED += [(4, 1024, 4, 3, 3), (4, 1024, 4, 2, 4), (2, 1024, 4, 4, 3), (4, 2048, 8, 2, 2), (8, 1024, 4, 2, 3)]
+_SHARED += [(8, 1024, 4, 1, 4), (4, 1024, 4, 4, 2), (2, 1024, 4, 4, 4), (2, 1024, 4, 4, 1), (4, 512, 2, 6, 3)]
 ROWS = {
-    256: [
-        (r, 256, w, k)
-        for r, w, k in ((4, 1, 16), (4, 1, 12), (8, 1, 8), (4, 2, 8), (8, 2, 6), (8, 4, 3), (8, 4, 4), (16, 4, 2))
-    ],
-    768: [(r, 1024, w, k) for r, w, k in ((2, 4, 4), (2, 4, 3), (4, 4, 2), (2, 8, 2), (4, 8, 2))],
-    1024: [
-        (r, 1024, w, k)
-        for r, w, k in (
-            (2, 4, 4),
-            (2, 4, 3),
-            (4, 4, 2),
-            (4, 4, 3),
-            (2, 8, 2),
-            (4, 8, 2),
-            (8, 8, 1),
-            (1, 4, 5),
-            (4, 16, 1),
-        )
-    ],
-    4096: [
-        (r, c, w, k)
-        for r, c, w, k in (
-            (1, 4096, 16, 1),
-            (2, 4096, 16, 1),
-            (4, 4096, 16, 1),
-            (1, 4096, 8, 2),
-            (1, 4096, 8, 1),
-            (2, 4096, 8, 1),
-            (1, 4096, 32, 1),
-            (4, 1024, 4, 3),
-            (2, 2048, 8, 2),
-            (2, 1024, 4, 4),
-            (1, 2048, 8, 3),
-        )
-    ],
-    8192: [
-        (r, c, w, k)
-        for r, c, w, k in (
-            (1, 8192, 32, 1),
-            (1, 8192, 16, 1),
-            (2, 4096, 16, 1),
-            (4, 1024, 4, 3),
-            (2, 2048, 8, 2),
-            (1, 4096, 8, 2),
-            (2, 1024, 4, 4),
-            (1, 2048, 8, 3),
-        )
-    ],
-    16384: [
-        (r, c, w, k)
-        for r, c, w, k in (
-            (1, 16384, 32, 1),
-            (2, 4096, 16, 1),
-            (1, 4096, 16, 1),
-            (4, 1024, 4, 3),
-            (2, 2048, 8, 2),
-            (1, 4096, 8, 2),
-            (2, 1024, 4, 4),
-            (1, 2048, 8, 3),
-        )
-    ],
-    65536: [
-        (r, c, w, k)
-        for r, c, w, k in (
-            (1, 8192, 16, 1),
-            (2, 4096, 16, 1),
-            (1, 4096, 16, 1),
-            (4, 1024, 4, 3),
-            (2, 2048, 8, 2),
-            (1, 4096, 8, 2),
-            (2, 1024, 4, 4),
-            (4, 2048, 8, 1),
-        )
-    ],
+    256: [(r, 256, w, k, s) for r, w, k, s in _SHORT],
+    768: [(r, 1024, w, k, s) for r, w, k, s in _MIDDLE],
+    1024: [(r, 1024, w, k, s) for r, w, k, s in _MIDDLE],
+    4096: [(r, 4096, w, k, s) for r, w, k, s in _LONG],
+    8192: _SHARED,
+    16384: _SHARED,
+    65536: _SHARED,
 }
 SHAPES = [(32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (131072, 256), (1024, 65536), (4096, 768)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
 
-# Elements of a tile, warps, residents, prefetch.
-NEIGHBOURS = [
-    (2048, 4, 4, True),
-    (2048, 8, 4, False),
-    (2048, 4, 8, False),
-    (4096, 8, 2, True),
-    (4096, 8, 4, False),
-    (4096, 8, 3, False),
-    (4096, 16, 2, False),
-    (8192, 16, 1, True),
-    (8192, 16, 2, False),
-    (8192, 8, 2, False),
-]
+# Elements of a tile, warps, residents, stages.
+PLACES = [(2048, 4, 8, 1), (4096, 8, 4, 1), (8192, 8, 2, 1), (8192, 16, 2, 1), (4096, 8, 2, 0), (4096, 8, 2, 3)]
+PLACES += [(4096, 8, 3, 2), (8192, 16, 1, 3), (8192, 8, 1, 3), (2048, 4, 6, 3), (2048, 4, 4, 3), (8192, 16, 2, 2)]
+PLACES += [(4096, 4, 4, 2), (4096, 4, 3, 3), (2048, 4, 8, 2), (4096, 4, 4, 1)]
+# Elements of a tile, tiles of a stretch, warps, residents.
+CHANNELS = [(4096, 4, 8, 3), (4096, 8, 8, 3), (4096, 2, 8, 3), (4096, 4, 8, 4), (2048, 4, 4, 6), (2048, 8, 4, 6)]
+CHANNELS += [(2048, 16, 4, 4), (4096, 16, 8, 2), (8192, 4, 8, 2), (2048, 8, 8, 3), (4096, 32, 8, 3), (8192, 16, 8, 2)]
 
 
 def row_cases() -> list[Case]:
@@ -111,10 +59,9 @@ def row_cases() -> list[Case]:
     found = []
     for M, N in SHAPES:
         for dtype in ("bfloat16", "float32"):
-            for rows, columns, warps, resident in ROWS[N]:
-                for prefetch in (True, False):
-                    tile = RowTile(rows, columns, blocks(N, columns), warps, resident, prefetch)
-                    found.append(Case("layer_norm_backward", (M, N), dtype, tile=tile))
+            for rows, columns, warps, resident, stages in ROWS[N]:
+                tile = RowTile(rows, columns, blocks(N, columns), warps, resident, stages == 0, max(stages, 1))
+                found.append(Case("layer_norm_backward", (M, N), dtype, tile=tile))
     return found
 
 
@@ -125,23 +72,24 @@ def group_cases() -> list[Case]:
         _, C, HxW, group = sizes
         D = C // group
         for dtype in ("bfloat16", "float32"):
-            for room, warps, resident, prefetch in NEIGHBOURS:
-                places = min(1 << (HxW - 1).bit_length(), room)
-                channels = min(1 << (D - 1).bit_length(), room // places)
+            for room, warps, resident, stages in PLACES:
+                places = min(power_of_two(HxW), room)
+                channels = min(power_of_two(D), room // places)
                 shape = places, 1, channels, blocks(HxW, places), blocks(D, channels)
-                found.append(
-                    Case("group_norm_backward", sizes, dtype, tile=GroupTile(*shape, warps, resident, prefetch))
-                )
-            padded = 1 << (D - 1).bit_length()
-            for wide in (64, 128):
-                groups = max(1 << (wide // (D * (2 if dtype == "bfloat16" else 4)) - 1).bit_length(), 1)
-                for room in (2048, 4096):
-                    places = room // (groups * padded)
-                    for warps, resident in ((4, 4), (8, 2), (8, 4)):
-                        if places < 1 or blocks(HxW, places) > 132 * resident:
-                            continue
-                        tile = GroupTile(places, groups, padded, blocks(HxW, places), 1, warps, resident, resident < 4)
-                        found.append(Case("group_norm_backward", sizes, dtype, "channels_last", tile))
+                tile = GroupTile(*shape, warps, resident, stages == 0, max(stages, 1))
+                found.append(Case("group_norm_backward", sizes, dtype, tile=tile))
+            for width in (64, 128, 256):
+                groups = min(group, width // D)
+                while groups * D % 8:
+                    groups -= 1
+                for room, steps, warps, resident in CHANNELS:
+                    channels = power_of_two(groups * D)
+                    places = room // channels
+                    parts = blocks(HxW, places * steps)
+                    if channels != width or parts > 132 * resident or parts > 256:
+                        continue
+                    wide = ChannelsTile(places, channels, groups, steps, parts, warps, resident)
+                    found.append(Case("group_norm_backward", sizes, dtype, "channels_last", wide))
     return found
 
 
@@ -168,14 +116,14 @@ def main(parts: list[str]) -> None:
                 print("fails:", case, str(error)[:200], flush=True)
                 torch.cuda.synchronize()
                 continue
-            tile = str(case.tile).replace("RowTile", "").replace("GroupTile", "")
+            tile = str(case.tile).replace("RowTile", "").replace("GroupTile", "").replace("ChannelsTile", "")
             table.writerow(
                 [case.operator, case.sizes, case.dtype, case.order, tile, f"{time:.1f}", f"{100 * copy / time:.1f}"]
             )
             best.setdefault(key, []).append((100 * copy / time, tile))
     for key, found in best.items():
         print(*key)
-        for percent, tile in sorted(found, reverse=True)[:4]:
+        for percent, tile in sorted(found, reverse=True)[:3]:
             print(f"   {percent:5.1f} {tile}")
 
 

@@ -31,6 +31,7 @@ class RowTile:
     warps: int
     resident: int
     prefetch: bool = True
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,24 @@ class GroupTile:
     warps: int
     resident: int
     prefetch: bool = True
+    stages: int = 1
 
     @property
     def parts(self) -> int:
         return self.place_parts * self.channel_parts
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsTile:
+    """A tile of GroupNorm with the channels side by side: places × channels of whole groups, ``steps`` in a stretch."""
+
+    places: int
+    channels: int
+    groups: int
+    steps: int
+    parts: int
+    warps: int
+    resident: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,22 @@ def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_a
         groups = min(power_of_two(group), power_of_two(adjacent), room // channels) if channels >= D else 1
         places = min(power_of_two(HxW), room // (channels * groups))
     return GroupTile(places, groups, channels, blocks(HxW, places), blocks(D, channels), 8, 2)
+
+
+def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip) -> ChannelsTile | None:
+    """The tile for groups of D channels side by side; None where a group has too many for one."""
+    width = max(power_of_two(D), min(128, chip.largest_tile))
+    if width > min(1024, chip.largest_tile):
+        return None
+    most = min(group, width // D)
+    aligned = [groups for groups in range(most, most // 2, -1) if groups * D * itemsize % 16 == 0]
+    groups = aligned[0] if aligned else most
+    channels = power_of_two(groups * D)
+    places = min(power_of_two(HxW), max(min(4096, chip.largest_tile) // channels, 1))
+    steps = 4
+    while blocks(HxW, places * steps) > 64:
+        steps *= 2
+    return ChannelsTile(places, channels, groups, steps, blocks(HxW, places * steps), 8, 3)
 
 
 def stream_tile(N: int, C: int, P: int, chip: Chip, places_adjacent: bool) -> StreamTile:

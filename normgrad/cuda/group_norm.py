@@ -8,8 +8,9 @@ from typing import Any
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, power_of_two
+from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, blocks, channels_tile, group_tile, power_of_two
 from normgrad.cuda.kernels import group_norm as kernels
+from normgrad.cuda.kernels.group_norm_channels import group_norm_backward_channels
 from normgrad.cuda.launch import float64_bits
 from normgrad.cuda.problem import Operand, Steps
 from normgrad.cuda.teams import Slots, Teams, assemble
@@ -20,13 +21,39 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     return N, C, HxW, group
 
 
+def _places_adjacent(problem: Problem, x: Operand) -> bool:
+    _, channel, place = x.strides
+    return abs(place) <= abs(channel) or problem.attributes["C"] == 1
+
+
 def _tile(problem: Problem, x: Operand, chip: Chip) -> GroupTile:
     _, C, HxW, group = _sizes(problem)
-    _, channel, place = x.strides
-    places_adjacent = abs(place) <= abs(channel) or C == 1
-    return group_tile(
-        max(C // group, 1), max(HxW, 1), group, problem.views["input"].dtype.itemsize, chip, places_adjacent
-    )
+    itemsize = problem.views["input"].dtype.itemsize
+    return group_tile(max(C // group, 1), max(HxW, 1), group, itemsize, chip, _places_adjacent(problem, x))
+
+
+def _channels_tile(problem: Problem, x: Operand, chip: Chip) -> ChannelsTile | None:
+    """The tile for channels that lie side by side; None where they do not, or are too many."""
+    _, C, HxW, group = _sizes(problem)
+    if _places_adjacent(problem, x):
+        return None
+    return channels_tile(C // group, HxW, group, problem.views["input"].dtype.itemsize, chip)
+
+
+def _channels_constants(tile: ChannelsTile, D: int, operands: Sequence[Operand]) -> dict[str, Any]:
+    strides = [operand.strides for operand in operands]
+    reach = max(tile.places * abs(place) + tile.channels * abs(channel) for _, channel, place in strides)
+    return {
+        "D": D,
+        "GROUPS": tile.groups,
+        "PADDED_GROUPS": power_of_two(tile.groups),
+        "PLACES": tile.places,
+        "CHANNELS": tile.channels,
+        "STEPS": tile.steps,
+        "PARTS": tile.parts,
+        "PADDED_PARTS": power_of_two(tile.parts),
+        "FAR": reach >= 2**31,
+    }
 
 
 def _constants(tile: GroupTile, D: int, operands: Sequence[Operand]) -> dict[str, Any]:
@@ -64,32 +91,31 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     if not (want_input or wanted):
         return steps
     grad_out, x = steps.data("grad_out", whole), steps.data("input", whole)
-    tile = _tile(problem, x, chip)
+    tile = _channels_tile(problem, x, chip) or _tile(problem, x, chip)
+    place_parts = tile.parts if isinstance(tile, ChannelsTile) else tile.place_parts
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts if want_input else 1, N * group_blocks, tile, chip)
-    partial = steps.scratch(max(len(wanted) * N * tile.place_parts * C, 1), FLOAT32)
+    partial = steps.scratch(max(len(wanted) * N * place_parts * C, 1), FLOAT32)
     slots = Slots.of(steps, teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_input = steps.output("grad_input", whole)
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
     counts = N, group, group_blocks, HxW, teams.count
-    assemble(
-        steps,
-        teams,
-        slots,
-        kernels.group_norm_backward,
-        tile,
-        [*tensors, *counts, *grad_out.strides, *x.strides, *grad_input.strides],
-        {
-            **_constants(tile, C // group, [grad_out, x, grad_input]),
-            "PREFETCH": tile.prefetch,
-            "WANT_INPUT": want_input,
-            "WANT_WEIGHT": "grad_weight" in wanted,
-            "WANT_BIAS": "grad_bias" in wanted,
-        },
-    )
+    arguments = [*tensors, *counts, *grad_out.strides, *x.strides, *grad_input.strides]
+    want = {
+        "WANT_INPUT": want_input,
+        "WANT_WEIGHT": "grad_weight" in wanted,
+        "WANT_BIAS": "grad_bias" in wanted,
+    }
+    operands = [grad_out, x, grad_input]
+    if isinstance(tile, ChannelsTile):
+        constants = _channels_constants(tile, C // group, operands) | want
+        assemble(steps, teams, slots, group_norm_backward_channels, tile, arguments, constants)
+    else:
+        constants = _constants(tile, C // group, operands) | {"PREFETCH": tile.prefetch, "STAGES": tile.stages} | want
+        assemble(steps, teams, slots, kernels.group_norm_backward, tile, arguments, constants)
     if wanted:
-        steps.sum_columns(partial, N * tile.place_parts, C, outputs)
+        steps.sum_columns(partial, N * place_parts, C, outputs)
     return steps
 
 

@@ -49,11 +49,15 @@ Argument = Given | Scratch | int | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a kernel is compiled and launched. ``resident`` programs must fit on a multiprocessor side by side."""
+    """How a kernel is compiled and launched. ``resident`` programs must fit on a multiprocessor side by side.
+
+    One that ``follows`` may start before the launch before it has ended, and waits for it where it has to.
+    """
 
     warps: int = 4
     resident: int = 0
     cooperative: bool = False
+    follows: bool = False
 
     def as_arguments(self) -> dict[str, Any]:
         chosen: dict[str, Any] = {"num_warps": self.warps}
@@ -63,6 +67,8 @@ class Options:
                 chosen["maxnreg"] = registers
         if self.cooperative:
             chosen["launch_cooperative_grid"] = True
+        if self.follows:
+            chosen["launch_pdl"] = True
         return chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
@@ -10,7 +11,7 @@ from normgrad.contract.plan import Problem
 from normgrad.cuda.configurations import Chip, RowTile, blocks, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
 from normgrad.cuda.launch import float64_bits
-from normgrad.cuda.problem import Steps
+from normgrad.cuda.problem import Operand, Steps
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 
@@ -20,13 +21,15 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     return math.prod(shape[: len(shape) - len(problem.attributes["normalized_shape"])]), N
 
 
-def _constants(tile: RowTile, N: int) -> dict[str, Any]:
+def _constants(tile: RowTile, N: int, operands: Sequence[Operand]) -> dict[str, Any]:
+    reach = max(tile.rows * abs(row) + tile.columns * abs(column) for row, column in (op.strides for op in operands))
     return {
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
         "PARTS": tile.parts,
         "PADDED_PARTS": power_of_two(tile.parts),
         "MASKED": tile.columns * tile.parts != N,
+        "WIDE": reach >= 2**31,
     }
 
 
@@ -54,8 +57,9 @@ def backward(problem: Problem, chip: Chip) -> Steps:
             tile,
             [*tensors, M, N, teams.count, *grad_out.strides, *x.strides, *grad_input.strides],
             {
-                **_constants(tile, N),
+                **_constants(tile, N, [grad_out, x, grad_input]),
                 "PREFETCH": tile.prefetch,
+                "STAGES": tile.stages,
                 "WANT_INPUT": want_input,
                 "WANT_WEIGHT": "grad_weight" in wanted,
                 "WANT_BIAS": "grad_bias" in wanted,
@@ -87,6 +91,6 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         kernels.layer_norm_forward,
         tile,
         [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, N),
+        _constants(tile, N, [x, output]),
     )
     return steps

@@ -20,7 +20,7 @@ from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 ALIGNMENT = 256
 VECTOR_ACCESS = 16  # bytes
 _COPY_BLOCK = 1024
-_SUM_ROWS, _SUM_COLUMNS = 64, 32
+_SUM_ROWS, _SUM_COLUMNS = 256, 16
 _SEGMENT = 4096
 
 
@@ -158,7 +158,9 @@ def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequ
     first, second = (*outputs, Operand(None, (1,)))[:2]
     grid = (-(-columns // _SUM_COLUMNS), max(-(-rows // segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
-    return Step(sum_columns, grid, arguments, {"ROWS": _SUM_ROWS, "COLUMNS": _SUM_COLUMNS}, Options(warps=4))
+    return Step(
+        sum_columns, grid, arguments, {"ROWS": _SUM_ROWS, "COLUMNS": _SUM_COLUMNS}, Options(warps=8, follows=True)
+    )
 
 
 def _copy(

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normgrad.cuda.configurations import Chip, GroupTile, RowTile, blocks
+from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, RowTile, blocks
 from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE, empty_slots
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import Steps
 
+Tile = RowTile | GroupTile | ChannelsTile
 _BLOCK = 1024
+FOLLOWS = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Teams:
     together: bool
 
     @classmethod
-    def of(cls, parts: int, items: int, tile: RowTile | GroupTile, chip: Chip) -> Teams:
+    def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> Teams:
         """As many teams as run side by side, and no more than there are items of work."""
         room = chip.multiprocessors * tile.resident
         together = parts == 1 or (chip.concurrent and parts <= room)
@@ -48,7 +50,7 @@ def assemble(
     teams: Teams,
     slots: Slots,
     kernel: Any,
-    tile: RowTile | GroupTile,
+    tile: Tile,
     arguments: Sequence[Argument],
     constants: Mapping[str, Any],
 ) -> None:
@@ -61,7 +63,7 @@ def assemble(
     elif teams.together:
         steps.add(
             Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),
-            Step(kernel, grid, arguments, whole, replace(options, cooperative=True)),
+            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=FOLLOWS)),
         )
     else:
         for phase in (SUMS.value, OUTPUTS.value):

@@ -79,6 +79,40 @@ def wide(value):
 
 
 @triton.jit
+def again(value):
+    """The same loaded values, which the compiler takes for new ones.
+
+    What was made of 16-bit values is then made again where it is needed again, rather than kept in twice the registers.
+    """
+    if INTERPRETED or value.dtype == tl.float32:
+        result = value
+    else:
+        result = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
+    return result
+
+
+@triton.jit
+def add_exactly(total, rest, value):
+    """Add to a float32 sum and collect in ``rest`` what rounding left out."""
+    grown = total + value
+    added = grown - total
+    return grown, rest + ((total - (grown - added)) + (value - added))
+
+
+@triton.jit
+def rounded_sum(total, rest):
+    """A sum with what rounding left out of it; that is NaN where the sum is infinite."""
+    return tl.where(rest == rest, total + rest, total)
+
+
+@triton.jit
+def wait_for_launch_before():
+    """Wait until all that the launch before this one wrote can be read."""
+    if not INTERPRETED:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
 
@@ -106,13 +140,39 @@ def publish(first, second, slots, mask):
     tl.atomic_xchg(slots, _bits(first) | (_bits(second) << 32), mask=mask, sem="relaxed")
 
 
+# Every thread waits for its own slot: no barrier, and no loop that would keep the compiler from loading data ahead.
+_WAIT = tl.constexpr(
+    """{
+    .reg .pred here, empty;
+    setp.ne.s32 here, $2, 0;
+    mov.b64 $0, 0;
+    @!here bra done;
+    wait:
+    ld.relaxed.gpu.global.b64 $0, [$1];
+    setp.eq.s64 empty, $0, -1;
+    @empty bra wait;
+    done:
+    }"""
+)
+
+
+@triton.jit
+def _written(slots, mask, WAIT: tl.constexpr):
+    """What is in the slots; with WAIT once it is there."""
+    if WAIT:
+        places = slots.to(tl.int64)
+        result = tl.inline_asm_elementwise(
+            _WAIT, "=&l,l,r", [places, mask.to(tl.int32)], tl.int64, is_pure=False, pack=1
+        )
+    else:
+        result = tl.load(slots, mask=mask, other=0, volatile=True)
+    return result
+
+
 @triton.jit
 def collect(slots, mask, WAIT: tl.constexpr):
     """The two float32 values of every slot, as float64; with WAIT once all of them are there."""
-    packed = tl.load(slots, mask=mask, other=0, volatile=True)
-    if WAIT:
-        while tl.sum((packed == EMPTY).to(tl.int32)) > 0:
-            packed = tl.load(slots, mask=mask, other=0, volatile=True)
+    packed = _written(slots, mask, WAIT)
     first = (packed & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
     second = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return first.to(tl.float64), second.to(tl.float64)
@@ -130,12 +190,8 @@ def publish_wide(first, second, slots, mask):
 @triton.jit
 def collect_wide(slots, mask, WAIT: tl.constexpr):
     """The float64 values of every pair of slots; with WAIT once all of them are there."""
-    first = tl.load(slots, mask=mask, other=0, volatile=True)
-    second = tl.load(slots + 1, mask=mask, other=0, volatile=True)
-    if WAIT:
-        while tl.sum(((first == EMPTY) | (second == EMPTY)).to(tl.int32)) > 0:
-            first = tl.load(slots, mask=mask, other=0, volatile=True)
-            second = tl.load(slots + 1, mask=mask, other=0, volatile=True)
+    first = _written(slots, mask, WAIT)
+    second = _written(slots + 1, mask, WAIT)
     return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
 
 
@@ -189,6 +245,7 @@ def sum_columns(
     COLUMNS: tl.constexpr,
 ):
     """Sum a stretch of rows in float64, in the order of the rows: a block of columns per program."""
+    wait_for_launch_before()
     columns = indices(tl.program_id(0), COLUMNS)
     stretch = tl.program_id(1)
     which = tl.program_id(2)

@@ -14,6 +14,7 @@ from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SUMS,
     WHOLE,
+    again,
     collect,
     collect_wide,
     float64,
@@ -25,6 +26,7 @@ from normgrad.cuda.kernels.common import (
     publish_wide,
     put,
     sum_pair,
+    wait_for_launch_before,
     wide,
 )
 
@@ -96,6 +98,7 @@ def group_norm_backward(
     PADDED_PARTS: tl.constexpr,
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PREFETCH: tl.constexpr,
+    STAGES: tl.constexpr,
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
@@ -124,7 +127,9 @@ def group_norm_backward(
         dy_at = _first(grad_out, sample, channel, place, grad_out_sample, grad_out_channel, grad_out_place)
         next_x = tl.load(x_at + read_x, mask=mask, other=0.0)
         next_dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
-    for item in range(team, items, teams):
+    if PARTS > 1 and PHASE == WHOLE:
+        wait_for_launch_before()
+    for item in tl.range(team, items, teams, num_stages=STAGES):
         sample = item // group_blocks
         groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
@@ -152,12 +157,12 @@ def group_norm_backward(
         statistic = int64(sample) * group + groups
         mu = wide(tl.load(mean + statistic, mask=groups < group, other=0.0))[None, :, None]
         rs = wide(tl.load(rstd + statistic, mask=groups < group, other=0.0))[None, :, None]
-        dy = wide(dy)
+        g = wide(dy)
         x_hat = tl.where(mask, (wide(x) - mu) * rs, 0.0)  # 0·Inf must not reach the sums
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known, other=0.0))
         if PHASE != OUTPUTS:
-            sum_dy, sum_dyx = sum_pair(dy, dy * x_hat, 0)
+            sum_dy, sum_dyx = sum_pair(g, g * x_hat, 0)
             line = partial + (int64(sample) * PLACE_PARTS + place_part) * (group * D) + channels
             if WANT_WEIGHT:
                 tl.store(line, sum_dyx, mask=known)
@@ -184,9 +189,10 @@ def group_norm_backward(
             if PHASE != SUMS:
                 mean_g = (total_g * per_group).to(tl.float32)[None, :, None]
                 mean_gx = (total_gx * per_group).to(tl.float32)[None, :, None]
-                g = dy
+                g = wide(again(dy))
                 if weight is not None:
-                    g = dy * scale[None, :, :]
+                    g *= scale[None, :, :]
+                x_hat = (wide(again(x)) - mu) * rs
                 result = rs * (g - mean_g - x_hat * mean_gx)
                 target = _first(
                     grad_input, sample, channel, place, grad_input_sample, grad_input_channel, grad_input_place
@@ -241,6 +247,8 @@ def group_norm_forward(
     counts = _held(tl.arange(0, PADDED_PARTS), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
+    if PARTS > 1 and PHASE == WHOLE:
+        wait_for_launch_before()
     for item in range(team, int64(samples) * group_blocks, teams):
         sample = item // group_blocks
         groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)

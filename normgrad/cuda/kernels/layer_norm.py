@@ -13,6 +13,8 @@ from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SUMS,
     WHOLE,
+    add_exactly,
+    again,
     collect,
     collect_wide,
     float64,
@@ -24,15 +26,28 @@ from normgrad.cuda.kernels.common import (
     publish,
     publish_wide,
     put,
+    rounded_sum,
     sum_pair,
+    wait_for_launch_before,
     wide,
 )
 
 
 @triton.jit
-def _tile(pointer, rows, columns, row_stride, column_stride, mask):
-    offsets = rows[:, None] * row_stride + columns[None, :] * column_stride
-    return tl.load(pointer + offsets, mask=mask, other=0.0)
+def _offsets(row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    if WIDE:
+        rows = rows.to(tl.int64)
+        columns = columns.to(tl.int64)
+    return rows[:, None] * row_stride + columns[None, :] * column_stride
+
+
+@triton.jit
+def _first(pointer, tile, part, row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where a tile begins."""
+    return pointer + int64(tile) * ROWS * row_stride + int64(part) * COLUMNS * column_stride
 
 
 @triton.jit
@@ -75,7 +90,9 @@ def layer_norm_backward(
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
     MASKED: tl.constexpr,  # COLUMNS·PARTS is more than N
-    PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known
+    WIDE: tl.constexpr,  # offsets in a tile need 64 bits
+    PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
+    STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
@@ -89,48 +106,60 @@ def layer_norm_backward(
     in_row = (columns < N)[None, :]
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
-    weight_sum = tl.zeros((COLUMNS,), tl.float64)
-    bias_sum = tl.zeros((COLUMNS,), tl.float64)
+    read_x = _offsets(input_row, input_column, ROWS, COLUMNS, WIDE)
+    read_dy = _offsets(grad_out_row, grad_out_column, ROWS, COLUMNS, WIDE)
+    written = _offsets(grad_input_row, grad_input_column, ROWS, COLUMNS, WIDE)
+    weight_sum = tl.zeros((COLUMNS,), tl.float32)
+    weight_rest = tl.zeros((COLUMNS,), tl.float32)
+    bias_sum = tl.zeros((COLUMNS,), tl.float32)
+    bias_rest = tl.zeros((COLUMNS,), tl.float32)
     if weight is not None:
         scale = tl.load(weight + columns, mask=columns < N, other=0.0)[None, :]
     if PREFETCH:
         rows = indices(team, ROWS)
         mask = _row_mask(rows, M, in_row, MASKED)
-        next_x = _tile(input, rows, columns, input_row, input_column, mask)
-        next_dy = _tile(grad_out, rows, columns, grad_out_row, grad_out_column, mask)
+        x_at = _first(input, team, part, input_row, input_column, ROWS, COLUMNS)
+        dy_at = _first(grad_out, team, part, grad_out_row, grad_out_column, ROWS, COLUMNS)
+        next_x = tl.load(x_at + read_x, mask=mask, other=0.0)
+        next_dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
         next_mean = tl.load(mean + rows, mask=rows < M, other=0.0)
         next_rstd = tl.load(rstd + rows, mask=rows < M, other=0.0)
-    for tile in range(team, tiles, teams):
+    if PARTS > 1 and PHASE == WHOLE:
+        wait_for_launch_before()
+    for tile in tl.range(team, tiles, teams, num_stages=STAGES):
         rows = indices(tile, ROWS)
         mask = _row_mask(rows, M, in_row, MASKED)
         if PREFETCH:
             x, dy, mu, rs = next_x, next_dy, next_mean, next_rstd
             ahead = indices(tile + teams, ROWS)
             mask_ahead = _row_mask(ahead, M, in_row, MASKED)
-            next_x = _tile(input, ahead, columns, input_row, input_column, mask_ahead)
-            next_dy = _tile(grad_out, ahead, columns, grad_out_row, grad_out_column, mask_ahead)
+            x_at = _first(input, tile + teams, part, input_row, input_column, ROWS, COLUMNS)
+            dy_at = _first(grad_out, tile + teams, part, grad_out_row, grad_out_column, ROWS, COLUMNS)
+            next_x = tl.load(x_at + read_x, mask=mask_ahead, other=0.0)
+            next_dy = tl.load(dy_at + read_dy, mask=mask_ahead, other=0.0)
             next_mean = tl.load(mean + ahead, mask=ahead < M, other=0.0)
             next_rstd = tl.load(rstd + ahead, mask=ahead < M, other=0.0)
         else:
-            x = _tile(input, rows, columns, input_row, input_column, mask)
-            dy = _tile(grad_out, rows, columns, grad_out_row, grad_out_column, mask)
+            x_at = _first(input, tile, part, input_row, input_column, ROWS, COLUMNS)
+            dy_at = _first(grad_out, tile, part, grad_out_row, grad_out_column, ROWS, COLUMNS)
+            x = tl.load(x_at + read_x, mask=mask, other=0.0)
+            dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
             mu = tl.load(mean + rows, mask=rows < M, other=0.0)
             rs = tl.load(rstd + rows, mask=rows < M, other=0.0)
         mu = wide(mu)[:, None]
         rs = wide(rs)[:, None]
-        dy = wide(dy)
+        g = wide(dy)
         x_hat = (wide(x) - mu) * rs
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
             if WANT_WEIGHT:
-                weight_sum += tl.sum(dy * x_hat, axis=0).to(tl.float64)
+                weight_sum, weight_rest = add_exactly(weight_sum, weight_rest, tl.sum(g * x_hat, axis=0))
             if WANT_BIAS:
-                bias_sum += tl.sum(dy, axis=0).to(tl.float64)
+                bias_sum, bias_rest = add_exactly(bias_sum, bias_rest, tl.sum(g, axis=0))
         if WANT_INPUT:
-            g = dy
             if weight is not None:
-                g = dy * wide(scale)
+                g *= wide(scale)
             if PARTS == 1:
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                 mean_g = (sum_g.to(tl.float64) * per_row).to(tl.float32)[:, None]
@@ -145,16 +174,20 @@ def layer_norm_backward(
                     mean_g = (tl.sum(all_g, axis=1) * per_row).to(tl.float32)[:, None]
                     mean_gx = (tl.sum(all_gx, axis=1) * per_row).to(tl.float32)[:, None]
             if PHASE != SUMS:
+                g = wide(again(dy))
+                if weight is not None:
+                    g *= wide(scale)
+                x_hat = (wide(again(x)) - mu) * rs
                 result = rs * (g - mean_g - x_hat * mean_gx)
-                target = rows[:, None] * grad_input_row + columns[None, :] * grad_input_column
-                put(grad_input + target, result, mask)
+                target = _first(grad_input, tile, part, grad_input_row, grad_input_column, ROWS, COLUMNS)
+                put(target + written, result, mask)
     if PHASE != OUTPUTS:
         line = partial + int64(team) * N + columns
         if WANT_WEIGHT:
-            tl.store(line, weight_sum.to(tl.float32), mask=columns < N)
+            tl.store(line, rounded_sum(weight_sum, weight_rest), mask=columns < N)
             line += int64(teams) * N
         if WANT_BIAS:
-            tl.store(line, bias_sum.to(tl.float32), mask=columns < N)
+            tl.store(line, rounded_sum(bias_sum, bias_rest), mask=columns < N)
 
 
 @triton.jit
@@ -181,6 +214,7 @@ def layer_norm_forward(
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
     MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised rows of a team and their statistics."""
@@ -189,6 +223,8 @@ def layer_norm_forward(
     team = program // PARTS
     columns = indices(part, COLUMNS)
     in_row = (columns < N)[None, :]
+    read = _offsets(input_row, input_column, ROWS, COLUMNS, WIDE)
+    written = _offsets(output_row, output_column, ROWS, COLUMNS, WIDE)
     eps = float64_of_bits(eps_bits)
     count = float64(tl.minimum(N - part * COLUMNS, COLUMNS))
     parts = tl.arange(0, PADDED_PARTS)
@@ -197,10 +233,13 @@ def layer_norm_forward(
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if bias is not None:
         shift = wide(tl.load(bias + columns, mask=columns < N, other=0.0))[None, :]
+    if PARTS > 1 and PHASE == WHOLE:
+        wait_for_launch_before()
     for tile in range(team, tl.cdiv(M, ROWS), teams):
         rows = indices(tile, ROWS)
         mask = _row_mask(rows, M, in_row, MASKED)
-        x = wide(_tile(input, rows, columns, input_row, input_column, mask))
+        x_at = _first(input, tile, part, input_row, input_column, ROWS, COLUMNS)
+        x = wide(tl.load(x_at + read, mask=mask, other=0.0))
         if PARTS == 1 or PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             centre = tl.sum(x.to(tl.float64), axis=1) / count
@@ -224,8 +263,8 @@ def layer_norm_forward(
                 result = result * scale
             if bias is not None:
                 result = result + shift
-            target = rows[:, None] * output_row + columns[None, :] * output_column
-            put(output + target, result, mask)
+            target = _first(output, tile, part, output_row, output_column, ROWS, COLUMNS)
+            put(target + written, result, mask)
             first = (rows < M) & (part == 0)
             if mean is not None:
                 put(mean + rows * mean_stride, high(centre), first)
