@@ -76,13 +76,13 @@ def eager(case: Case, made: dict[str, Any]) -> Callable[[], Any]:
         case "layer_norm":
             return lambda: a.native_layer_norm(x, made["normalized_shape"], weight, bias, 1e-5)
         case "group_norm_backward":
-            # PyTorch wants the statistics in the data's dtype beside a 16-bit weight.
+            # PyTorch wants the statistics in the data's dtype beside a 16-bit weight, and the data contiguous.
             mean, scale = mean.to(weight.dtype), scale.to(weight.dtype)
-            image, image_dy = (_image(case, tensor) for tensor in (x, dy))
-            return lambda: a.native_group_norm_backward(image_dy, image, mean, scale, weight, *case.sizes, whole)
+            return lambda: a.native_group_norm_backward(
+                dy.contiguous(), x.contiguous(), mean, scale, weight, *case.sizes, whole
+            )
         case "group_norm":
-            image = _image(case, x)
-            return lambda: a.native_group_norm(image, weight, bias, *case.sizes, 1e-5)
+            return lambda: a.native_group_norm(x.contiguous(), weight, bias, *case.sizes, 1e-5)
         case "batch_norm_elemt_backward":
             sums = made["sum_dy"], made["sum_dy_xmu"], made["counter"]
             return lambda: a.batch_norm_backward_elemt(dy, x, mean, scale, weight, *sums)
@@ -91,11 +91,6 @@ def eager(case: Case, made: dict[str, Any]) -> Callable[[], Any]:
         case "batch_norm_stats":
             return lambda: a.batch_norm_stats(x, 1e-5)
     return lambda: a.batch_norm_backward_reduce(dy, x, mean, scale, weight, True, True, True)
-
-
-def _image(case: Case, tensor: torch.Tensor) -> torch.Tensor:
-    """[N, C, HxW] as [N, C, HxW, 1], which PyTorch can see as channels_last."""
-    return tensor.unsqueeze(3)
 
 
 def compiled(case: Case, made: dict[str, Any]) -> Callable[[], Any] | None:

@@ -13,7 +13,8 @@ from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps
 
-_FINISH = {"ROWS": 64, "CHANNELS": 16}
+_FINISH_TILE = 2048
+_GATHER = {"ROWS": 16, "CHANNELS": 16}
 
 
 def _sizes(problem: Problem) -> Shape:
@@ -60,8 +61,10 @@ def _strides(operands: list[Operand]) -> list[int]:
     return [stride for operand in operands for stride in operand.strides]
 
 
-def _finish_grid(C: int) -> tuple[int, int, int]:
-    return blocks(C, _FINISH["CHANNELS"]), 1, 1
+def _finish(tiles: int) -> dict[str, int]:
+    """The tile for the sums over so many tiles of a channel: few channels a program where there are many."""
+    rows = min(power_of_two(max(tiles, 1)), _FINISH_TILE // 2)
+    return {"ROWS": rows, "CHANNELS": min(_FINISH_TILE // rows, 16)}
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
@@ -125,14 +128,15 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
                 Options(tile.warps),
             )
         )
+    finish = _finish(tiles)
     pointers = [output.pointer for output in outputs]
     invstd = steps.copy_if_written("invstd", [name for name in names if name in problem.views])
     steps.add(
         Step(
             kernels.batch_norm_finish_sums,
-            _finish_grid(C),
+            (blocks(C, finish["CHANNELS"]), 1, 1),
             [partial, invstd, *pointers, tiles, C, *_strides(outputs)],
-            _FINISH,
+            finish,
         )
     )
     return steps
@@ -157,13 +161,14 @@ def stats(problem: Problem, chip: Chip) -> Steps:
                 Options(tile.warps),
             )
         )
+    finish = _finish(tiles)
     arguments = [moments, *(output.pointer for output in outputs), tiles, *sizes]
     steps.add(
         Step(
             kernels.batch_norm_finish_moments,
-            _finish_grid(C),
+            (blocks(C, finish["CHANNELS"]), 1, 1),
             [*arguments, float64_bits(problem.attributes["eps"]), *_strides(outputs)],
-            {"SAMPLES": tile.samples, "PLACES": tile.places, **_FINISH},
+            {"SAMPLES": tile.samples, "PLACES": tile.places, **finish},
         )
     )
     return steps
@@ -183,9 +188,9 @@ def gather(problem: Problem, chip: Chip) -> Steps:
     steps.add(
         Step(
             kernels.batch_norm_gather,
-            _finish_grid(C),
+            (blocks(C, _GATHER["CHANNELS"]), 1, 1),
             [*tensors, ranks, C, momentum, eps, *_strides(running + outputs)],
-            {"ROWS": 16, "CHANNELS": _FINISH["CHANNELS"]},
+            _GATHER,
         )
     )
     return steps

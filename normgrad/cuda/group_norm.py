@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, blocks, channels_tile, group_tile, power_of_two
 from normgrad.cuda.kernels import group_norm as kernels
-from normgrad.cuda.kernels.group_norm_channels import group_norm_backward_channels
+from normgrad.cuda.kernels.group_norm_channels import group_norm_backward_channels, group_norm_forward_channels
 from normgrad.cuda.launch import float64_bits
 from normgrad.cuda.problem import Operand, Steps
 from normgrad.cuda.teams import Slots, Teams, assemble
@@ -35,7 +37,7 @@ def _tile(problem: Problem, x: Operand, chip: Chip) -> GroupTile:
 def _channels_tile(problem: Problem, x: Operand, chip: Chip) -> ChannelsTile | None:
     """The tile for channels that lie side by side; None where they do not, or are too many."""
     _, C, HxW, group = _sizes(problem)
-    if _places_adjacent(problem, x):
+    if C * HxW == 0 or _places_adjacent(problem, x):
         return None
     return channels_tile(C // group, HxW, group, problem.views["input"].dtype.itemsize, chip)
 
@@ -52,6 +54,7 @@ def _channels_constants(tile: ChannelsTile, D: int, operands: Sequence[Operand])
         "STEPS": tile.steps,
         "PARTS": tile.parts,
         "PADDED_PARTS": power_of_two(tile.parts),
+        "STAGES": tile.stages,
         "FAR": reach >= 2**31,
     }
 
@@ -119,6 +122,18 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     return steps
 
 
+def _forward_channels_tile(problem: Problem, x: Operand, chip: Chip) -> ChannelsTile | None:
+    """As the backward pass's, but that the forward pass's float64 sums need twice the room.
+
+    Not where the input may be the output's own memory, since every program reads the first number of a group.
+    """
+    written = problem.views.get("output")
+    if written is not None and overlap(written, problem.views["input"]):
+        return None
+    tile = _channels_tile(problem, x, chip)
+    return replace(tile, resident=2) if tile else None
+
+
 def forward(problem: Problem, chip: Chip) -> Steps:
     """GroupNorm and its statistics."""
     N, C, HxW, group = _sizes(problem)
@@ -127,7 +142,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         return steps
     whole: Shape = (N, C, HxW)
     x = steps.data("input", whole)
-    tile = _tile(problem, x, chip)
+    tile = _forward_channels_tile(problem, x, chip) or _tile(problem, x, chip)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts, N * group_blocks, tile, chip)
     slots = Slots.of(steps, teams, 2 * N * group)
@@ -136,13 +151,11 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     mean, rstd = steps.output("mean", (N * group,)), steps.output("rstd", (N * group,))
     tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
     counts = N, group, group_blocks, HxW, float64_bits(problem.attributes["eps"]), teams.count
-    assemble(
-        steps,
-        teams,
-        slots,
-        kernels.group_norm_forward,
-        tile,
-        [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, C // group, [x, output]),
-    )
+    arguments = [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides]
+    if isinstance(tile, ChannelsTile):
+        constants = _channels_constants(tile, C // group, [x, output])
+        assemble(steps, teams, slots, group_norm_forward_channels, tile, arguments, constants)
+    else:
+        constants = _constants(tile, C // group, [x, output]) | {"STAGES": 1}
+        assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants)
     return steps

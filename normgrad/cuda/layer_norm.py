@@ -8,7 +8,7 @@ from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
-from normgrad.cuda.configurations import Chip, RowTile, blocks, power_of_two, row_tile
+from normgrad.cuda.configurations import Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
 from normgrad.cuda.launch import float64_bits
 from normgrad.cuda.problem import Operand, Steps
@@ -76,7 +76,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
+    tile = forward_row_tile(max(N, 1), chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
     x = steps.data("input", (M, N))
@@ -91,6 +91,6 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         kernels.layer_norm_forward,
         tile,
         [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, N, [x, output]),
+        _constants(tile, N, [x, output]) | {"STAGES": tile.stages},
     )
     return steps

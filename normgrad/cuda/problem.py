@@ -14,13 +14,14 @@ from normgrad.contract.dtypes import DType
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
+from normgrad.cuda.configurations import blocks, power_of_two
 from normgrad.cuda.kernels.common import copy_strided, sum_columns
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
 VECTOR_ACCESS = 16  # bytes
 _COPY_BLOCK = 1024
-_SUM_ROWS, _SUM_COLUMNS = 256, 16
+_SUM_TILE = 4096
 _SEGMENT = 4096
 
 
@@ -156,11 +157,12 @@ def _same(view: View, other: View) -> bool:
 
 def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
     first, second = (*outputs, Operand(None, (1,)))[:2]
-    grid = (-(-columns // _SUM_COLUMNS), max(-(-rows // segment), 1), len(outputs))
+    # Few columns at a time where there are few, so that all multiprocessors take part.
+    width = min(max(power_of_two(columns) // 64, 16), 256)
+    height = min(power_of_two(max(segment, 1)), _SUM_TILE // width)
+    grid = (blocks(columns, width), max(blocks(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
-    return Step(
-        sum_columns, grid, arguments, {"ROWS": _SUM_ROWS, "COLUMNS": _SUM_COLUMNS}, Options(warps=8, follows=True)
-    )
+    return Step(sum_columns, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps=8, follows=True))
 
 
 def _copy(

@@ -140,17 +140,17 @@ def publish(first, second, slots, mask):
     tl.atomic_xchg(slots, _bits(first) | (_bits(second) << 32), mask=mask, sem="relaxed")
 
 
-# Every thread waits for its own slot: no barrier, and no loop that would keep the compiler from loading data ahead.
-_WAIT = tl.constexpr(
+# A value may be held by several threads, each of which loaded it for itself, while the sum over all values asks only
+# one of them: the others look again here.
+_OWN_COPY = tl.constexpr(
     """{
-    .reg .pred here, empty;
-    setp.ne.s32 here, $2, 0;
-    mov.b64 $0, 0;
-    @!here bra done;
-    wait:
-    ld.relaxed.gpu.global.b64 $0, [$1];
-    setp.eq.s64 empty, $0, -1;
-    @empty bra wait;
+    .reg .pred written;
+    mov.b64 $0, $1;
+    look:
+    setp.ne.s64 written, $0, -1;
+    @written bra done;
+    ld.relaxed.gpu.global.b64 $0, [$2];
+    bra look;
     done:
     }"""
 )
@@ -159,14 +159,14 @@ _WAIT = tl.constexpr(
 @triton.jit
 def _written(slots, mask, WAIT: tl.constexpr):
     """What is in the slots; with WAIT once it is there."""
+    packed = tl.load(slots, mask=mask, other=0, volatile=True)
     if WAIT:
-        places = slots.to(tl.int64)
-        result = tl.inline_asm_elementwise(
-            _WAIT, "=&l,l,r", [places, mask.to(tl.int32)], tl.int64, is_pure=False, pack=1
+        while tl.sum((packed == EMPTY).to(tl.int32)) > 0:
+            packed = tl.load(slots, mask=mask, other=0, volatile=True)
+        packed = tl.inline_asm_elementwise(
+            _OWN_COPY, "=&l,l,l", [packed, slots.to(tl.int64)], tl.int64, is_pure=False, pack=1
         )
-    else:
-        result = tl.load(slots, mask=mask, other=0, volatile=True)
-    return result
+    return packed
 
 
 @triton.jit

@@ -231,6 +231,7 @@ def group_norm_forward(
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
     WIDE: tl.constexpr,
+    STAGES: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised groups of a team and their statistics."""
@@ -249,7 +250,7 @@ def group_norm_forward(
     eps = float64_of_bits(eps_bits)
     if PARTS > 1 and PHASE == WHOLE:
         wait_for_launch_before()
-    for item in range(team, int64(samples) * group_blocks, teams):
+    for item in tl.range(team, int64(samples) * group_blocks, teams, num_stages=STAGES):
         sample = item // group_blocks
         groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group

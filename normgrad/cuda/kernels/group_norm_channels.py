@@ -1,7 +1,7 @@
-"""GroupNorm backward where the channels of a place lie side by side in memory.
+"""GroupNorm where the channels of a place lie side by side in memory.
 
 A program has a stretch of places of a block of whole groups, and goes over it twice: for the sums, and once the sums of
-the other stretches are known, for the gradients. The stretches under way together are small enough for the L2 cache,
+the other stretches are known, for the results. The stretches under way together are small enough for the L2 cache,
 so that the memory is read once.
 """
 
@@ -15,9 +15,14 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     collect,
+    collect_wide,
     float64,
+    float64_of_bits,
+    high,
     int64,
+    low,
     publish,
+    publish_wide,
     put,
     sum_pair,
     wait_for_launch_before,
@@ -68,6 +73,7 @@ def group_norm_backward_channels(
     STEPS: tl.constexpr,  # tiles of a stretch
     PARTS: tl.constexpr,  # stretches of a sample
     PADDED_PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
     FAR: tl.constexpr,  # offsets in a tile need 64 bits
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
@@ -105,7 +111,7 @@ def group_norm_backward_channels(
         if PHASE != OUTPUTS:
             all_dy = tl.zeros((PLACES, CHANNELS), tl.float32)
             all_dyx = tl.zeros((PLACES, CHANNELS), tl.float32)
-            for step in tl.range(0, STEPS, num_stages=3):
+            for step in tl.range(0, STEPS, num_stages=STAGES):
                 first = int64(step) * PLACES
                 mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
                 x = tl.load(x_at + first * input_place + read_x, mask=mask, other=0.0)
@@ -145,7 +151,7 @@ def group_norm_backward_channels(
             mean_g, mean_gx = sum_pair(of_groups, of_groups_x, 0)
             target = grad_input + sample * grad_input_sample + block * (GROUPS * D) * grad_input_channel
             target += begin * grad_input_place
-            for step in tl.range(0, STEPS, num_stages=3):
+            for step in tl.range(0, STEPS, num_stages=STAGES):
                 first = int64(step) * PLACES
                 mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
                 x = tl.load(x_at + first * input_place + read_x, mask=mask, other=0.0)
@@ -155,3 +161,112 @@ def group_norm_backward_channels(
                 x_hat = (wide(x) - mu) * rs
                 result = rs * (g - mean_g[None, :] - x_hat * mean_gx[None, :])
                 put(target + first * grad_input_place + written, result, mask)
+
+
+@triton.jit
+def group_norm_forward_channels(
+    input,  # [N, C, HxW]
+    weight,  # [C], or None
+    bias,  # [C], or None
+    output,  # [N, C, HxW]
+    mean,  # [N, group]
+    rstd,  # [N, group]
+    slots,  # int64 [N, group, PARTS, 2]
+    samples,
+    group,
+    group_blocks,
+    HxW,
+    eps_bits,  # float64
+    teams,
+    input_sample,
+    input_channel,
+    input_place,
+    output_sample,
+    output_channel,
+    output_place,
+    mean_stride,
+    rstd_stride,
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    STEPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    FAR: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """The normalised groups of a team and their statistics, a stretch of places per program."""
+    program = tl.program_id(0)
+    part = program % PARTS
+    team = int64(program // PARTS)
+    begin = int64(part) * (PLACES * STEPS)
+    within = tl.arange(0, CHANNELS)
+    group_within = tl.arange(0, PADDED_GROUPS)
+    member = (within[None, :] // D == group_within[:, None]) & (within < GROUPS * D)[None, :]
+    read = _offsets(input_channel, input_place, PLACES, CHANNELS, FAR)
+    written = _offsets(output_channel, output_place, PLACES, CHANNELS, FAR)
+    count = float64(D) * float64(HxW)
+    eps = float64_of_bits(eps_bits)
+    if PARTS > 1 and PHASE == WHOLE:
+        wait_for_launch_before()
+    for item in range(team, int64(samples) * group_blocks, teams):
+        sample = item // group_blocks
+        block = item % group_blocks
+        channels = block * (GROUPS * D) + within
+        known = (within < GROUPS * D) & (channels < group * D)
+        groups = block * GROUPS + group_within
+        known_group = (group_within < GROUPS) & (groups < group)
+        x_at = input + sample * input_sample + block * (GROUPS * D) * input_channel + begin * input_place
+        # About the first number of the group: a constant group has no variance at all.
+        origin = input + sample * input_sample
+        about = wide(tl.load(origin + (channels // D) * D * input_channel, mask=known, other=0.0)).to(tl.float64)
+        if PHASE != OUTPUTS:
+            all_away = tl.zeros((PLACES, CHANNELS), tl.float64)
+            all_squares = tl.zeros((PLACES, CHANNELS), tl.float64)
+            for step in tl.range(0, STEPS, num_stages=STAGES):
+                first = int64(step) * PLACES
+                mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
+                x = wide(tl.load(x_at + first * input_place + read, mask=mask, other=0.0)).to(tl.float64)
+                away = tl.where(mask, x - about[None, :], 0.0)
+                all_away += away
+                all_squares += away * away
+            sum_away, sum_squares = sum_pair(all_away, all_squares, 0)
+            of_groups = tl.where(member, sum_away[None, :], 0.0)
+            of_groups_squares = tl.where(member, sum_squares[None, :], 0.0)
+            sum_away, sum_squares = sum_pair(of_groups, of_groups_squares, 1)
+            if PARTS > 1:
+                place = slots + ((sample * group + groups) * PARTS + part) * 2
+                publish_wide(sum_away, sum_squares, place, known_group)
+        if PHASE != SUMS:
+            if PARTS > 1:
+                parts = tl.arange(0, PADDED_PARTS)
+                given = known_group[:, None] & (parts < PARTS)[None, :]
+                places = slots + ((sample * group + groups)[:, None] * PARTS + parts[None, :]) * 2
+                all_sums, all_sums_squares = collect_wide(places, given, PHASE == WHOLE)
+                sum_away = tl.sum(all_sums, axis=1)
+                sum_squares = tl.sum(all_sums_squares, axis=1)
+            drift = sum_away / count
+            squares = sum_squares - drift * sum_away
+            squares = tl.where(squares < 0.0, 0.0, squares)
+            inverse = (1.0 / tl.sqrt(squares / count + eps)).to(tl.float32)
+            first_of_group = origin + groups * D * input_channel
+            centre = wide(tl.load(first_of_group, mask=known_group, other=0.0)).to(tl.float64) + drift
+            statistic = sample * group + groups
+            put(mean + statistic * mean_stride, high(centre), known_group & (part == 0))
+            put(rstd + statistic * rstd_stride, inverse, known_group & (part == 0))
+            wide_centre = about + tl.sum(tl.where(member, drift[:, None], 0.0), axis=0)
+            scale = tl.sum(tl.where(member, inverse[:, None], 0.0), axis=0)
+            target = output + sample * output_sample + block * (GROUPS * D) * output_channel + begin * output_place
+            for step in tl.range(0, STEPS, num_stages=STAGES):
+                first = int64(step) * PLACES
+                mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
+                x = wide(tl.load(x_at + first * input_place + read, mask=mask, other=0.0))
+                result = (x - high(wide_centre)[None, :] - low(wide_centre)[None, :]) * scale[None, :]
+                if weight is not None:
+                    result *= wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
+                if bias is not None:
+                    result += wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
+                put(target + first * output_place + written, result, mask)

@@ -215,6 +215,7 @@ def layer_norm_forward(
     PADDED_PARTS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    STAGES: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised rows of a team and their statistics."""
@@ -235,7 +236,7 @@ def layer_norm_forward(
         shift = wide(tl.load(bias + columns, mask=columns < N, other=0.0))[None, :]
     if PARTS > 1 and PHASE == WHOLE:
         wait_for_launch_before()
-    for tile in range(team, tl.cdiv(M, ROWS), teams):
+    for tile in tl.range(team, tl.cdiv(M, ROWS), teams, num_stages=STAGES):
         rows = indices(tile, ROWS)
         mask = _row_mask(rows, M, in_row, MASKED)
         x_at = _first(input, tile, part, input_row, input_column, ROWS, COLUMNS)
