@@ -97,6 +97,7 @@ def compiled(case: Case, made: dict[str, Any]) -> Callable[[], Any] | None:
     """torch.compile's kernel, for the backward pass that it writes itself."""
     if case.operator != "layer_norm_backward" or "compile" not in sys.argv:
         return None
+    torch._dynamo.reset()
     return torch.compile(eager(case, made), dynamic=False)
 
 

@@ -194,7 +194,7 @@ def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip) -> Ch
     groups = aligned[0] if aligned else most
     channels = power_of_two(groups * D)
     places = min(power_of_two(HxW), max(min(2048, chip.largest_tile) // channels, 1))
-    steps = 16
+    steps = min(16, blocks(HxW, places))
     while blocks(HxW, places * steps) > 64:
         steps *= 2
     return ChannelsTile(places, channels, groups, steps, blocks(HxW, places * steps), 4, 4)
