@@ -107,7 +107,7 @@ def main() -> int:
         if not names or case.operator in names or (case.operator.startswith("batch") and "batch_norm" in names)
     ]
     if "small" in sys.argv:
-        every = [case for case in every if case.dtype == "bfloat16" and math.prod(case.shape) < 100_000]
+        every = [case for case in every if case.dtype == "bfloat16" and math.prod(case.shape) < 400_000]
     else:
         compile_ahead(every, processes=3 if names else 14)
     wrong = 0

@@ -104,7 +104,7 @@ ROW_TILES = {
         Measured(RowTile(2, 4096, 1, 8, 1, prefetch=True), "16384×4096", 90.6),
     ),
 }
-# For longer rows, which several programs share.
+# For longer rows, which several programs share; docs/performance_gpu.md has later measurements of these.
 SHARED_ROW_TILES = {
     2: (
         Measured(RowTile(4, 1024, 8, 4, 3, prefetch=False), "8192×8192", 51.8),

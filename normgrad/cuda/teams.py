@@ -13,7 +13,6 @@ from normgrad.cuda.problem import Steps
 
 Tile = RowTile | GroupTile | ChannelsTile
 _BLOCK = 1024
-FOLLOWS = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def assemble(
     elif teams.together:
         steps.add(
             Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),
-            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=FOLLOWS)),
+            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=True)),
         )
     else:
         for phase in (SUMS.value, OUTPUTS.value):
