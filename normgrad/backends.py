@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from normgrad.contract.plan import Backend, Problem
@@ -14,8 +15,11 @@ ENVIRONMENT = "NORMGRAD_BACKEND"
 BACKENDS = {
     "cpu": ("normgrad.cpu.backend", "cpu"),
     "reference": ("normgrad.reference", "cpu"),
+    "cuda": ("normgrad.cuda.backend", "cuda"),
 }
-_DEFAULT = {"cpu": "cpu"}
+if os.environ.get("TRITON_INTERPRET") == "1":
+    BACKENDS["interpreter"] = ("normgrad.cuda.interpreter", "cpu")
+_DEFAULT = {"cpu": "cpu", "cuda": "cuda"}
 
 
 def load(name: str) -> Backend:

@@ -1,0 +1,62 @@
+"""The backend ``interpreter``: the GPU's kernels on host memory, in Triton's interpreter, for tests without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton
+from triton.runtime import interpreter as triton_interpreter
+
+from normgrad.contract.plan import Problem, allocate_host
+from normgrad.contract.view import Memory
+
+if not triton.knobs.runtime.interpret:
+    raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")
+
+from normgrad.cuda.backend import OPERATORS, aligned
+from normgrad.cuda.configurations import Chip
+from normgrad.cuda.launch import Step, interpret
+
+_patch_tensor = triton_interpreter._patch_lang_tensor
+
+
+def _patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+    """NumPy 2.4 makes no integer of an array of one element, and Triton 3.6 counts on it."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+triton_interpreter._patch_lang_tensor = _patch_tensor_and_index
+
+#: Few multiprocessors and small tiles, so that small tensors already take several teams of several programs.
+CHIP = Chip(multiprocessors=2, concurrent=False, largest_tile=128)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    workspace_size: int
+    names: list[str]
+    steps: list[Step]
+
+    def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
+        named = dict(zip(self.names, addresses, strict=True))
+        with np.errstate(all="ignore"):  # NaN and Inf pass through without a word, as on the GPU
+            for step in self.steps:
+                interpret(step, named, aligned(workspace))
+
+
+class _Interpreter:
+    name = "interpreter"
+
+    def prepare(self, problem: Problem) -> _Kernel:
+        steps = OPERATORS[problem.signature.name](problem, CHIP)
+        return _Kernel(steps.workspace_size, list(problem.views), steps.steps)
+
+    def allocate(self, nbytes: int, device: str) -> Memory:
+        return allocate_host(nbytes)
+
+
+backend = _Interpreter()

@@ -1,0 +1,190 @@
+"""Kernels with their arguments, compiled when a plan is made and launched when it runs."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from normgrad.contract.arrays import bytes_at
+from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
+from normgrad.contract.view import Memory
+
+INT64 = DType("int64", 8)
+FLOAT64 = DType("float64", 8)
+
+_TORCH = {
+    FLOAT32: torch.float32,
+    FLOAT16: torch.float16,
+    BFLOAT16: torch.bfloat16,
+    INT32: torch.int32,
+    INT64: torch.int64,
+    FLOAT64: torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The memory of one of the problem's tensors, as a kernel's argument."""
+
+    name: str
+    dtype: DType
+    aligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory in the workspace, as a kernel's argument; aligned to what any access needs."""
+
+    offset: int
+    dtype: DType
+
+
+Argument = Given | Scratch | int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a kernel is compiled and launched. ``resident`` programs must fit on a multiprocessor side by side.
+
+    One that ``follows`` may start before the launch before it has ended, and waits for it where it has to.
+    """
+
+    warps: int = 4
+    resident: int = 0
+    cooperative: bool = False
+    follows: bool = False
+
+    def as_arguments(self) -> dict[str, Any]:
+        chosen: dict[str, Any] = {"num_warps": self.warps}
+        if self.resident:
+            registers = 65536 // (self.resident * self.warps * 32) // 8 * 8
+            if registers < 255:
+                chosen["maxnreg"] = registers
+        if self.cooperative:
+            chosen["launch_cooperative_grid"] = True
+        if self.follows:
+            chosen["launch_pdl"] = True
+        return chosen
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: a kernel, its grid, its arguments in order, its compile-time constants and options."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: Sequence[Argument]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """What Triton takes for a tensor: an address with a dtype."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+Launcher = Callable[[Sequence[int], int, int], None]
+
+_compiled: dict[Any, Any] = {}
+
+
+def _traits(argument: Argument) -> Any:
+    """What of an argument Triton compiles into the code."""
+    match argument:
+        case Given(_, dtype, aligned):
+            return dtype, aligned
+        case Scratch(_, dtype):
+            return dtype, True
+        case int():
+            return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
+        case tuple():
+            return tuple(_traits(item) for item in argument)
+    return argument
+
+
+def _stand_in(argument: Argument) -> Any:
+    match argument:
+        case Given(_, dtype, aligned):
+            return _Pointer(_TORCH[dtype], 0 if aligned else dtype.itemsize)
+        case Scratch(_, dtype):
+            return _Pointer(_TORCH[dtype], 0)
+    return argument
+
+
+def compiled(step: Step, device: int) -> Any:
+    """The compiled kernel of a step on a device."""
+    constants = tuple(step.constants.items())
+    key = (step.kernel, device, tuple(map(_traits, step.arguments)), constants, step.options)
+    kernel = _compiled.get(key)
+    if kernel is None:
+        stand_ins = [_stand_in(argument) for argument in step.arguments]
+        with torch.cuda.device(device):
+            kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **step.options.as_arguments())
+            kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
+        _compiled[key] = kernel
+    return kernel
+
+
+def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
+    """A function of the named tensors' addresses, workspace and stream that launches the step."""
+    kernel = compiled(step, device)
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    constants = step.kernel.arg_names[len(step.arguments) :]
+    template = [*step.arguments, *(step.constants[name] for name in constants)]
+    given = [(at, names.index(argument.name)) for at, argument in enumerate(template) if isinstance(argument, Given)]
+    scratch = [(at, argument.offset) for at, argument in enumerate(template) if isinstance(argument, Scratch)]
+
+    def launch(addresses: Sequence[int], workspace: int, stream: int) -> None:
+        arguments = template.copy()
+        for at, place in given:
+            arguments[at] = addresses[place]
+        for at, offset in scratch:
+            arguments[at] = workspace + offset
+        # Triton's own way to this call looks for hooks first, which takes longer than the launch.
+        run(*step.grid, stream, function, metadata, None, None, None, *arguments)
+
+    return launch
+
+
+def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
+    """Run a step in Triton's interpreter, on host memory."""
+
+    def on_host(argument: Argument) -> Any:
+        match argument:
+            case Given(name, dtype, _):
+                return _host_tensor(addresses[name], dtype)
+            case Scratch(offset, dtype):
+                return _host_tensor(workspace + offset, dtype)
+        return argument
+
+    step.kernel[step.grid](*map(on_host, step.arguments), **step.constants)
+
+
+def _host_tensor(address: int, dtype: DType) -> torch.Tensor:
+    """A tensor whose address is what counts: the interpreter reads and writes beside it as a kernel does."""
+    if address == 0:  # of a tensor without elements
+        return torch.empty(1, dtype=_TORCH[dtype])
+    return torch.frombuffer(bytes_at(Memory(address, dtype.itemsize)), dtype=_TORCH[dtype])
+
+
+def float64_bits(value: float) -> int:
+    """A float64 as the integer of its bits: Triton narrows float arguments to float32."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """How many multiprocessors a GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

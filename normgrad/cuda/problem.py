@@ -1,0 +1,174 @@
+"""From a checked problem to steps: which memory the kernels may use as it is, and what has to be copied first.
+
+A tensor is used in place where its elements form a grid of the kernel's sizes with one stride per dimension. Others,
+and inputs that share memory with what the kernels write, are copied into the workspace; odd results out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from normgrad.contract.dtypes import DType
+from normgrad.contract.overlap import overlap
+from normgrad.contract.plan import Problem
+from normgrad.contract.view import Shape, View, contiguous_strides
+from normgrad.cuda.configurations import blocks, power_of_two
+from normgrad.cuda.kernels.common import copy_strided, sum_columns
+from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
+
+ALIGNMENT = 256
+VECTOR_ACCESS = 16  # bytes
+_COPY_BLOCK = 1024
+_SUM_TILE = 4096
+_SEGMENT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel sees it; None stands for one that is absent."""
+
+    pointer: Given | Scratch | None
+    strides: Shape
+
+
+def grid_strides(view: View, sizes: Shape) -> Shape | None:
+    """The strides with which the view's elements, in order, form a grid of these sizes; None where they form none."""
+    if view.numel == 0:
+        return contiguous_strides(sizes)
+    axes = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if size != 1]
+    strides: list[int] = []
+    usual = contiguous_strides(sizes)
+    for size, contiguous in zip(reversed(sizes), reversed(usual), strict=True):
+        left, stride, following = size, contiguous, None
+        while left > 1:
+            length, step = axes.pop()
+            if following is None:
+                stride = step
+            elif step != following:
+                return None
+            if length > left:
+                if length % left:
+                    return None
+                axes.append((length // left, step * left))
+                left = 1
+            elif left % length:
+                return None
+            else:
+                left, following = left // length, step * length
+        strides.append(stride)
+    return tuple(reversed(strides))
+
+
+class Steps:
+    """The steps of a problem while they are put together."""
+
+    def __init__(self, problem: Problem, written_early: Sequence[str]) -> None:
+        """``written_early`` names the tensors that a kernel writes while others are still to be read."""
+        self._problem = problem
+        self._early = [problem.views[name] for name in written_early if name in problem.views]
+        self._steps: list[Step] = []
+        self._last: list[Step] = []
+        self._size = 0
+
+    @property
+    def steps(self) -> list[Step]:
+        return self._steps + self._last
+
+    @property
+    def workspace_size(self) -> int:
+        return self._size + ALIGNMENT if self._size else 0
+
+    def add(self, *steps: Step) -> None:
+        self._steps.extend(steps)
+
+    def scratch(self, elements: int, dtype: DType) -> Scratch:
+        """Fresh memory in the workspace."""
+        offset = self._size
+        self._size += -(-elements * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        return Scratch(offset, dtype)
+
+    def given(self, name: str) -> Given:
+        view = self._problem.views[name]
+        return Given(name, view.dtype, view.address % VECTOR_ACCESS == 0)
+
+    def data(self, name: str, sizes: Shape) -> Operand:
+        """An input that every program reads only where it writes, so that it may be the output's own memory."""
+        view = self._problem.views[name]
+        strides = grid_strides(view, sizes)
+        shared = any(overlap(view, other) and not _same(view, other) for other in self._early)
+        if strides is None or shared:
+            return Operand(self._copy_of(name), contiguous_strides(sizes))
+        return Operand(self.given(name), strides)
+
+    def vector(self, name: str) -> Argument:
+        """A small input, side by side in memory; None where it is absent."""
+        view = self._problem.views.get(name)
+        if view is None:
+            return None
+        strides = grid_strides(view, (view.numel,))
+        if strides != (1,) or any(overlap(view, other) for other in self._early):
+            return self._copy_of(name)
+        return self.given(name)
+
+    def copy_if_written(self, name: str, written: Sequence[str]) -> Argument:
+        """A small input that is read by the very kernel that writes these outputs."""
+        view = self._problem.views[name]
+        if any(overlap(view, self._problem.views[other]) for other in written):
+            return self._copy_of(name)
+        return self.vector(name)
+
+    def output(self, name: str, sizes: Shape) -> Operand:
+        """Where a kernel writes a result; None where it is not wanted."""
+        view = self._problem.views.get(name)
+        if view is None:
+            return Operand(None, (1,) * len(sizes))
+        strides = grid_strides(view, sizes)
+        if strides is not None:
+            return Operand(self.given(name), strides)
+        compact = self.scratch(view.numel, view.dtype)
+        self._last.append(_copy(view.shape, compact, contiguous_strides(view.shape), self.given(name), view.strides))
+        return Operand(compact, contiguous_strides(sizes))
+
+    def _copy_of(self, name: str) -> Scratch:
+        view = self._problem.views[name]
+        compact = self.scratch(view.numel, view.dtype)
+        self.add(_copy(view.shape, self.given(name), view.strides, compact, contiguous_strides(view.shape)))
+        return compact
+
+    def sum_columns(self, partial: Scratch, rows: int, columns: int, outputs: Sequence[Operand]) -> None:
+        """Sum float32 [outputs, rows, columns] over the rows, in float64 and in a fixed order."""
+        if rows > _SEGMENT:
+            segments = -(-rows // _SEGMENT)
+            shorter = self.scratch(len(outputs) * segments * columns, partial.dtype)
+            for place in range(len(outputs)):
+                begin = Scratch(partial.offset + place * rows * columns * partial.dtype.itemsize, partial.dtype)
+                end = Scratch(shorter.offset + place * segments * columns * partial.dtype.itemsize, partial.dtype)
+                self.add(_sums(begin, rows, columns, _SEGMENT, [Operand(end, (1,))]))
+            self.sum_columns(shorter, segments, columns, outputs)
+        else:
+            self.add(_sums(partial, rows, columns, max(rows, 1), outputs))
+
+
+def _same(view: View, other: View) -> bool:
+    return view.address == other.address and view.same_layout(other)
+
+
+def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
+    first, second = (*outputs, Operand(None, (1,)))[:2]
+    # Few columns at a time where there are few, so that all multiprocessors take part.
+    width = min(max(power_of_two(columns) // 64, 16), 256)
+    height = min(power_of_two(max(segment, 1)), _SUM_TILE // width)
+    grid = (blocks(columns, width), max(blocks(rows, segment), 1), len(outputs))
+    arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
+    return Step(sum_columns, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps=8, follows=True))
+
+
+def _copy(
+    shape: Shape, source: Given | Scratch, source_strides: Shape, target: Given | Scratch, target_strides: Shape
+) -> Step:
+    count = math.prod(shape)
+    rank = max(len(shape), 1)
+    arguments = (source, target, count, shape or (1,), source_strides or (1,), target_strides or (1,))
+    return Step(copy_strided, (-(-count // _COPY_BLOCK), 1, 1), arguments, {"RANK": rank, "BLOCK": _COPY_BLOCK})

@@ -1,0 +1,69 @@
+"""Programs that share rows or groups, and whether they can wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, RowTile, blocks
+from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE, empty_slots
+from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.problem import Steps
+
+Tile = RowTile | GroupTile | ChannelsTile
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Teams:
+    """How many teams there are, of how many programs that have to hear of each other, and in how many launches."""
+
+    count: int
+    parts: int
+    together: bool
+
+    @classmethod
+    def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> Teams:
+        """As many teams as run side by side, and no more than there are items of work."""
+        room = chip.multiprocessors * tile.resident
+        together = parts == 1 or (chip.concurrent and parts <= room)
+        return cls(max(min(items, room // tile.parts), 1), parts, together)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Room for the two sums of every part of every row or group."""
+
+    memory: Scratch
+    count: int
+
+    @classmethod
+    def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
+        count = items * teams.parts if teams.parts > 1 else 1
+        return cls(steps.scratch(count, INT64), count)
+
+
+def assemble(
+    steps: Steps,
+    teams: Teams,
+    slots: Slots,
+    kernel: Any,
+    tile: Tile,
+    arguments: Sequence[Argument],
+    constants: Mapping[str, Any],
+) -> None:
+    """Add the launches of a kernel whose programs work in teams; its last constant is the phase."""
+    options = Options(tile.warps, tile.resident)
+    grid = (teams.count * tile.parts, 1, 1)
+    whole = {**constants, "PHASE": WHOLE.value}
+    if teams.parts == 1:
+        steps.add(Step(kernel, grid, arguments, whole, options))
+    elif teams.together:
+        steps.add(
+            Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),
+            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=True)),
+        )
+    else:
+        for phase in (SUMS.value, OUTPUTS.value):
+            steps.add(Step(kernel, grid, arguments, {**constants, "PHASE": phase}, options))

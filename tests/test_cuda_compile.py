@@ -1,0 +1,138 @@
+"""The kernels compile for a Hopper GPU, which needs no GPU: the interpreter lets pass what the compiler does not."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import normgrad
+from normgrad.contract.check import check
+from normgrad.contract.plan import Problem
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
+)
+
+ROWS, WIDE_ROWS, GROUPS, IMAGES = (6, 300), (2, 5000), (2, 12, 50, 4), (3, 5, 49)
+
+
+def _data(shape: tuple[int, ...], channels_last: bool = False) -> Any:
+    made = torch.zeros(shape, dtype=torch.bfloat16)
+    return made.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else made
+
+
+def _vector(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def _layer_norm(shape: tuple[int, int]) -> dict[str, tuple[Any, ...]]:
+    x, N = _data(shape), shape[1]
+    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,))
+    return {
+        "layer_norm_backward": (x, x, [N], *statistics, weight),
+        "layer_norm": (x, [N], weight, weight),
+    }
+
+
+def _group_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
+    x, weight = _data(GROUPS[:3], channels_last), _data((GROUPS[1],))
+    statistics = (_vector(GROUPS[0], GROUPS[3]),) * 2
+    return {
+        "group_norm_backward": (x, x, *statistics, weight, *GROUPS),
+        "group_norm": (x, weight, weight, *GROUPS),
+    }
+
+
+def _batch_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
+    x, v = _data(IMAGES, channels_last), _vector(IMAGES[1])
+    many, counts = _vector(4, IMAGES[1]), np.ones(4, np.int32)
+    return {
+        "batch_norm_elemt_backward": (x, x, v, v, v, v, v, counts),
+        "batch_norm_elemt": (x, v, v, v, v),
+        "batch_norm_stats": (x,),
+        "batch_norm_reduce_backward": (x, x, v, v, v),
+        "batch_norm_gather_stats_with_counts": (x, many, many, v.copy(), v.copy(), 0.1, 1e-5, counts),
+    }
+
+
+CALLS = [
+    pytest.param(operator, arguments, id=f"{operator}-{label}")
+    for label, calls in [
+        ("rows", _layer_norm(ROWS)),
+        ("wide", _layer_norm(WIDE_ROWS)),
+        ("contiguous", _group_norm(False) | _batch_norm(False)),
+        ("channels_last", _group_norm(True) | _batch_norm(True)),
+    ]
+    for operator, arguments in calls.items()
+]
+
+
+def _problem(operator: str, arguments: tuple[Any, ...]) -> Problem:
+    """The problem of a plain call, its outputs made as the call would make them."""
+    called = getattr(normgrad, operator)
+    results = called(*arguments)
+    out = results if isinstance(results, tuple) else (results,)
+    named, out, _ = called._arguments(arguments, {"out": out})
+    call = check(called.signature, named | called._outputs(out), None, outputs_needed=True)
+    return Problem(called.signature, call.views, call.attributes)
+
+
+@pytest.mark.parametrize(("operator", "arguments"), CALLS)
+@pytest.mark.parametrize("concurrent", [True, False], ids=["together", "apart"])
+def test_every_launch_compiles(
+    operator: str, arguments: tuple[Any, ...], concurrent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    problem = _problem(operator, arguments)
+    steps = OPERATORS[operator](problem, Chip(132, concurrent=concurrent)).steps
+    assert steps
+    for step in steps:
+        kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
+        assert kernel.asm["cubin"]
+
+
+def _source(step: Any) -> ASTSource:
+    """A step as Triton's own launch would have it compiled."""
+    from normgrad.contract.dtypes import BFLOAT16, FLOAT32, INT32
+    from normgrad.cuda.launch import FLOAT64, INT64, Given, Scratch
+
+    names = {BFLOAT16: "*bf16", FLOAT32: "*fp32", INT32: "*i32", INT64: "*i64", FLOAT64: "*fp64"}
+    constants: dict[Any, Any] = {}
+    attributes: dict[Any, Any] = {}
+
+    def described(argument: Any, path: tuple[int, ...]) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(described(item, (*path, place)) for place, item in enumerate(argument))
+        if isinstance(argument, Given | Scratch):
+            if isinstance(argument, Scratch) or argument.aligned:
+                attributes[path] = [["tt.divisibility", 16]]
+            return names[argument.dtype]
+        if argument is None or argument == 1:
+            constants[path] = argument
+            return "constexpr"
+        if argument % 16 == 0:
+            attributes[path] = [["tt.divisibility", 16]]
+        return "i32" if abs(argument) < 2**31 else "i64"
+
+    parameters = step.kernel.arg_names
+    signature = {
+        name: described(argument, (place,))
+        for place, (name, argument) in enumerate(zip(parameters, step.arguments, strict=False))
+    }
+    for name, value in step.constants.items():
+        signature[name] = "constexpr"
+        constants[(parameters.index(name),)] = value
+    return ASTSource(step.kernel, signature, constants, attributes)

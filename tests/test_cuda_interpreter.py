@@ -1,0 +1,173 @@
+"""The GPU's kernels in Triton's interpreter, which has to be switched on before Triton is imported.
+
+Where it is off, one test runs this file again with it on. With ``TRITON_INTERPRET=1`` in the environment the
+interpreter is also one of the backends that every other test runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import normgrad
+from normgrad.testing import compare, oracle, terms
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+ON = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+
+
+@pytest.mark.skipif(ON, reason="this is the run with the interpreter on")
+def test_with_the_interpreter_on() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert "passed" in run.stdout
+
+
+pytestmark_on = pytest.mark.skipif(not ON, reason="Triton's interpreter is off")
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Calls run in the interpreter."""
+    monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
+    return "interpreter"
+
+
+@pytest.fixture
+def interpreted(poisoned: None) -> None:
+    """Calls run in the interpreter, in memory that starts as NaN."""
+
+
+def _judge(operator: str, *args: Any) -> None:
+    results = getattr(normgrad, operator)(*args)
+    expected, magnitudes = getattr(oracle, operator)(*args), getattr(terms, operator)(*args)
+    if not isinstance(expected, tuple):
+        results, expected, magnitudes = (results,), (expected,), (magnitudes,)
+    for result, exact, magnitude in zip(results, expected, magnitudes, strict=False):
+        if exact is None:
+            assert result is None
+        else:
+            report = compare(result, exact, magnitude)
+            assert report, report.text
+
+
+def _random(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
+    return (np.random.default_rng(seed).normal(size=shape) + 0.5).astype(dtype)
+
+
+def _scales(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0.5, 2, size=shape).astype(np.float32)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "N"), [(9, 1), (7, 48), (3, 300), (0, 5), (2, 0)])
+class TestLayerNorm:
+    @pytest.mark.parametrize(
+        "mask", [(True, True, True), (True, False, False), (False, True, False), (False, True, True)]
+    )
+    def test_backward(self, dtype: Any, M: int, N: int, mask: tuple[bool, ...]) -> None:
+        dy, x = _random((M, N), dtype, 1), _random((M, N), dtype, 2)
+        mean, rstd = _random((M, 1), np.float32, 3), _scales((M, 1), 4)
+        _judge("layer_norm_backward", dy, x, [N], mean, rstd, _random((N,), dtype, 5), None, mask)
+
+    def test_forward(self, dtype: Any, M: int, N: int) -> None:
+        _judge("layer_norm", _random((M, N), dtype, 1), [N], _random((N,), dtype, 2), _random((N,), dtype, 3))
+
+    def test_columns_apart(self, dtype: Any, M: int, N: int) -> None:
+        dy, x = _random((N, M), dtype, 1).T, _random((M, 2 * N), dtype, 2)[:, ::2]
+        mean, rstd = _random((2 * M, 1), np.float32, 3)[::2], _scales((M, 1), 4)
+        _judge("layer_norm_backward", dy, x, [N], mean, rstd, _random((2 * N,), dtype, 5)[::2])
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (0, 4, 3, 2), (2, 4, 0, 2)])
+class TestGroupNorm:
+    @staticmethod
+    def _data(sizes: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
+        N, C, HxW, _ = sizes
+        if channels_last:
+            return _random((N, HxW, C), dtype, seed).transpose(0, 2, 1)
+        return _random((N, C, HxW), dtype, seed)
+
+    def test_backward(self, dtype: Any, channels_last: bool, sizes: tuple[int, ...]) -> None:
+        N, C, _, group = sizes
+        dy, x = (self._data(sizes, dtype, channels_last, seed) for seed in (1, 2))
+        mean, rstd = _random((N, group), np.float32, 3), _scales((N, group), 4)
+        _judge("group_norm_backward", dy, x, mean, rstd, _random((C,), dtype, 5), *sizes)
+
+    def test_forward(self, dtype: Any, channels_last: bool, sizes: tuple[int, ...]) -> None:
+        weight, bias = _random((sizes[1],), dtype, 2), _random((sizes[1],), dtype, 3)
+        _judge("group_norm", self._data(sizes, dtype, channels_last, 1), weight, bias, *sizes)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 6, 1), (0, 2, 4)])
+class TestBatchNorm:
+    @staticmethod
+    def _data(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
+        N, C, P = shape
+        return _random((N, P, C), dtype, seed).transpose(0, 2, 1) if channels_last else _random(shape, dtype, seed)
+
+    def test_every_step(self, dtype: Any, channels_last: bool, shape: tuple[int, ...]) -> None:
+        C = shape[1]
+        dy, x = (self._data(shape, dtype, channels_last, seed) for seed in (1, 2))
+        mean, weight, sum_dy = (_random((C,), np.float32, seed) for seed in (3, 4, 5))
+        invstd = _scales((C,), 6)
+        counter = np.array([5, 7], np.int32)
+        _judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sum_dy, sum_dy, counter)
+        _judge("batch_norm_elemt", x, weight, mean, mean, invstd)
+        _judge("batch_norm_stats", x)
+        _judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gather(dtype: Any) -> None:
+    x, mean, invstd = _random((2, 5), dtype, 1), _random((20, 5), np.float32, 2), _scales((20, 5), 3)
+    counts = np.arange(20, dtype=np.int32)
+    _judge("batch_norm_gather_stats_with_counts", x, mean, invstd, None, None, 0.1, 1e-5, counts)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("N", [48, 300])
+def test_a_row_has_the_same_bits_in_every_batch(N: int) -> None:
+    dy, x = _random((9, N), np.float32, 1), _random((9, N), np.float32, 2)
+    mean, rstd = _random((9, 1), np.float32, 3), _scales((9, 1), 4)
+    whole = normgrad.layer_norm_backward(dy, x, [N], mean, rstd)[0]
+    for row in range(9):
+        alone = slice(row, row + 1)
+        part = normgrad.layer_norm_backward(dy[alone], x[alone], [N], mean[alone], rstd[alone])[0]
+        assert part.tobytes() == whole[alone].tobytes()
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("shift", [0, 1, 48])
+def test_the_output_may_be_an_input(shift: int) -> None:
+    memory = _random((6 * 48,), np.float32, 1)
+    x, out = memory[: 3 * 48].reshape(3, 48), memory[shift : shift + 3 * 48].reshape(3, 48)
+    dy, mean, rstd = _random((3, 48), np.float32, 2), _random((3, 1), np.float32, 3), _scales((3, 1), 4)
+    expected, magnitude = (module.layer_norm_backward(dy, x, [48], mean, rstd)[0] for module in (oracle, terms))
+    normgrad.layer_norm_backward(dy, x, [48], mean, rstd, output_mask=(True, False, False), out=(out, None, None))
+    report = compare(out, expected, magnitude)
+    assert report, report.text

@@ -1,0 +1,91 @@
+"""How the GPU's work is cut up: no GPU, and nothing computed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from normgrad.contract.arrays import as_view
+from normgrad.cuda.configurations import Chip, group_tile, row_tile, stream_tile
+from normgrad.cuda.problem import grid_strides
+
+CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
+
+
+def _elements(array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+    """What lies where the strides say, in order."""
+    view = as_view(array)
+    first = (view.address - array.base.ctypes.data) // array.itemsize
+    flat = array.base.reshape(-1)
+    return [flat[first + sum(map(math.prod, zip(place, strides, strict=True)))] for place in np.ndindex(sizes)]
+
+
+def _base() -> np.ndarray:
+    return np.arange(2 * 3 * 4 * 6, dtype=np.int32).reshape(2, 3, 4, 6)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+@pytest.mark.parametrize(
+    "sizes", [(144,), (6, 24), (24, 6), (2, 3, 24), (2, 12, 6), (1, 144), (8, 18), (144, 1), (4, 36)]
+)
+def test_grid_strides_lead_to_the_elements_in_order(order: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    array = _base().transpose(order)[:, ::-1]
+    strides = grid_strides(as_view(array), sizes)
+    if strides is not None:
+        assert _elements(array, sizes, strides) == array.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("array", "sizes", "strides"),
+    [
+        (_base(), (6, 24), (24, 1)),
+        (_base()[:, :, ::2], (6, 12), None),
+        (_base()[:, :, ::2], (6, 2, 6), (24, 12, 1)),
+        (_base()[..., :4], (24, 4), (6, 1)),
+        (_base().transpose(0, 3, 1, 2), (2, 6, 12), (72, 1, 6)),
+        (_base()[0, 0, 0], (1, 6), (6, 1)),
+        (_base()[:1], (1, 72), (72, 1)),
+        (_base()[:, :, 0, 0], (6,), (24,)),
+        (_base()[:0], (0, 72), (72, 1)),
+    ],
+)
+def test_grid_strides_of_known_layouts(
+    array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...] | None
+) -> None:
+    assert grid_strides(as_view(array), sizes) == strides
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("columns", [1, 7, 128, 129, 1000, 4096, 4097, 16384, 70000, 262144, 2**31])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> None:
+    tile = row_tile(columns, itemsize, chip)
+    assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
+    assert tile.columns <= chip.largest_tile
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("places_adjacent", [True, False])
+@pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 20000])
+@pytest.mark.parametrize("HxW", [1, 49, 3136, 3600, 65536, 2**31])
+@pytest.mark.parametrize("group", [1, 3, 32])
+def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, HxW: int, group: int) -> None:
+    tile = group_tile(D, HxW, group, 2, chip, places_adjacent)
+    assert (tile.place_parts - 1) * tile.places < HxW <= tile.place_parts * tile.places
+    assert (tile.channel_parts - 1) * tile.channels < D <= tile.channel_parts * tile.channels
+    assert tile.groups == 1 or tile.channels >= D
+    assert tile.places * tile.groups * tile.channels <= chip.largest_tile
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("places_adjacent", [True, False])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 320, 4096), (1, 64, 100000), (100000, 3, 1), (3, 5, 49)])
+def test_stream_tiles_fit(chip: Chip, places_adjacent: bool, sizes: tuple[int, int, int]) -> None:
+    tile = stream_tile(*sizes, chip, places_adjacent)
+    assert 1 <= tile.samples * tile.places * tile.channels <= chip.largest_tile
