@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from normgrad.bench.cases import CHANNELS_LAST, GATHER, Case
+from normgrad.contract.arrays import aligned_empty
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, numpy_dtype
 from normgrad.operators import OPERATORS, Operator
 
@@ -85,9 +86,9 @@ class Workload:
 def empty(shape: tuple[int, ...], dtype: str, layout: str) -> np.ndarray:
     """An array of a shape whose elements lie in memory in the order of the layout."""
     if layout != CHANNELS_LAST:
-        return np.empty(shape, NUMPY_DTYPES[dtype])
+        return aligned_empty(shape, np.dtype(NUMPY_DTYPES[dtype]))
     samples, channels, *places = shape
-    return np.moveaxis(np.empty((samples, *places, channels), NUMPY_DTYPES[dtype]), -1, 1)
+    return np.moveaxis(aligned_empty((samples, *places, channels), np.dtype(NUMPY_DTYPES[dtype])), -1, 1)
 
 
 def workload(case: Case, seed: int = 0) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -122,12 +123,25 @@ def _plain_view(array: np.ndarray) -> View:
     return View(numpy_address(array), array.shape, strides, DType("", itemsize), Memory(0, 0))
 
 
+_ALIGNED_FROM = 1 << 20  # bytes
+
+
+def aligned_empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """A fresh array at a multiple of 64 bytes, as PyTorch's are: stores past the caches need that."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -numpy_address(raw) % 64
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
 class _NumpyKind:
     def maker(self, shape: Shape, dtype: DType, like: Any) -> Callable[[Any], Any]:
         theirs = numpy_dtype(dtype)
         if isinstance(like, np.ndarray) and like.shape == shape and not like.flags.c_contiguous:
             return lambda like: np.empty_like(like, theirs, subok=False)
-        return lambda like: np.empty(shape, theirs)
+        if math.prod(shape) * theirs.itemsize < _ALIGNED_FROM:
+            return lambda like: np.empty(shape, theirs)
+        return lambda like: aligned_empty(shape, theirs)
 
     def finish(self, array: Any) -> Any:
         return array
