@@ -138,8 +138,8 @@ def _prefetch(locality):
     return prefetch
 
 
-# Ask for the cache line at an address, in L1 or in L2; any address is safe.
-prefetch_l1, prefetch_l2 = _prefetch(3), _prefetch(2)
+# Ask for the cache line at an address in the second-level cache; any address is safe.
+prefetch_l2 = _prefetch(2)
 
 
 @intrinsic

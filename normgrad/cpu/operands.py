@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from normgrad.contract.dtypes import FLOAT32, DType
+from normgrad.contract.dtypes import DType
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import View, contiguous_strides
-from normgrad.cpu.axes import is_contiguous
 from normgrad.cpu.copies import copy_step
 from normgrad.cpu.steps import Place, Step, SteppedKernel, Workspace
 
@@ -52,13 +51,6 @@ class Operands:
         layout = View(0, view.shape, contiguous_strides(view.shape), dtype, view.storage)
         self._copies[name] = copy, layout
         return layout
-
-    def float32_vector(self, name: str) -> Place:
-        """A small input as contiguous float32."""
-        view = self.view(name)
-        if view.dtype != FLOAT32 or not is_contiguous(view):
-            self.copied(name, FLOAT32)
-        return self.place(name)
 
     def laid_out(self, name: str, layout: Callable[[View], Layout | None]) -> Layout:
         """What a function of the view says of its layout, of a contiguous copy where it says None."""

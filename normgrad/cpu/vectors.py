@@ -82,24 +82,6 @@ def vstore(typingctx, kind, address, index, value):
 
 
 @intrinsic
-def vstream(typingctx, kind, address, index, value):
-    """As vstore, past the caches: for results too large to stay in them. The 16 elements must be aligned together."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
-        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = narrowed(builder, kind, args[3])
-        # LLVM has streaming stores of float lanes, none of half lanes
-        lanes = ir.VectorType(FLOAT_TYPE, LANES * size_of(element) // 4)
-        pointer = builder.bitcast(pointer, lanes.as_pointer())
-        stored = builder.store(builder.bitcast(raw, lanes), pointer, align=LANES * size_of(element))
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
-        return context.get_dummy_value()
-
-    return types.void(kind, address, index, f32x16), codegen
-
-
-@intrinsic
 def bits_or(typingctx, a, b):
     """The bits of both: zero, of either sign, only where both lanes are."""
 
@@ -176,46 +158,6 @@ def _first_lanes(builder, count):
 
 
 @intrinsic
-def vload_first(typingctx, kind, address, index, count):
-    """The first `count` lanes from memory, the others 0; nothing beyond is read."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
-        vector_type = vector_of(element)
-        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        mask = _first_lanes(builder, args[3])
-        zero = ir.Constant(vector_type, None)
-        raw = call_intrinsic(
-            builder,
-            f"llvm.masked.load.{type_suffix(vector_type)}.p0",
-            vector_type,
-            [pointer, ir.Constant(I32_TYPE, size_of(element)), mask, zero],
-        )
-        return widened(builder, kind, raw)
-
-    return f32x16(kind, address, index, types.int64), codegen
-
-
-@intrinsic
-def vstore_first(typingctx, kind, address, index, value, count):
-    """Store the first `count` lanes; nothing beyond is written."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
-        pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = narrowed(builder, kind, args[3])
-        call_intrinsic(
-            builder,
-            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
-            ir.VoidType(),
-            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _first_lanes(builder, args[4])],
-        )
-        return context.get_dummy_value()
-
-    return types.void(kind, address, index, f32x16, types.int64), codegen
-
-
-@intrinsic
 def keep_first(typingctx, value, count):
     """The lanes below `count`; the others 0."""
 
@@ -279,14 +221,6 @@ def fma(typingctx, a, b, c):
         return call_intrinsic(builder, f"llvm.fma.{type_suffix(args[0].type)}", args[0].type, list(args))
 
     return a(a, a, a), codegen
-
-
-@intrinsic
-def vabs(typingctx, a):
-    def codegen(context, builder, sig, args):
-        return call_intrinsic(builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args))
-
-    return a(a), codegen
 
 
 @intrinsic
