@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -178,12 +179,22 @@ def _quack(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 def _on_gpu(gradients: Callable[[str, Mapping[str, Any]], tuple[Any, ...] | None]) -> Peer:
-    """A peer of a function that gives the three gradients; a call that it refuses is one that it does not have."""
+    """A peer of a function that gives the three gradients; a call that it fails on is one that it does not have.
+
+    Others' compilers raise errors of their own kinds, so any is taken for a refusal; each is said once.
+    """
+    said: set[str] = set()
 
     def peer(operator: str, arguments: Arguments, device: str) -> tuple[Arguments, Results] | None:
         try:
             found = gradients(operator, {name: to_torch(value, device) for name, value in arguments.items()})
-        except (RuntimeError, AssertionError, ValueError):
+        except Exception as error:
+            line = (
+                f"{gradients.__name__[1:]}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
+            if line not in said:
+                print(line, file=sys.stderr)
+            said.add(line)
             return None
         if found is None:
             return None
