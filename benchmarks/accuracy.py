@@ -56,14 +56,15 @@ def measured(device: str, names: list[str] | None) -> dict[str, Any]:
     """The findings on every implementation, by its name and device."""
     chosen = names or [name for name, (_, kind) in backends.BACKENDS.items() if kind == device]
     cases = [case for name in OPERATORS for case in make_cases(name) if case.kind not in ("dtypes", "masks")]
+    others = peers(device)
     found = {f"{name} ({device})": _entry(device, True) for name in chosen}
-    found |= {f"{name} ({device})": _entry(device, False) for name in peers(device)}
+    found |= {f"{name} ({device})": _entry(device, False) for name in others}
     for case in track(cases, "Measuring", disable=not sys.stderr.isatty()):
         for name in chosen:
             entry = _backend_errors(name, case, device)
             if entry is not None:
                 found[f"{name} ({device})"]["cases"][_key(case)] = entry
-        for name, peer in peers(device).items():
+        for name, peer in others.items():
             outcome = peer(case.operator, case.arguments, device)
             if outcome is not None:
                 arguments, result = outcome
