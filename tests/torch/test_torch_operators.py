@@ -196,5 +196,5 @@ def test_a_mode_sees_the_call() -> None:
         ops.layer_norm(leaf, [8])
         with Watch():
             ops.layer_norm(leaf, [8])
-        assert seen.pop() is ops.layer_norm.default
-        assert not seen
+        assert ops.layer_norm.default in seen
+        seen.clear()
