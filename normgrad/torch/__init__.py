@@ -1,0 +1,5 @@
+"""normgrad in PyTorch. Importing this module registers the operators of ``torch.ops.normgrad``."""
+
+import normgrad.torch.library  # noqa: F401 - registers the operators
+
+__all__: list[str] = []
