@@ -3,28 +3,32 @@
 import numpy as np
 
 from normgrad.cpu.channels import (
+    BIAS,
     CHUNK,
     GRAD_OUT,
     INPUT,
     MEAN,
     PARTIALS,
     PITCH,
+    RECORDS,
     RESULT,
     RSTD,
     SCALE_BY_RSTD,
     STREAM,
+    WEIGHT,
     address_of,
     partial_index,
     places_of,
     statistic_of,
+    vector_or,
     vector_value,
 )
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.llvm import F32
-from normgrad.cpu.memory import item_size, load, store_f64
+from normgrad.cpu.memory import item_size, load, load_f64, store_f64
 from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, splat_f32, splat_f64, widen
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, widen
 
 # A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
 SMALLEST, LARGEST = 2.0**-90, 2.0**126
@@ -54,10 +58,13 @@ def _row_sums(kind, grad_out, x, count, mean):
         total = total + widen((a0 + a1) + (a2 + a3))
         total_x = total_x + widen((b0 + b1) + (b2 + b3))
         i += 128
-    while i < count:
+    wide_centre = widen(centre)
+    while i < count:  # so few terms that the rounding of one may show
         left = count - i
-        a0, b0 = _pair_sums(load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left), centre)
-        total, total_x = total + widen(a0), total_x + widen(b0)
+        g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
+        g0, g1 = widen(g[0]), widen(g[1])
+        total = total + (g0 + g1)
+        total_x = fma(g1, widen(v[1]) - wide_centre, fma(g0, widen(v[0]) - wide_centre, total_x))
         i += 32
     return hsum(total), hsum(total_x)
 
@@ -171,24 +178,48 @@ def moments_row(kind, desc, n, c, chunk):
 
 
 @in_place
-def _normalised(x, mean, rest, factor, bias):
-    return fma((x[0] - mean) - rest, factor, bias), fma((x[1] - mean) - rest, factor, bias)
+def _normalised(x, mean, factor, offset):
+    return fma(x[0] - mean, factor, offset), fma(x[1] - mean, factor, offset)
+
+
+@device
+def _normalise_singles(desc, n, c, x, result, count, stream):
+    """The output of float32 numbers, in float64: the conversions take less time than the memory, and it rounds once."""
+    statistic, kind = statistic_of(desc, n, c), F32
+    mean, rstd = load_f64(desc[RECORDS], 2 * statistic), load_f64(desc[RECORDS], 2 * statistic + 1)
+    centre, factor = splat_f64(mean), splat_f64(rstd * vector_or(desc, WEIGHT, c, 1.0))
+    bias, i = splat_f64(vector_or(desc, BIAS, c, 0.0)), 0
+    while i + 32 <= count:
+        v = load_pair(kind, x, i)
+        a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
+        if stream:
+            stream_pair(kind, result, i, narrow(a), narrow(b))
+        else:
+            store_pair(kind, result, i, narrow(a), narrow(b))
+        i += 32
+    if i < count:
+        v = load_pair_first(kind, x, i, count - i)
+        a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
+        store_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
 
 
 @device
 def normalise_row(kind, desc, n, c, chunk, table):
-    """The output of a chunk: ((x − mean) − rest of the mean)·factor + bias."""
+    """The output of a chunk: (x − mean)·factor + offset."""
     first, count, size, pitch = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind), desc[PITCH]
     if load(F32, table, 4 * pitch + c) == 0:
         exact_normalised(desc, n, c, first, first + count)
         return
     x, result = address_of(desc, INPUT, size, n, c, first), address_of(desc, RESULT, size, n, c, first)
     stream = desc[STREAM] != 0 and result % 64 == 0
-    mean, rest = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
-    factor, bias = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
+    if size == 4:
+        _normalise_singles(desc, n, c, x, result, count, stream)
+        return
+    mean = splat_f32(load(F32, table, c))
+    factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
     i = 0
     while i + 32 <= count:
-        a, b = _normalised(load_pair(kind, x, i), mean, rest, factor, bias)
+        a, b = _normalised(load_pair(kind, x, i), mean, factor, offset)
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
             exact_normalised(desc, n, c, first + i, first + i + 32)
         elif stream:
@@ -197,7 +228,7 @@ def normalise_row(kind, desc, n, c, chunk, table):
             store_pair(kind, result, i, a, b)
         i += 32
     if i < count:
-        a, b = _normalised(load_pair_first(kind, x, i, count - i), mean, rest, factor, bias)
+        a, b = _normalised(load_pair_first(kind, x, i, count - i), mean, factor, offset)
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
             exact_normalised(desc, n, c, first + i, first + count)
         else:

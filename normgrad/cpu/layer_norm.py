@@ -22,6 +22,7 @@ from normgrad.cpu.steps import Place, Step, SteppedKernel
 _SHARED_FROM = 1 << 17  # elements: below, one thread is faster
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _PAIR = 32  # columns that are worked on at once
+_FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients
 
 
 def prepare_backward(problem: Problem) -> SteppedKernel:
@@ -49,6 +50,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc[[backward.BLOCKS, backward.BLOCK_ROWS, backward.WIDE, backward.STAGED]] = blocks, block_rows, wide, staged
     wanted = ("grad_input", "grad_weight", "grad_bias")
     desc[[backward.WANT_INPUT, backward.WANT_WEIGHT, backward.WANT_BIAS]] = [name in operands for name in wanted]
+    desc[backward.EXACT_SUMS] = rows <= _FEW_ROWS
     desc[backward.STREAM] = not staged and axes.can_stream("grad_input")
     for name, position in (("mean", backward.MEAN), ("rstd", backward.RSTD)):
         desc[backward.STATISTICS_CODE] = _contiguous(operands, name)

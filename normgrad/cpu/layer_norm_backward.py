@@ -36,7 +36,8 @@ WEIGHT, WEIGHT_CODE, WEIGHT_STRIDE = 39, 40, 41  # address 0: no weight
 GRAD_WEIGHT, GRAD_WEIGHT_STRIDE, GRAD_BIAS, GRAD_BIAS_STRIDE, GRAD_CODE = 42, 43, 44, 45, 46
 ORDERED_WEIGHT, PARTIALS, ROW_SUMS, SCRATCH, SCRATCH_SIZE = 47, 48, 49, 50, 51  # in the workspace
 NEXT_SEGMENT, DONE_SEGMENT = 52, 53
-DESC_SIZE = 54
+EXACT_SUMS = 54  # the weight gradients' terms in float64
+DESC_SIZE = 55
 
 STAGED_ROWS = 32
 COLUMN_CHUNK = 8192
@@ -111,6 +112,7 @@ def run_tile(
                 dw_first,
                 want_input,
                 want_sums,
+                desc[EXACT_SUMS] != 0,
                 stream,
                 0 if desc[WIDE] else TILE,
             )

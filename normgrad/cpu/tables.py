@@ -101,10 +101,11 @@ def group_gradients(kind, columns, desc, n, q, table):
 
 @device
 def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
-    high = np.float32(mean)
+    """An entry of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for it."""
     factor = rstd * weight
-    fine = usable(factor) and bias == bias and (mean == high or abs(mean) >= 2.0**-80) and abs(mean) <= 2.0**126
-    _fill(table, pitch, lane, mean, mean - high, factor, bias, fine)
+    offset = bias - (mean - np.float32(mean)) * factor
+    fine = usable(factor) and usable(offset) and abs(mean) <= 2.0**126
+    _fill(table, pitch, lane, mean, 0.0, factor, offset, fine)
     return fine
 
 
