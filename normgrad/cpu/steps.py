@@ -68,12 +68,14 @@ class Step:
     ) -> None:
         self._function = function
         self._descriptor = descriptor
-        self._places = tuple((position, place.source, place.offset) for position, place in places)
+        self._scratch = tuple((at, place.offset) for at, place in places if place.source == _WORKSPACE)
+        self._tensors = tuple((at, place.source, place.offset) for at, place in places if place.source != _WORKSPACE)
         self._tags = tags
         self._shared = shared
         self._slots = pool.slots()
         self._key = (function, *map(type, tags))
-        self._filled: tuple[list[int], int, np.ndarray] = ([], 0, descriptor)
+        self._with_scratch: tuple[int, np.ndarray] = (0, descriptor)
+        self._filled: tuple[list[int], np.ndarray, np.ndarray] = ([], descriptor, descriptor)
 
     def run(self, addresses: list[int], workspace: int) -> None:
         """Call the function on the tensors at these addresses."""
@@ -88,13 +90,19 @@ class Step:
             self._function(descriptor, *self._tags)
 
     def _at(self, addresses: list[int], workspace: int) -> np.ndarray:
-        """The descriptor with its addresses, which are often the last call's."""
-        last_addresses, last_workspace, filled = self._filled
-        if workspace != last_workspace or addresses != last_addresses:
-            filled = self._descriptor.copy()
-            for position, source, offset in self._places:
-                filled[position] = offset + (workspace if source == _WORKSPACE else addresses[source])
-            self._filled = (addresses, workspace, filled)
+        """The descriptor with its addresses: the workspace is often the last call's, the tensors sometimes are."""
+        last, descriptor = self._with_scratch
+        if workspace != last:
+            descriptor = self._descriptor.copy()
+            for position, offset in self._scratch:
+                descriptor[position] = workspace + offset
+            self._with_scratch = (workspace, descriptor)
+        last_addresses, base, filled = self._filled
+        if base is not descriptor or addresses != last_addresses:
+            filled = descriptor.copy()
+            for position, source, offset in self._tensors:
+                filled[position] = addresses[source] + offset
+            self._filled = (addresses, descriptor, filled)
         return filled
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -37,15 +37,17 @@ class _Recipe:
     problem: Problem
     backend: Backend
     kernel: Kernel
-    makers: tuple[Callable[[], Tensor] | None, ...]
-    lies: tuple[tuple[int, int], ...]  # of each tensor: bytes from its first element to its end, bits that are zero
+    makers: tuple[Callable[[Sequence[Tensor]], Tensor] | None, ...]
+    lies: tuple[
+        tuple[int, int], ...
+    ]  # of each tensor: bytes from its first element to its end, and bytes an element takes
     written: tuple[int, ...]
 
     def is_safe(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> bool:
         """Whether tensors of this layout, at these addresses, lie in their memory as the contract has it."""
-        for tensor, address, (reach, zero) in zip(tensors, addresses, self.lies):  # noqa: B905 - strict takes its time
-            storage = tensor.untyped_storage()
-            if address & zero or address + reach > storage.data_ptr() + storage.nbytes():
+        for tensor, address, (reach, itemsize) in zip(tensors, addresses, self.lies):  # noqa: B905 - strict takes longer
+            beyond = tensor.storage_offset() * itemsize + reach > tensor.untyped_storage().nbytes()
+            if beyond or address & (itemsize - 1):
                 return False
         return not self.written or not self.collides(addresses)
 
@@ -64,7 +66,7 @@ class _Recipe:
         for make in self.makers:
             result = None
             if make is not None:
-                result = make()
+                result = make(tensors)
                 addresses.append(result.data_ptr())
             results.append(result)
         launch(self.problem, addresses, self.kernel, self.backend)
@@ -130,6 +132,21 @@ class TorchKernel:
             same_key.append(recipe)
 
 
+def are_plain(args: Sequence[Any]) -> bool:
+    """Whether the tensors among the arguments are no more than memory: nothing wraps, traces or negates them."""
+    return all(
+        torch._C._dispatch_keys(arg).raw_repr() == _plain_keys(arg.device) for arg in args if isinstance(arg, Tensor)
+    )
+
+
+@cache
+def _plain_keys(device: torch.device) -> int | None:
+    if device.type not in ("cpu", "cuda"):
+        return None
+    keys: int = torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
+    return keys
+
+
 def _key(args: Sequence[Any]) -> tuple[Hashable, list[Tensor]]:
     """The arguments that are no tensors, which of them are, and those."""
     key: list[Hashable] = [requested_backend(), current_product()]
@@ -158,14 +175,19 @@ def _recipe(
         problem,
         backend,
         kernel,
-        tuple(None if result is None else _maker(result) for result in made),
-        tuple((view.reach.nbytes, view.dtype.itemsize - 1) for view in given),
+        tuple(None if result is None else _maker(result, tensors) for result in made),
+        tuple((view.reach.nbytes, view.dtype.itemsize) for view in given),
         tuple(names.index(name) for name in written),
     )
 
 
-def _maker(result: Tensor) -> Callable[[], Tensor]:
-    return partial(torch.empty_strided, tuple(result.shape), result.stride(), dtype=result.dtype, device=result.device)
+def _maker(result: Tensor, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    """How to make another tensor of the layout of a result: as one of the arguments where it has the same."""
+    shape, strides, dtype, device = result.shape, result.stride(), result.dtype, result.device
+    for number, tensor in enumerate(tensors):
+        if (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) == (shape, strides, dtype, device):
+            return lambda tensors: torch.empty_like(tensors[number])  # takes less time than to say all of it
+    return lambda tensors: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def packed(results: Sequence[Tensor | None]) -> Results:

@@ -12,7 +12,7 @@ from normgrad.operators import OPERATORS
 from normgrad.torch import derivatives, formulas, outputs
 from normgrad.torch.batching import call_per_sample
 from normgrad.torch.derivatives import Gradients, as_tuple
-from normgrad.torch.kernels import TorchKernel, packed
+from normgrad.torch.kernels import TorchKernel, are_plain, packed
 
 _MASK = "bool[3] output_mask=[True, True, True]"
 _GROUPS = "SymInt N, SymInt C, SymInt HxW, int group"
@@ -100,12 +100,14 @@ def _define(name: str) -> None:
     defaults = [argument.default_value for argument in op._schema.arguments]
 
     def below_autograd(*args: Any) -> Any:
-        # A mode, such as one that traces, sees every operator.
-        found = kernel.recalled(args) if torch._C._len_torch_dispatch_stack() == 0 else None
-        if found is None:
-            with torch._C._AutoDispatchBelowAutograd():
-                found = op(*args)
-        return found
+        if torch._C._len_torch_dispatch_stack() == 0:  # no mode, such as one that traces, wants to see the call
+            found = kernel.recalled(args)
+            if found is not None:
+                return found
+            if are_plain(args):
+                return kernel(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
 
     def run(*args: Any) -> Any:
         return op(*args) if torch._C._are_functorch_transforms_active() else below_autograd(*args)
