@@ -13,15 +13,28 @@ import torch
 from normgrad.contract.plan import Plan
 from normgrad.contract.view import Memory
 from normgrad.sdk import native
+from normgrad.sdk.native import BadAddress
 
 _POLL = 0.0005  # seconds between looks at a stream that is waited for with a time limit
 
 
 class _Driver:
-    """The functions of the CUDA driver that PyTorch has no name for. They act in the thread's current device."""
+    """The functions of the CUDA driver that PyTorch has no name for. They act in the thread's current context."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
+        self._contexts = [self._context(index) for index in range(torch.cuda.device_count())]
+
+    def _context(self, index: int) -> ctypes.c_void_p:
+        """The context of a GPU that PyTorch works in, too."""
+        context = ctypes.c_void_p()
+        torch.cuda.synchronize(index)  # PyTorch makes it
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(index))
+        return context
+
+    def enter(self, index: int) -> None:
+        """Make a GPU the thread's. PyTorch leaves a new thread without a context where the GPU is the default one."""
+        self._call("cuCtxSetCurrent", self._contexts[index])
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         self._call("cuMemcpyAsync", _word(to), _word(source), _word(nbytes), ctypes.c_void_p(stream))
@@ -70,7 +83,9 @@ class CudaStream:
 
     def __init__(self, driver: _Driver, index: int) -> None:
         self._driver = driver
+        self._index = index
         self._device = torch.device("cuda", index)
+        self._error: BadAddress | None = None
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream(self._device)
 
@@ -79,28 +94,47 @@ class CudaStream:
             plan.run(workspace)
 
     def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool], kept: Any) -> None:
-        """Copy in order; one that ends in memory the library does not know is over when this returns."""
+        """Copy in order; one from or to memory that the library does not know is over when this returns."""
+        try:
+            self.copy_now(to, source, nbytes, sides)
+        except BadAddress as error:  # an error of the work: synchronise tells it
+            self._error = self._error or error
+
+    def copy_now(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None:
+        """The same, with its own error at once."""
+        if all(sides):
+            self._copy_known(to, source, nbytes)
+            return
         to_known, source_known = sides
-        with torch.cuda.device(self._device):
-            if to_known and source_known:
-                self._driver.copy(to, source, nbytes, self._stream.cuda_stream)
-                return
-            with _staging(nbytes) as staged:
-                if not source_known:
-                    native.copy(staged, source, nbytes)
-                    source = staged
-                self._driver.copy(to if to_known else staged, source, nbytes, self._stream.cuda_stream)
-                self._stream.synchronize()
-                if not to_known:
-                    native.copy(to, staged, nbytes)
+        with _staging(nbytes) as staged:
+            if not source_known:
+                native.copy(staged, source, nbytes)
+                source = staged
+            self._put(to if to_known else staged, source, nbytes)
+            self._stream.synchronize()
+            if not to_known:
+                native.copy(to, staged, nbytes)
+
+    def _copy_known(self, to: int, source: int, nbytes: int) -> None:
+        if abs(to - source) >= nbytes:
+            self._put(to, source, nbytes)
+            return
+        with torch.cuda.stream(self._stream):  # the driver copies in no order that could be counted on
+            between = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            self._put(between.data_ptr(), source, nbytes)
+            self._put(to, between.data_ptr(), nbytes)
+
+    def _put(self, to: int, source: int, nbytes: int) -> None:
+        self._driver.enter(self._index)
+        self._driver.copy(to, source, nbytes, self._stream.cuda_stream)
 
     def fill(self, to: int, value: int, nbytes: int, on_device: bool, kept: Any) -> None:
         if not on_device:
             self._stream.synchronize()
             native.fill(to, value, nbytes)
             return
-        with torch.cuda.device(self._device):
-            self._driver.fill(to, value, nbytes, self._stream.cuda_stream)
+        self._driver.enter(self._index)
+        self._driver.fill(to, value, nbytes, self._stream.cuda_stream)
 
     def record(self) -> CudaMark:
         return CudaMark(self._stream)
@@ -114,7 +148,13 @@ class CudaStream:
     def synchronize(self, timeout: float | None = None) -> None:
         if timeout is None:
             self._stream.synchronize()
-            return
+        else:
+            self._wait(timeout)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _wait(self, timeout: float) -> None:
         end = time.monotonic() + timeout
         while not self._stream.query():
             if time.monotonic() >= end:
@@ -139,6 +179,8 @@ class CudaDevices:
         return f"cuda:{index}"
 
     def allocate(self, nbytes: int, index: int) -> int:
+        if nbytes > self.memory_info(index)[1]:  # PyTorch's own arithmetic may overflow
+            return 0
         try:
             return int(torch.cuda.caching_allocator_alloc(nbytes, index))
         except torch.cuda.OutOfMemoryError:
@@ -154,7 +196,7 @@ class CudaDevices:
 
     def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None:
         stream = self._streams[0]
-        stream.copy(to, source, nbytes, sides, kept=None)
+        stream.copy_now(to, source, nbytes, sides)
         stream.synchronize()
 
     def fill(self, to: int, value: int, nbytes: int, on_device: bool) -> None:

@@ -69,6 +69,16 @@ def test_no_memory_errors_as_the_sanitiser_sees_them(sanitised: Path, run, progr
     assert "ERROR" not in done.stderr
 
 
+def test_bad_addresses_in_a_sandbox_that_forbids_the_copying_system_call(tmp_path: Path, run) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CFLAGS", "-DNORMGRAD_SANDBOXED")
+        home = sdk.build(tmp_path / "tree")
+    command = ["g++", "-std=c++11", PROGRAMS / "runtime.cpp", "-pthread", f"-I{home}/include", f"-L{home}/lib64"]
+    subprocess.run([*command, *LIBRARIES, "-o", tmp_path / "runtime"], check=True)
+    done = run(tmp_path / "runtime", LD_LIBRARY_PATH=f"{home}/lib64")
+    assert (done.stdout, done.stderr, done.returncode) == ("0 failed\n", "", 0)
+
+
 @pytest.mark.parametrize("program", ["runtime", "use", "errors"])
 def test_no_memory_errors_as_memcheck_sees_them(build, home: Path, program: str, tmp_path: Path) -> None:
     if program == "errors" and not LONG:
