@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,10 @@ class _Driver:
     """The functions of the CUDA driver that PyTorch has no name for. They act in the thread's current context."""
 
     def __init__(self) -> None:
+        # At the end of the process PyTorch and the driver go before the program's last calls.
+        self.closed = False
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._kept: list[Any] = []
         self._library = ctypes.CDLL("libcuda.so.1")
         self._contexts = [self._context(index) for index in range(torch.cuda.device_count())]
 
@@ -34,6 +39,7 @@ class _Driver:
 
     def enter(self, index: int) -> None:
         """Make a GPU the thread's. PyTorch leaves a new thread without a context where the GPU is the default one."""
+        self.refuse_if_closed()
         self._call("cuCtxSetCurrent", self._contexts[index])
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
@@ -42,6 +48,15 @@ class _Driver:
     def fill(self, to: int, value: int, nbytes: int, stream: int) -> None:
         byte = ctypes.c_ubyte(value & 0xFF)
         self._call("cuMemsetD8Async", _word(to), byte, _word(nbytes), ctypes.c_void_p(stream))
+
+    def close(self) -> None:
+        """Leave the GPUs alone from now on, and keep what PyTorch would have to end."""
+        self.closed = True
+        self._kept = list(self.users)
+
+    def refuse_if_closed(self) -> None:
+        if self.closed:
+            raise RuntimeError("the process is ending, and the GPU can no longer be used")
 
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self._library, name)(*arguments)
@@ -64,17 +79,22 @@ def _staging(nbytes: int) -> Iterator[int]:
 class CudaMark:
     """A point in a stream's work."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, driver: _Driver, stream: Any) -> None:
+        driver.users.add(self)
+        self._driver = driver
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record(stream)
 
     def query(self) -> bool:
-        return bool(self.event.query())
+        return self._driver.closed or bool(self.event.query())
 
     def wait(self) -> None:
+        if self._driver.closed:
+            return
         self.event.synchronize()
 
     def milliseconds_since(self, earlier: CudaMark) -> float:
+        self._driver.refuse_if_closed()
         return float(earlier.event.elapsed_time(self.event))
 
 
@@ -82,6 +102,7 @@ class CudaStream:
     """A CUDA stream."""
 
     def __init__(self, driver: _Driver, index: int) -> None:
+        driver.users.add(self)
         self._driver = driver
         self._index = index
         self._device = torch.device("cuda", index)
@@ -90,6 +111,7 @@ class CudaStream:
             self._stream = torch.cuda.Stream(self._device)
 
     def run(self, plan: Plan, workspace: Memory) -> None:
+        self._driver.refuse_if_closed()
         with torch.cuda.stream(self._stream):
             plan.run(workspace)
 
@@ -130,22 +152,27 @@ class CudaStream:
 
     def fill(self, to: int, value: int, nbytes: int, on_device: bool, kept: Any) -> None:
         if not on_device:
-            self._stream.synchronize()
+            if not self._driver.closed:
+                self._stream.synchronize()
             native.fill(to, value, nbytes)
             return
         self._driver.enter(self._index)
         self._driver.fill(to, value, nbytes, self._stream.cuda_stream)
 
     def record(self) -> CudaMark:
-        return CudaMark(self._stream)
+        self._driver.refuse_if_closed()
+        return CudaMark(self._driver, self._stream)
 
     def wait_for(self, mark: CudaMark) -> None:
+        self._driver.refuse_if_closed()
         self._stream.wait_event(mark.event)
 
     def query(self) -> bool:
-        return bool(self._stream.query())
+        return self._driver.closed or bool(self._stream.query())
 
     def synchronize(self, timeout: float | None = None) -> None:
+        if self._driver.closed:  # after all work
+            return
         if timeout is None:
             self._stream.synchronize()
         else:
@@ -179,6 +206,7 @@ class CudaDevices:
         return f"cuda:{index}"
 
     def allocate(self, nbytes: int, index: int) -> int:
+        self._driver.refuse_if_closed()
         if nbytes > self.memory_info(index)[1]:  # PyTorch's own arithmetic may overflow
             return 0
         try:
@@ -187,11 +215,14 @@ class CudaDevices:
             return 0
 
     def release(self, address: int) -> None:
+        if self._driver.closed:
+            return
         for index in range(self.count()):
             torch.cuda.synchronize(index)  # work may still use the memory, on any stream
         torch.cuda.caching_allocator_delete(address)
 
     def stream(self, index: int) -> CudaStream:
+        self._driver.refuse_if_closed()
         return CudaStream(self._driver, index)
 
     def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None:
@@ -206,5 +237,10 @@ class CudaDevices:
 
     def memory_info(self, index: int) -> tuple[int, int]:
         """Free and total bytes."""
+        self._driver.refuse_if_closed()
         free, total = torch.cuda.mem_get_info(index)
         return int(free), int(total)
+
+    def close(self) -> None:
+        """The process ends, after all work: what the program still frees goes with the process."""
+        self._driver.close()

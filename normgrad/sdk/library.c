@@ -235,10 +235,12 @@ static int64_t call(int32_t function, const uint64_t *words, int64_t failure)
     return result == INT64_MIN ? failure : result;
 }
 
-/* At the end of the process the work of streams is waited for, before what it uses is taken down. */
+/* At the end of the process the work of streams is waited for, before what it uses is taken down: once, by the handler
+ * that was registered last and so comes first. Those of earlier would come after the libraries loaded since. */
 static void finish(void)
 {
-    if (!atomic_load(&ended) && Py_IsInitialized())
+    static atomic_int finished;
+    if (!atomic_load(&ended) && Py_IsInitialized() && !atomic_exchange(&finished, 1))
         call(-1, NULL, 0);
 }
 

@@ -1,4 +1,4 @@
-"""What the samples print, on any device."""
+"""What the samples print, and the ways in which ends.cpp ends, on any device."""
 
 EXPECTED = {
     "layer_norm_backward": "gradInput: -2 -94 -877.5 -1747.5\ngradWeight: 20 62\ngradBias: 6 8\n",
@@ -8,3 +8,5 @@ EXPECTED = {
     "runningMean: 0.0901459 0.0728063 0.0555861\nrunningVar: 1.02044 1.01997 1.01667\n"
     "outputs and gradients of both ranks: right\n",
 }
+
+WAYS_TO_END = ("returns", "finalises", "exits", "quits", "static", "stream", "event", "work", "plan")

@@ -1,7 +1,8 @@
-"""``python tests/sdk/on_gpu.py [WHEELS]``: the SDK on a machine with a GPU, with no more than PyTorch and a compiler.
+"""``python tests/sdk/on_gpu.py [--ends] [WHEELS]``: the SDK on a machine with a GPU.
 
-Where cffi is not installed, it is taken from a folder of wheels. Every part runs, whatever becomes of those before it,
-and ends in a line ``ok`` or ``FAILED``; the exit status is the number of failures.
+It needs no more than PyTorch and a compiler. Where cffi is not installed, it is taken from a folder of wheels. Every part runs, whatever becomes of those before it,
+and ends in a line ``ok`` or ``FAILED``; the exit status is the number of failures. With ``--ends`` only the ways in
+which programs end.
 """
 
 from __future__ import annotations
@@ -100,10 +101,21 @@ def check_devices() -> None:
 
 
 def compile_program(source: Path, home: Path, folder: Path) -> Path:
-    """A program built against the tree, as the tests build it."""
+    """A program built against the tree, as the tests build it; where it crashes it says where."""
     program = folder / source.stem
     include = home / "include"
-    command = ["g++", "-std=c++11", "-O1", source, f"-I{include}", f"-I{include}/aclnnop", f"-I{include}/aclnn"]
+    command = [
+        "g++",
+        "-std=c++11",
+        "-O1",
+        "-g",
+        "-rdynamic",
+        source,
+        PROGRAMS / "crash.cpp",
+        f"-I{include}",
+        f"-I{include}/aclnnop",
+        f"-I{include}/aclnn",
+    ]
     libraries = ["-lascendcl", "-lnnopbase", "-lopapi_nn", "-lopapi_math"]
     done = subprocess.run(
         [*command, f"-L{home}/lib64", *libraries, "-pthread", "-o", program],
@@ -167,14 +179,36 @@ def check_fuzzed(home: Path) -> None:
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
 
 
-def main(wheels: Path | None) -> int:
+def check_ends(home: Path, folder: Path, verdicts: Verdicts) -> None:
+    """The programs that use no operator, and every way a program may end."""
+    from expected import WAYS_TO_END
+
+    for name in ("gpu", "runtime"):
+        verdicts.part(f"{name}.cpp", lambda n=name: check_program(n, (), home, folder))
+    for way in WAYS_TO_END:
+        verdicts.part(f"ends.cpp {way}", lambda w=way: check_program("ends", (w,), home, folder))
+
+
+def check_use(home: Path, folder: Path, verdicts: Verdicts) -> None:
+    """The samples and the programs of the tests, and the fuzzer."""
+    from expected import EXPECTED
+
+    for name, expected in EXPECTED.items():
+        verdicts.part(f"sample {name}", lambda n=name, e=expected: check_sample(n, e, home, folder))
+    for name, arguments in {"use": (), "errors": (), "rounds": ("500",), "threads": ()}.items():
+        verdicts.part(f"{name}.cpp", lambda n=name, a=arguments: check_program(n, a, home, folder))
+    verdicts.part("fuzzer", lambda: check_fuzzed(home))
+
+
+def main(wheels: Path | None, *, only_ends: bool) -> int:
     verdicts = Verdicts()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if wheels is not None and importlib.util.find_spec("cffi") is None:
             verdicts.part("wheels", lambda: take_wheels(wheels, folder / "packages"))
         verdicts.part("what there is", say_what_there_is)
-        verdicts.part("devices from Python", check_devices)
+        if not only_ends:
+            verdicts.part("devices from Python", check_devices)
         home = folder / "tree"
 
         def make() -> None:
@@ -183,17 +217,13 @@ def main(wheels: Path | None) -> int:
             sdk.build(home)
 
         if verdicts.part("the tree", make):
-            from expected import EXPECTED
-
-            verdicts.part("gpu.cpp", lambda: check_program("gpu", (), home, folder))
-            for name, expected in EXPECTED.items():
-                verdicts.part(f"sample {name}", lambda n=name, e=expected: check_sample(n, e, home, folder))
-            for name, arguments in {"runtime": (), "use": (), "errors": (), "rounds": ("500",), "threads": ()}.items():
-                verdicts.part(f"{name}.cpp", lambda n=name, a=arguments: check_program(n, a, home, folder))
-            verdicts.part("fuzzer", lambda: check_fuzzed(home))
+            check_ends(home, folder, verdicts)
+            if not only_ends:
+                check_use(home, folder, verdicts)
     print(f"{len(verdicts.failed)} failed{': ' if verdicts.failed else ''}{', '.join(verdicts.failed)}")
     return len(verdicts.failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
+    given = [word for word in sys.argv[1:] if word != "--ends"]
+    sys.exit(main(Path(given[0]) if given else None, only_ends="--ends" in sys.argv))

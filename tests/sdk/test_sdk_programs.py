@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from expected import WAYS_TO_END
 
 import normgrad
 from conftest import LIBRARIES, LONG, PROGRAMS, SAMPLES, environment, python_flags
@@ -160,3 +161,9 @@ def test_start_to_first_result(build, run) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert statistics.median(times) < 0.5, times
+
+
+@pytest.mark.parametrize("way", WAYS_TO_END)
+def test_ways_to_end(build, run, way: str) -> None:
+    done = run(build(PROGRAMS / "ends.cpp"), way)
+    assert (done.stdout, done.stderr, done.returncode) == (f"{way}\n", "", 0)
