@@ -1,8 +1,8 @@
 """``python tests/sdk/on_gpu.py [--ends] [WHEELS]``: the SDK on a machine with a GPU.
 
-It needs no more than PyTorch and a compiler. Where cffi is not installed, it is taken from a folder of wheels. Every part runs, whatever becomes of those before it,
-and ends in a line ``ok`` or ``FAILED``; the exit status is the number of failures. With ``--ends`` only the ways in
-which programs end.
+It needs no more than PyTorch and a compiler; where cffi is not installed, it is taken from a folder of wheels. Every
+part runs, whatever becomes of those before it, and ends in a line ``ok`` or ``FAILED``; the exit status counts the
+failures. With ``--ends`` only the ways in which programs end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 // Linked into a program: where it crashes, it says where.
 #include <csignal>
 #include <execinfo.h>
+#include <initializer_list>
 #include <unistd.h>
 
 namespace {
