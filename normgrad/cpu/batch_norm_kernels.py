@@ -10,15 +10,12 @@ from normgrad.cpu.channel_columns import (
     settle_sums,
     spread_means,
 )
-from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
-from normgrad.cpu.channels import (
-    BACKWARD,
+from normgrad.cpu.channel_fields import (
     CHANNELS,
     CHUNK,
     CHUNKS,
     EPS,
     FIRST,
-    FORWARD,
     FOURTH,
     GRAIN,
     OUT_0,
@@ -35,16 +32,13 @@ from normgrad.cpu.channels import (
     SLOTS,
     TABLES,
     THIRD,
-    choose,
-    finish_phase,
-    partial_index,
-    places_of,
-    quotient,
-    vector_value,
 )
+from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
+from normgrad.cpu.channels import choose, finish_phase, partial_index, places_of, quotient, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.memory import fetch_add, load_f64, store_f64
+from normgrad.cpu.kinds import BACKWARD, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, store_f64
 from normgrad.cpu.tables import (
     channel_gradients,
     channel_normals,
@@ -260,7 +254,7 @@ def _put_sums(kind, columns, desc, p):
 
 @kernel
 def batch_norm_stats(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, FORWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
@@ -270,7 +264,7 @@ def batch_norm_stats(desc, kind, layout):
 
 @kernel
 def batch_norm_reduce_backward(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, BACKWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
@@ -285,7 +279,7 @@ def batch_norm_reduce_backward(desc, kind, layout):
 
 @kernel
 def batch_norm_elemt_backward(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, BACKWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
@@ -300,7 +294,7 @@ def batch_norm_elemt_backward(desc, kind, layout):
 
 @kernel
 def batch_norm_elemt(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, FORWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return

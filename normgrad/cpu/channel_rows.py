@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     BIAS,
     CHUNK,
     GRAD_OUT,
@@ -16,16 +16,11 @@ from normgrad.cpu.channels import (
     SCALE_BY_RSTD,
     STREAM,
     WEIGHT,
-    address_of,
-    partial_index,
-    places_of,
-    statistic_of,
-    vector_or,
-    vector_value,
 )
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store_f64
 from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, widen

@@ -11,26 +11,28 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from normgrad.threads import get_num_threads, usable_cores
+
+T = TypeVar("T")
 
 
 class _Helper:
     """One daemon thread, asleep while it has no job."""
 
     def __init__(self) -> None:
-        self._job: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+        self._job: tuple[Callable[..., Any], tuple[Any, ...], Any] | None = None
         self._posting = threading.Lock()
         self._wake = threading.Lock()
         self._wake.acquire()
         threading.Thread(target=self._serve, name="normgrad-helper", daemon=True).start()
 
-    def post(self, kernel: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def post(self, work: Callable[..., Any], args: tuple[Any, ...], kept: Any) -> None:
         """Ask for help, unless a job is waiting already."""
         with self._posting:
             if self._job is None:
-                self._job = (kernel, args)
+                self._job = (work, args, kept)
                 self._wake.release()
 
     def _serve(self) -> None:
@@ -39,9 +41,9 @@ class _Helper:
             with self._posting:
                 job, self._job = self._job, None
             assert job is not None
-            kernel, args = job
-            kernel(*args)
-            del job, kernel, args  # a sleeping thread keeps no memory alive
+            work, args, _ = job
+            work(*args)
+            del job, work, args, _  # a sleeping thread keeps no memory alive
 
 
 _helpers: list[_Helper] = []
@@ -69,11 +71,14 @@ def slots() -> int:
     return max(get_num_threads(), usable_cores())
 
 
-def run(kernel: Callable[..., None], most: int, *args: Any) -> None:
-    """Call ``kernel(*args)`` on this thread and on as many others as may take part, ``most`` in all."""
+def run(work: Callable[..., T], most: int, *args: Any, kept: Any = None) -> T:
+    """Call ``work(*args)`` on this thread and on as many others as may take part, ``most`` in all.
+
+    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it.
+    """
     wanted = min(get_num_threads(), most) - 1
     if len(_helpers) < wanted:
         _start(wanted)
     for helper in _helpers[:wanted]:
-        helper.post(kernel, args)
-    kernel(*args)
+        helper.post(work, args, kept)
+    return work(*args)
