@@ -1,8 +1,9 @@
 """Data as samples × channels × places: the descriptor that GroupNorm's and BatchNorm's kernels share.
 
 Work comes in chunks, whose size depends on the shape alone. In *rows* (places are neighbours in memory) a chunk is a
-part of one channel of one sample; in *columns* (channels are neighbours) some places of one sample, all channels. The
-sums of every chunk go to the workspace and are added up in a fixed order, so the bits do not depend on who made them.
+part of one channel of one sample, or several whole channels where they are short; in *columns* (channels are
+neighbours) some places of one sample, all channels. The sums of every chunk go to the workspace and are added up in a
+fixed order, so the bits do not depend on who made them.
 """
 
 import numpy as np
@@ -33,7 +34,8 @@ TABLES = 74  # float32 [.., PLANES, PITCH]
 EPS, BATCH = 75, 76
 SCALE_BY_RSTD = 77
 STREAM = 78  # results go past the caches
-DESC_SIZE = 79
+CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
+DESC_SIZE = 80
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
 PLANES = 5
@@ -80,6 +82,12 @@ def partial_index(desc, n, chunk):
 @device
 def places_of(desc, chunk):
     return min(desc[CHUNK], desc[PLACES] - chunk * desc[CHUNK])
+
+
+@device
+def blocks_of(desc, channels):
+    """How many times the channels of a chunk go into so many."""
+    return (channels + desc[CHANNELS_AT_ONCE] - 1) // desc[CHANNELS_AT_ONCE]
 
 
 @device
