@@ -1,6 +1,7 @@
-"""normgrad in PyTorch. Importing this module registers the operators of ``torch.ops.normgrad``."""
+"""normgrad in PyTorch: modules, ``override``, and the operators of ``torch.ops.normgrad``, registered by the import."""
 
 import normgrad.torch.library  # noqa: F401 - registers the operators
+from normgrad.torch.modules import GroupNorm, LayerNorm
 from normgrad.torch.overriding import override
 
-__all__ = ["override"]
+__all__ = ["GroupNorm", "LayerNorm", "override"]
