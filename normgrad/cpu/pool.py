@@ -15,6 +15,8 @@ from typing import Any
 
 from normgrad.threads import get_num_threads, usable_cores
 
+THREAD_NAME = "normgrad-helper"
+
 
 class _Helper:
     """One daemon thread, asleep while it has no job."""
@@ -24,7 +26,7 @@ class _Helper:
         self._posting = threading.Lock()
         self._wake = threading.Lock()
         self._wake.acquire()
-        threading.Thread(target=self._serve, name="normgrad-helper", daemon=True).start()
+        threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
     def post(self, kernel: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Ask for help, unless a job is waiting already."""
