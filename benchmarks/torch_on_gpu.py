@@ -105,10 +105,10 @@ def derivatives(device: str) -> None:
 
     def twice(function: Callable[..., torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
         leaves = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.requires_grad]
-        first = torch.autograd.grad(function(*args), leaves, create_graph=True, allow_unused=True)
-        found = [one for one in first if one is not None]
-        second = torch.autograd.grad(sum(one.square().sum() for one in found), leaves, allow_unused=True)
-        return [*found, *(one for one in second if one is not None)]
+        zeros = {"allow_unused": True, "materialize_grads": True}
+        first = torch.autograd.grad(function(*args), leaves, create_graph=True, **zeros)
+        second = torch.autograd.grad(sum(one.square().sum() for one in first), leaves, **zeros)
+        return [*first, *second]
 
     for name, calls in samples().items():
         for args in calls:
