@@ -3,5 +3,6 @@
 import normgrad.torch.library  # noqa: F401 - registers the operators
 from normgrad.torch.modules import GroupNorm, LayerNorm
 from normgrad.torch.overriding import override
+from normgrad.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["GroupNorm", "LayerNorm", "override"]
+__all__ = ["GroupNorm", "LayerNorm", "SyncBatchNorm", "convert_sync_batchnorm", "override"]
