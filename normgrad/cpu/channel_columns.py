@@ -5,8 +5,7 @@ Vectors hold channels, in the lane order of pairs; so do the partials and the ta
 
 import numpy as np
 
-from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     CHANNELS,
     CHUNK,
     GRAD_OUT,
@@ -18,15 +17,12 @@ from normgrad.cpu.channels import (
     RSTD,
     SCALE_BY_RSTD,
     STREAM,
-    address_of,
-    partial_index,
-    places_of,
-    statistic_of,
-    vector_value,
 )
+from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
 from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.rows import lane_of_column
@@ -183,9 +179,14 @@ def settle_moments(kind, desc, n, chunk):
         store_f64(desc[PARTIALS], pitch + lane, squares)
 
 
+@in_place
+def _normalised(x, table, pitch, c):
+    return fma(x - vload(F32, table, c), vload(F32, table, 2 * pitch + c), vload(F32, table, 3 * pitch + c))
+
+
 @device
 def normalise_places(kind, desc, n, chunk, first, last, table):
-    """The output at some places of a chunk: ((x − mean) − rest of the mean)·factor + bias."""
+    """The output at some places of a chunk: (x − mean)·factor + offset."""
     size, channels, pitch, place = item_size(kind), desc[CHANNELS], desc[PITCH], chunk * desc[CHUNK]
     if load(F32, table, 4 * pitch) == 0:
         for c in range(channels):
@@ -196,10 +197,7 @@ def normalise_places(kind, desc, n, chunk, first, last, table):
         stream = desc[STREAM] != 0 and result % 64 == 0
         for c in range(0, channels, 32):
             v = _load(kind, x, c, channels)
-            a = (v[0] - vload(F32, table, c)) - vload(F32, table, pitch + c)
-            b = (v[1] - vload(F32, table, c + 16)) - vload(F32, table, pitch + c + 16)
-            a = fma(a, vload(F32, table, 2 * pitch + c), vload(F32, table, 3 * pitch + c))
-            b = fma(b, vload(F32, table, 2 * pitch + c + 16), vload(F32, table, 3 * pitch + c + 16))
+            a, b = _normalised(v[0], table, pitch, c), _normalised(v[1], table, pitch, c + 16)
             if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
                 for k in range(c, min(channels, c + 32)):
                     exact_normalised(desc, n, k, r, r + 1)

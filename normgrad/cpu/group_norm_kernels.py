@@ -15,15 +15,13 @@ from normgrad.cpu.channel_columns import (
     settle_sums,
     spread_means,
 )
-from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     APART,
-    BACKWARD,
     CHANNELS,
+    CHANNELS_AT_ONCE,
     CHUNKS,
     EPS,
     FIRST,
-    FORWARD,
     FOURTH,
     GRAIN,
     GROUPS,
@@ -43,13 +41,12 @@ from normgrad.cpu.channels import (
     THIRD,
     UNIT_CHUNKS,
     UNITS,
-    choose,
-    finish_phase,
-    places_of,
-    quotient,
 )
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.memory import fetch_add, load_f64
+from normgrad.cpu.kinds import BACKWARD, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.tables import group_gradients, group_statistics, mark_all, put_vector, total_block
 
@@ -83,31 +80,32 @@ def _spread(kind, layout, direction, desc, unit, table):
 
 
 @device
-def _row_of(desc, unit, chunk):
-    """Sample, channel and chunk of the row, of a chunk of a unit of rows."""
-    n, row = quotient(unit, desc[GROUPS]), quotient(chunk, desc[CHUNKS])
-    c = (unit - n * desc[GROUPS]) * desc[STAT_CHANNEL] + row
-    return n, c, chunk - row * desc[CHUNKS]
+def _rows_of(desc, unit, chunk):
+    """Sample, first and last channel and part of the rows, of a chunk of a unit of rows."""
+    n, block = quotient(unit, desc[GROUPS]), quotient(chunk, desc[CHUNKS])
+    group = (unit - n * desc[GROUPS]) * desc[STAT_CHANNEL]
+    first = group + block * desc[CHANNELS_AT_ONCE]
+    return n, first, min(first + desc[CHANNELS_AT_ONCE], group + desc[STAT_CHANNEL]), chunk - block * desc[CHUNKS]
 
 
 @device
 def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
-        n, c, part = _row_of(desc, unit, chunk)
-        sum_row(kind, desc, n, c, part)
+        n, first, last, part = _rows_of(desc, unit, chunk)
+        sum_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
-        n, c, part = _row_of(desc, old_unit, old_chunk)
-        gradient_row(kind, desc, n, c, part, old_table)
+        n, first, last, part = _rows_of(desc, old_unit, old_chunk)
+        gradient_rows(kind, desc, n, first, last, part, old_table)
 
 
 @device
 def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
-        n, c, part = _row_of(desc, unit, chunk)
-        moments_row(kind, desc, n, c, part)
+        n, first, last, part = _rows_of(desc, unit, chunk)
+        moments_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
-        n, c, part = _row_of(desc, old_unit, old_chunk)
-        normalise_row(kind, desc, n, c, part, old_table)
+        n, first, last, part = _rows_of(desc, old_unit, old_chunk)
+        normalise_rows(kind, desc, n, first, last, part, old_table)
 
 
 @device
@@ -147,7 +145,7 @@ def _settle_rows_backward(kind, layout, direction, desc, unit, table):
 
 @device
 def _settle_rows_forward(kind, layout, direction, desc, unit, table):
-    eps = load_f64(desc.ctypes.data, EPS)
+    eps = load_f64(start_of(desc), EPS)
     group_statistics(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, eps)
 
 
@@ -162,7 +160,7 @@ def _settle_columns_backward(kind, layout, direction, desc, unit, table):
 
 @device
 def _settle_columns_forward(kind, layout, direction, desc, unit, table):
-    eps = load_f64(desc.ctypes.data, EPS)
+    eps = load_f64(start_of(desc), EPS)
     fine = True
     for q in range(desc[GROUPS]):
         fine = group_statistics(kind, True, desc, unit, q, table, eps) and fine
@@ -304,7 +302,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot):
 
 @in_place
 def _run(kind, layout, direction, desc):
-    p = desc.ctypes.data
+    p = start_of(desc)
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return

@@ -3,10 +3,11 @@
 import numpy as np
 
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2, round_for, store, store_f64, store_i64
 from normgrad.cpu.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
-from normgrad.cpu.rows import SEGMENT, lane_of_column
+from normgrad.cpu.row_sizes import SEGMENT, TILE
+from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import (
     all_between,
     bits_or,
@@ -20,7 +21,6 @@ from normgrad.cpu.vectors import (
     widen,
 )
 
-TILE = 4  # rows whose weight gradients are added up in registers before they meet the partial sums
 AHEAD_BYTES = 1024  # prefetch distance where rows are too long to ask for the next ones
 # Outside these a float32 intermediate may be rounded as a subnormal, or overflow where the formula does not: float64.
 SMALLEST, LARGEST = np.float32(2.0**-80), np.float32(2.0**100)
@@ -37,46 +37,55 @@ def _gradient_pair(kind, parameters, r, d, x, w0, w1, s):
     x0, x1 = x[0] - vm, x[1] - vm
     d0, d1 = d[0] * vr, d[1] * vr
     sums = (fma(d0, x0, s[0]), fma(d1, x1, s[1]), s[2] + d[0], s[3] + d[1])
-    return fma(x0, c2, fma(d0, w0, c1)), fma(x1, c2, fma(d1, w1, c1)), sums
+    # The small terms first: their rounding hardly shows, and the large one is rounded once.
+    return fma(d0, w0, fma(x0, c2, c1)), fma(d1, w1, fma(x1, c2, c1)), sums
 
 
 @device
-def _exact_weight_pair(kind, grad_out, grad_out_pitch, x, x_pitch, parameters, rows, j, count, s, dw, lane):
-    """The weight gradient's terms of one pair of vectors, in float64; as they are where only zeros are out of range."""
-    w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
+def _only_zeros_out_of_range(kind, grad_out, go_pitch, rows, j, count, s):
+    """Whether a pair's sums are out of range only where the whole gradient, and so the sum exactly, is zero."""
     zero, one = splat_f32(np.float32(0)), splat_f32(np.float32(1))
     some0, some1 = zero, zero
     for r in range(rows):
-        d = load_pair_first(kind, grad_out + r * grad_out_pitch, j, count)
+        d = load_pair_first(kind, grad_out + r * go_pitch, j, count)
         some0, some1 = bits_or(some0, d[0]), bits_or(some1, d[1])
-    # Where the whole gradient is zero, so is the sum, exactly: a harmless 1 stands for it.
     s0, s1 = select_zero(some0, one, s[0]), select_zero(some1, one, s[1])
-    if all_between(s0, SMALLEST, LARGEST) and all_between(s1, SMALLEST, LARGEST):
-        vstore_f64(dw, lane, w0 + widen(s[0]))
-        vstore_f64(dw, lane + 16, w1 + widen(s[1]))
-        return
+    return all_between(s0, SMALLEST, LARGEST) and all_between(s1, SMALLEST, LARGEST)
+
+
+@device
+def _exact_sums_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, dw, db, lane):
+    """The terms of both weight gradients of one pair of vectors, in float64."""
+    w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
+    b0, b1 = vload_f64(db, lane), vload_f64(db, lane + 16)
     for r in range(rows):
-        d = load_pair_first(kind, grad_out + r * grad_out_pitch, j, count)
+        d = load_pair_first(kind, grad_out + r * go_pitch, j, count)
         v = load_pair_first(kind, x + r * x_pitch, j, count)
         m, s = (
             splat_f64(np.float64(load(F32, parameters, r * PARAMETERS))),
             splat_f64(np.float64(load(F32, parameters, r * PARAMETERS + 1))),
         )
-        w0 = fma(widen(d[0]), (widen(v[0]) - m) * s, w0)
-        w1 = fma(widen(d[1]), (widen(v[1]) - m) * s, w1)
+        d0, d1 = widen(d[0]), widen(d[1])
+        w0, w1 = fma(d0, (widen(v[0]) - m) * s, w0), fma(d1, (widen(v[1]) - m) * s, w1)
+        b0, b1 = b0 + d0, b1 + d1
     vstore_f64(dw, lane, w0)
     vstore_f64(dw, lane + 16, w1)
+    vstore_f64(db, lane, b0)
+    vstore_f64(db, lane + 16, b1)
 
 
 @in_place
-def _add_weight_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, s, pad0, pad1, dw, db, lane):
-    if all_between(s[0] + pad0, SMALLEST, LARGEST) and all_between(s[1] + pad1, SMALLEST, LARGEST):
+def _add_sums_pair(
+    kind, exact, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, s, pad0, pad1, dw, db, lane
+):
+    fine = all_between(s[0] + pad0, SMALLEST, LARGEST) and all_between(s[1] + pad1, SMALLEST, LARGEST)
+    if exact or not (fine or _only_zeros_out_of_range(kind, grad_out, go_pitch, rows, j, count, s)):
+        _exact_sums_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, dw, db, lane)
+    else:
         vstore_f64(dw, lane, vload_f64(dw, lane) + widen(s[0]))
         vstore_f64(dw, lane + 16, vload_f64(dw, lane + 16) + widen(s[1]))
-    else:
-        _exact_weight_pair(kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, count, s, dw, lane)
-    vstore_f64(db, lane, vload_f64(db, lane) + widen(s[2]))
-    vstore_f64(db, lane + 16, vload_f64(db, lane + 16) + widen(s[3]))
+        vstore_f64(db, lane, vload_f64(db, lane) + widen(s[2]))
+        vstore_f64(db, lane + 16, vload_f64(db, lane + 16) + widen(s[3]))
 
 
 @device
@@ -99,6 +108,7 @@ def tile_gradients(
     dw_first,
     want_input,
     want_sums,
+    exact_sums,
     stream,
     ahead_rows,
 ):
@@ -130,8 +140,23 @@ def tile_gradients(
                 elif want_input:
                     store_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
         if want_sums:
-            _add_weight_pair(
-                kind, grad_out, go_pitch, x, x_pitch, parameters, rows, j, 32, s, zero, zero, dw, db, j - dw_first
+            _add_sums_pair(
+                kind,
+                exact_sums,
+                grad_out,
+                go_pitch,
+                x,
+                x_pitch,
+                parameters,
+                rows,
+                j,
+                32,
+                s,
+                zero,
+                zero,
+                dw,
+                db,
+                j - dw_first,
             )
         j += 32
     if j < last:
@@ -144,8 +169,9 @@ def tile_gradients(
                 store_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
         if want_sums:
             # the lanes beyond the last column hold 0*(0 - mean): the pad replaces them by a harmless 1
-            _add_weight_pair(
+            _add_sums_pair(
                 kind,
+                exact_sums,
                 grad_out,
                 go_pitch,
                 x,

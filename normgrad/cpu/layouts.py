@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from normgrad.contract.view import Shape, View
-from normgrad.cpu import channels as at
+from normgrad.cpu import channel_fields as at
 from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, strides_along
-from normgrad.cpu.copies import CODES, fill_step
+from normgrad.cpu.copy_steps import fill_step
+from normgrad.cpu.kinds import CODES
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.steps import Place, Step
+from normgrad.cpu.variants import Kernel
 
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
@@ -79,9 +81,13 @@ class Layout:
             samples, channels, places, groups, chunk, chunks,
         )  # fmt: skip
         units = samples if self.columns else samples * groups
-        desc[[at.UNITS, at.UNIT_CHUNKS]] = units, chunks if self.columns else channels // groups * chunks
+        per_unit = channels // groups
+        # Short rows come several at a time: the way to a chunk would be the most of the work.
+        at_once = max(1, min(per_unit, chunk // max(places, 1)))
+        desc[at.CHANNELS_AT_ONCE] = at_once
+        desc[[at.UNITS, at.UNIT_CHUNKS]] = units, chunks if self.columns else -(-per_unit // at_once) * chunks
         size = samples * channels * places // max(units, 1)
-        desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else 1)))
+        desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else at_once)))
         pitch = -(-channels // _LANES) * _LANES
         desc[[at.PITCH, at.SLOTS]] = pitch, pool.slots()
         if apart_from is not None:
@@ -115,10 +121,10 @@ class Layout:
     def take_tables(self, count: int) -> None:
         self.take(at.TABLES, count * at.PLANES * self.pitch * 4)
 
-    def step(self, function: Any, *tags: Any) -> Step:
+    def step(self, kernel: Kernel, *tags: Any) -> Step:
         """The step that calls a kernel with this descriptor."""
         samples, channels, places = self.sizes
-        return Step(function, self.desc, tuple(self.places), tags, samples * channels * places > SHARED_FROM)
+        return Step(kernel, self.desc, tuple(self.places), tags, samples * channels * places > SHARED_FROM)
 
 
 def fills(operands: Operands, value: float, *names: str) -> list[Step]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     BIAS,
     CHANNELS,
     CHUNKS,
@@ -19,16 +19,12 @@ from normgrad.cpu.channels import (
     SUM_DY,
     SUM_DY_XMU,
     WEIGHT,
-    partial_index,
-    places_of,
-    usable,
-    vector_or,
-    vector_value,
 )
+from normgrad.cpu.channels import partial_index, places_of, usable, vector_or, vector_value
 from normgrad.cpu.copies import store_exact
 from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load_f64, store, store_f64
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import splat_f64, vload_f64, vstore_f64
@@ -59,12 +55,10 @@ def mark_all(table, pitch, fine):
 
 
 @device
-def _gradient_entry(table, pitch, lane, mean, slope, factor, offset):
-    """An entry of factor·g + slope·(x − mean) + offset; whether float32 will do for it."""
-    fine = usable(slope) and usable(factor) and usable(offset) and abs(mean) <= 2.0**126
-    fine = fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
-    _fill(table, pitch, lane, mean, slope, factor, offset, fine)
-    return fine
+def _fine_gradient(mean, slope, offset):
+    """Whether float32 will do for slope·(x − mean) + offset."""
+    fine = usable(slope) and usable(offset) and abs(mean) <= 2.0**126
+    return fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
 
 
 @device
@@ -91,20 +85,24 @@ def group_gradients(kind, columns, desc, n, q, table):
     mean_g, mean_gx = total / size, total_x / size
     store_f64(desc[RECORDS], 2 * statistic, mean_g)
     store_f64(desc[RECORDS], 2 * statistic + 1, mean_gx)
+    slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
+    group_fine = _fine_gradient(mean, slope, offset)
     fine = True
     for c in range(q * per_group, (q + 1) * per_group):
-        weight, lane = vector_or(desc, WEIGHT, c, 1.0), lane_of(kind, columns, c)
-        slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
-        fine = _gradient_entry(table, pitch, lane, mean, slope, rstd * weight, offset) and fine
+        factor = rstd * vector_or(desc, WEIGHT, c, 1.0)
+        channel_fine = group_fine and usable(factor)
+        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
+        fine = fine and channel_fine
     return fine
 
 
 @device
 def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
-    high = np.float32(mean)
+    """An entry of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for it."""
     factor = rstd * weight
-    fine = usable(factor) and bias == bias and (mean == high or abs(mean) >= 2.0**-80) and abs(mean) <= 2.0**126
-    _fill(table, pitch, lane, mean, mean - high, factor, bias, fine)
+    offset = bias - (mean - np.float32(mean)) * factor
+    fine = usable(factor) and usable(offset) and abs(mean) <= 2.0**126
+    _fill(table, pitch, lane, mean, 0.0, factor, offset, fine)
     return fine
 
 
@@ -165,7 +163,9 @@ def channel_gradients(kind, columns, desc, table):
         store_f64(desc[RECORDS], 2 * c + 1, mean_gx)
         factor = invstd * vector_or(desc, WEIGHT, c, 1.0)
         slope, offset = -(invstd * invstd * mean_gx * factor), -(mean_g * factor)
-        fine = _gradient_entry(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset) and fine
+        channel_fine = _fine_gradient(mean, slope, offset) and usable(factor)
+        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
+        fine = fine and channel_fine
     return fine
 
 

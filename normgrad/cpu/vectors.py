@@ -148,25 +148,6 @@ def any_subnormal(typingctx, value):
     return types.boolean(f32x16), codegen
 
 
-def _first_lanes(builder, count):
-    """Mask of the lanes below `count` (int64)."""
-    lanes = ir.Constant(vector_of(I32_TYPE), list(range(LANES)))
-    narrow = builder.trunc(count, I32_TYPE)
-    single = builder.insert_element(ir.Constant(vector_of(I32_TYPE), ir.Undefined), narrow, ir.Constant(I32_TYPE, 0))
-    splat = builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
-    return builder.icmp_signed("<", lanes, splat)
-
-
-@intrinsic
-def keep_first(typingctx, value, count):
-    """The lanes below `count`; the others 0."""
-
-    def codegen(context, builder, sig, args):
-        return builder.select(_first_lanes(builder, args[1]), args[0], ir.Constant(args[0].type, None))
-
-    return value(value, types.int64), codegen
-
-
 @intrinsic
 def vload_f64(typingctx, address, index):
     def codegen(context, builder, sig, args):
@@ -221,6 +202,20 @@ def fma(typingctx, a, b, c):
         return call_intrinsic(builder, f"llvm.fma.{type_suffix(args[0].type)}", args[0].type, list(args))
 
     return a(a, a, a), codegen
+
+
+@intrinsic
+def scaled(typingctx, kind, value, factor, low, offset):
+    """value*(factor + low) + offset; without the factor's low part before a 16-bit store, which would not show it."""
+
+    def codegen(context, builder, sig, args):
+        name, vector = f"llvm.fma.{type_suffix(args[1].type)}", args[1].type
+        _, value_, factor_, low_, offset_ = args
+        if kind == types.float32:
+            offset_ = call_intrinsic(builder, name, vector, [value_, low_, offset_])
+        return call_intrinsic(builder, name, vector, [value_, factor_, offset_])
+
+    return value(kind, value, value, value, value), codegen
 
 
 @intrinsic
