@@ -1,12 +1,12 @@
 """How accurate every implementation is: its largest error as a fraction of the bound, by dtype and kind of case.
 
     python benchmarks/accuracy.py                        every backend on the CPU, and PyTorch beside it
-    python benchmarks/accuracy.py --device cuda          every backend on the GPU, PyTorch and Liger beside it
+    python benchmarks/accuracy.py --device cuda          every backend on the GPU, PyTorch, Liger and QuACK beside it
     python benchmarks/accuracy.py --backends reference   one backend alone
     python benchmarks/accuracy.py --page-only            write the page from what was measured before
 
 What is measured goes into docs/accuracy.json, where it replaces what that backend or peer had on that device. From that
-file docs/accuracy.md and docs/accuracy.svg are written; the planted bugs are judged anew every time.
+file docs/accuracy.md is written, with a plot for every device; the planted bugs are judged anew every time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import platform
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ from normgrad.testing.expected import as_tuple, checked, exact_results, magnitud
 DOCS = Path(__file__).parents[1] / "docs"
 STORE = DOCS / "accuracy.json"
 _IN_PLACE = ("running_mean", "running_var")
+_MADE_WITH = {
+    "reference": ["numpy"],
+    "cpu": ["numpy", "numba"],
+    "cuda": ["torch", "triton"],
+    "interpreter": ["numpy", "triton"],
+    "PyTorch": ["torch"],
+    "Liger": ["liger-kernel", "torch", "triton"],
+    "QuACK": ["quack-kernels", "torch"],
+}
 
 
 def main() -> int:
@@ -56,14 +66,15 @@ def measured(device: str, names: list[str] | None) -> dict[str, Any]:
     """The findings on every implementation, by its name and device."""
     chosen = names or [name for name, (_, kind) in backends.BACKENDS.items() if kind == device]
     cases = [case for name in OPERATORS for case in make_cases(name) if case.kind not in ("dtypes", "masks")]
-    found = {f"{name} ({device})": _entry(device, True) for name in chosen}
-    found |= {f"{name} ({device})": _entry(device, False) for name in peers(device)}
+    others = peers(device)
+    found = {f"{name} ({device})": _entry(name, device, True) for name in chosen}
+    found |= {f"{name} ({device})": _entry(name, device, False) for name in others}
     for case in track(cases, "Measuring", disable=not sys.stderr.isatty()):
         for name in chosen:
             entry = _backend_errors(name, case, device)
             if entry is not None:
                 found[f"{name} ({device})"]["cases"][_key(case)] = entry
-        for name, peer in peers(device).items():
+        for name, peer in others.items():
             outcome = peer(case.operator, case.arguments, device)
             if outcome is not None:
                 arguments, result = outcome
@@ -79,15 +90,13 @@ def _key(case: TestCase) -> str:
     return f"{case.operator} {case.name}"
 
 
-def _entry(device: str, ours: bool) -> dict[str, Any]:
-    versions = {"numpy": np.__version__}
-    machine = _processor()
-    if "torch" in sys.modules or peers(device):
-        import torch
+def _entry(name: str, device: str, ours: bool) -> dict[str, Any]:
+    versions = {package: metadata.version(package) for package in _MADE_WITH[name]}
+    if device == "cpu":
+        return {"ours": ours, "machine": _processor(), "versions": versions, "cases": {}}
+    import torch
 
-        versions["torch"] = torch.__version__
-        machine = torch.cuda.get_device_name() if device == "cuda" else machine
-    return {"ours": ours, "machine": machine, "versions": versions, "cases": {}}
+    return {"ours": ours, "machine": torch.cuda.get_device_name(), "versions": versions, "cases": {}}
 
 
 def _processor() -> str:

@@ -36,8 +36,6 @@ dtype: 1 is the most that the contract allows. A result that is rounded once fro
   data's dtype, and judged on those.
 
 `python benchmarks/accuracy.py` measures and writes this page; `--device cuda` does so on a GPU.
-
-![The largest error of every case](accuracy.svg)
 """
 
 
@@ -51,12 +49,24 @@ many of the six of normally distributed data, on which a kernel is usually tried
 
 
 def write_page(store: Store, folder: Path) -> None:
-    """Write both files."""
-    parts = [_INTRODUCTION, _machines(store), _overview(store), *_better_peers(store)]
-    parts += [_operator(store, operator) for operator in OPERATORS]
+    """Write the page and a plot for every device."""
+    parts = [_INTRODUCTION]
+    devices = _by_device(store)
+    for device, found in devices.items():
+        parts.append(f"![The largest error of every case, {device}](accuracy_{device}.svg)\n")
+        (folder / f"accuracy_{device}.svg").write_text(_plot(found), encoding="utf-8")
+    parts += [_machines(store), _overview(store), *_better_peers(store)]
+    parts += [_operator(devices, operator) for operator in OPERATORS]
     parts.append(_bugs())
     (folder / "accuracy.md").write_text("\n".join(parts), encoding="utf-8")
-    (folder / "accuracy.svg").write_text(_plot(store), encoding="utf-8")
+
+
+def _by_device(store: Store) -> dict[str, Store]:
+    """What was measured on each device."""
+    return {
+        device: {name: entry for name, entry in store.items() if _device(name) == device}
+        for device in sorted({_device(name) for name in store})
+    }
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -134,10 +144,15 @@ def _better_peers(store: Store) -> Iterator[str]:
 
 
 def _device(name: str) -> str:
-    return name.rpartition("(")[2]
+    return name.rpartition("(")[2].rstrip(")")
 
 
-def _operator(store: Store, operator: str) -> str:
+def _operator(devices: Mapping[str, Store], operator: str) -> str:
+    return f"## {operator}\n\n" + "\n".join(_errors(store, operator) for store in devices.values())
+
+
+def _errors(store: Store, operator: str) -> str:
+    """A row per kind of case, a column per dtype and implementation."""
     columns = [
         (name, entry, dtype)
         for dtype in DTYPES
@@ -149,7 +164,7 @@ def _operator(store: Store, operator: str) -> str:
         for kind in kinds_of(operator)
         if kind in _MEASURED_KINDS
     ]
-    return f"## {operator}\n\n" + _table(["kind", *(f"{dtype} {name}" for name, _, dtype in columns)], rows)
+    return _table(["kind", *(f"{dtype} {name}" for name, _, dtype in columns)], rows)
 
 
 def _cell(case: Mapping[str, Any] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -154,12 +155,17 @@ _PYTORCH: dict[str, Callable[[Mapping[str, Any], str], Results | None]] = {
 }
 
 
+def _rows(a: Mapping[str, Any]) -> list[Any]:
+    """grad_out and input as the two-dimensional tensors that the kernels are written for."""
+    return [a[name].reshape(-1, a["weight"].numel()) for name in ("grad_out", "input")]
+
+
 def _liger(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if operator == "layer_norm_backward":
         from liger_kernel.ops.layer_norm import layer_norm_backward
 
         statistics = (a["mean"].flatten(), a["rstd"].flatten())
-        return layer_norm_backward(a["grad_out"], a["input"], a["weight"], a["bias"], *statistics)
+        return layer_norm_backward(*_rows(a), a["weight"], a["bias"], *statistics)
     if operator == "group_norm_backward":
         from liger_kernel.ops.group_norm import group_norm_backward
 
@@ -173,17 +179,25 @@ def _quack(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
         return None
     from quack.rmsnorm import layernorm_bwd
 
-    grad_out, x = (a[name].reshape(-1, a["weight"].numel()) for name in ("grad_out", "input"))
+    grad_out, x = _rows(a)
     return layernorm_bwd(x, a["weight"], grad_out, a["rstd"].flatten(), a["mean"].flatten())
 
 
 def _on_gpu(gradients: Callable[[str, Mapping[str, Any]], tuple[Any, ...] | None]) -> Peer:
-    """A peer of a function that gives the three gradients; a call that it refuses is one that it does not have."""
+    """A peer of a function that gives the three gradients; a call that it fails on is one that it does not have.
+
+    Others' compilers raise errors of their own kinds, so any is taken for a refusal; each is said once.
+    """
+    said: set[str] = set()
 
     def peer(operator: str, arguments: Arguments, device: str) -> tuple[Arguments, Results] | None:
         try:
             found = gradients(operator, {name: to_torch(value, device) for name, value in arguments.items()})
-        except (RuntimeError, AssertionError, ValueError):
+        except Exception as error:
+            line = f"{gradients.__name__[1:]}: {type(error).__name__}: {str(error)[:100]!r}"
+            if line not in said:
+                print(line, file=sys.stderr)
+            said.add(line)
             return None
         if found is None:
             return None

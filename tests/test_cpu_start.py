@@ -1,8 +1,9 @@
-"""Where compiled kernels are kept: a package that cannot be written to, many processes that start at once."""
+"""Where compiled kernels are kept, what is taken for one, and how a process starts: from disk, without Numba."""
 
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import stat
 import subprocess
@@ -12,84 +13,231 @@ from pathlib import Path
 import pytest
 
 import normgrad
+from normgrad.cpu import native, store, variants
 from support.processes import run_python
 
 _CALL = """
-import numpy as np, normgrad
-x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-mean, invstd = normgrad.batch_norm_stats(x)
-print(normgrad.__file__, mean.tolist())
+import sys, numpy as np, ml_dtypes, normgrad
+x = np.arange(24).reshape(2, 3, 4).astype(sys.argv[1] if len(sys.argv) > 1 else "float32")
+print(normgrad.batch_norm_stats(x)[0].tolist(), "numba" in sys.modules, normgrad.__file__)
 """
 _MEAN = "[7.5, 11.5, 15.5]"
+_COMPILED, _FROM_DISK = f"{_MEAN} True", f"{_MEAN} False"
+_NEEDS_MODES = pytest.mark.skipif(os.name == "nt", reason="folders on Windows have no such mode")
 
 
-def _copy_of_the_package(folder: Path) -> Path:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(normgrad.__file__).parent, folder / "normgrad", ignore=ignored)
-    return folder
+def _start(**environment: str) -> str:
+    """The outcome of one process: the result, and whether Numba was there."""
+    environment = {"NORMGRAD_BACKEND": "cpu", "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    return " ".join(run_python(_CALL, **environment).split()[:4])
 
 
-def _from(folder: Path, **environment: str) -> str:
-    code = f"import sys; sys.path.insert(0, {str(folder)!r})\n{_CALL}"
-    return run_python(code, NORMGRAD_BACKEND="cpu", PYTHONDONTWRITEBYTECODE="1", **environment)
+def _kept(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.code"))
 
 
-def _kept(folder: Path) -> set[str]:
-    return {path.name for path in folder.rglob("*.nb?")}
+@pytest.fixture
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A user with a home and temporary files of the test's own, and no wishes."""
+    for name in (store.ENVIRONMENT, "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("home", "temporary"):
+        (tmp_path / name).mkdir()
+    return {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="folders on Windows have no such mode")
-def test_a_package_that_cannot_be_written_to(tmp_path: Path) -> None:
-    folder, cache = _copy_of_the_package(tmp_path / "site"), tmp_path / "cache"
-    folders = [path for path in folder.rglob("*") if path.is_dir()]
+# Where
+
+
+def test_a_package_that_cannot_be_written_to(tmp_path: Path, homeless: dict[str, str]) -> None:
+    """Nothing is ever written beside the package, whether its folders forbid it or, as for root, do not."""
+    package = tmp_path / "site" / "normgrad"
+    shutil.copytree(Path(normgrad.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    folders = [path for path in (package, *package.rglob("*")) if path.is_dir()]
+    before = sorted(package.rglob("*"))
     for path in folders:
         path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    code = f"import sys; sys.path.insert(0, {str(package.parent)!r})\n{_CALL}"
     try:
-        # Even where modes do not bind (root), a file where the folder would be does.
-        where = {"XDG_CACHE_HOME": str(cache), "HOME": str(tmp_path / "home"), "NUMBA_CACHE_DIR": str(cache)}
-        cache.mkdir()
-        for _ in range(2):
-            assert _from(folder, **where).split(maxsplit=1) == [str(folder / "normgrad/__init__.py"), _MEAN + "\n"]
-        assert _kept(cache)
-        assert not _kept(folder)
+        outcomes = [run_python(code, NORMGRAD_BACKEND="cpu", PYTHONDONTWRITEBYTECODE="1", **homeless) for _ in range(2)]
+        assert outcomes == [f"{outcome} {package}/__init__.py\n" for outcome in (_COMPILED, _FROM_DISK)]
+        assert sorted(package.rglob("*")) == before
+        assert len(_kept(tmp_path / "home" / ".cache" / "normgrad")) == 1
     finally:
         for path in folders:
             path.chmod(stat.S_IRWXU)
 
 
+def test_the_folder_that_the_environment_names(tmp_path: Path, homeless: dict[str, str]) -> None:
+    named = tmp_path / "named" / "and new"
+    assert _start(**homeless, NORMGRAD_CACHE_DIR=str(named)) == _COMPILED
+    assert _start(**homeless, NORMGRAD_CACHE_DIR=str(named)) == _FROM_DISK
+    assert len(_kept(named)) == len(_kept(tmp_path)) == 1
+
+
+def test_a_home_that_cannot_be_written_to(tmp_path: Path, homeless: dict[str, str]) -> None:
+    (tmp_path / "file").touch()  # below a file there can be no folder, not even for root
+    nowhere = homeless | {"HOME": str(tmp_path / "file")}
+    assert [_start(**nowhere), _start(**nowhere)] == [_COMPILED, _FROM_DISK]
+    (kept,) = _kept(tmp_path / "temporary")
+    assert not kept.parent.stat().st_mode & 0o077
+
+
+@_NEEDS_MODES
+def test_a_temporary_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path, homeless: dict[str, str]) -> None:
+    (tmp_path / "file").touch()
+    nowhere = homeless | {"HOME": str(tmp_path / "file")}
+    open_to_all = tmp_path / "temporary" / f"normgrad-{os.getuid()}"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    assert [_start(**nowhere), _start(**nowhere)] == [_COMPILED, _COMPILED]
+    assert not _kept(tmp_path)
+
+
+def test_nowhere_to_write(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert _start(NORMGRAD_CACHE_DIR=str(tmp_path / "file" / "below")) == _COMPILED
+
+
+# What is taken for a kernel
+
+
 def test_the_second_start_compiles_nothing(tmp_path: Path) -> None:
-    where = {"NUMBA_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu"}
-    run_python(_CALL, **where)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
-    assert before
-    assert _MEAN in run_python(_CALL, **where)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == before
+    assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _COMPILED
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _FROM_DISK
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
+    assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _COMPILED
+    (path,) = _kept(tmp_path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    damaged = (b"", whole[:20], whole[:-1], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    for data in damaged:
+        path.write_bytes(data)
+        assert store.find("", "") is None
+        assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _COMPILED
+        assert path.read_bytes() == whole  # the same source gives the same code
+
+
+def test_a_file_is_held_to_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
+    path = store.keep("name", "key", b"code")
+    assert path is not None
+    assert store.find("name", "key") == b"code"
+    assert store.find("name", "another") is None
+    (tmp_path / store._file("name", "another")).write_bytes(path.read_bytes())
+    assert store.find("name", "another") is None
+
+
+def test_another_source_is_another_kernel(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "normgrad"
+    shutil.copytree(Path(normgrad.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"import sys; sys.path.insert(0, {str(package.parent)!r})\n{_CALL}"
+    where = {"NORMGRAD_BACKEND": "cpu", "NORMGRAD_CACHE_DIR": str(tmp_path / "cache")}
+    assert _COMPILED in run_python(code, **where)
+    with (package / "cpu" / "vectors.py").open("a") as source:  # a module that the kernel's own module imports
+        source.write("\n# changed\n")
+    assert _COMPILED in run_python(code, **where)
+    assert len(_kept(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("changed", ["numba", "machine"])
+def test_another_numba_or_machine_is_another_kernel(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the keys are of interest here: nothing is compiled."""
+    from normgrad.cpu import compilation
+
+    keys: list[str] = []
+    monkeypatch.setattr(compilation, "compiled", lambda *kernel: b"")
+    monkeypatch.setattr(native, "loaded", lambda code, symbol: len)
+    monkeypatch.setattr(store, "find", lambda name, key: keys.append(key))
+    monkeypatch.setattr(store, "keep", lambda name, key, code: None)
+    kernel = variants.Kernel("normgrad.cpu.copies", "fill")
+    variants._load(kernel, ())
+    monkeypatch.setattr(*((variants, "_numba") if changed == "numba" else (native, "_processor")), lambda: "another")
+    native.identity.cache_clear()
+    variants._load(kernel, ())
+    native.identity.cache_clear()
+    assert keys[0] != keys[1]
+
+
+def test_code_that_needs_more_than_c_runs_and_is_not_kept(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+from normgrad.cpu import variants
+descriptor = np.array([5, 0], np.int64)
+assert variants.Kernel("support.needy", "needy").entry(())(descriptor.ctypes.data) == 0
+print(descriptor.tolist())
+"""
+    assert run_python(code, NORMGRAD_CACHE_DIR=str(tmp_path)) == "[5, 5]\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_code_looks_for(tmp_path: Path) -> None:
+    from normgrad.cpu.compilation import compiled
+
+    assert native.needs(b"\xcf\xfa\xed\xfe of another format") == []
+    if sys.platform == "linux":
+        assert native.needs(compiled("support.needy", "needy", (), "symbol")) == ["PyGILState_Check"]
+        assert native.needs(compiled("normgrad.cpu.copies", "copy", (), "symbol")) == ["sched_yield"]
+
+
+# Processes and threads
 
 
 def test_many_processes_that_start_at_once(tmp_path: Path) -> None:
     path = os.pathsep.join(part for part in sys.path if part)
-    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", _CALL], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    for process in processes:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0
-        assert _MEAN in output
-    assert _MEAN in run_python(_CALL, NUMBA_CACHE_DIR=str(tmp_path), NORMGRAD_BACKEND="cpu")
-
-
-def test_processes_that_compile_different_variants_at_once_keep_them_apart(tmp_path: Path) -> None:
-    code = (
-        "import sys, numpy as np, ml_dtypes, normgrad\n"
-        "x = np.arange(24).reshape(2, 3, 4).astype(sys.argv[1])\n"
-        "print(normgrad.batch_norm_stats(x)[0].tolist())"
-    )
-    environment = os.environ | {"NORMGRAD_BACKEND": "cpu", "NUMBA_CACHE_DIR": str(tmp_path)}
-    for _ in range(2):  # compiled, then loaded
+    environment = {**os.environ, "PYTHONPATH": path, "NORMGRAD_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu"}
+    for outcome in ("True", "False"):  # compiled, then loaded
         started = [
-            subprocess.Popen([sys.executable, "-c", code, dtype], env=environment, stdout=subprocess.PIPE, text=True)
-            for dtype in ("float32", "float16", "bfloat16")
+            subprocess.Popen([sys.executable, "-c", _CALL, dtype], env=environment, stdout=subprocess.PIPE, text=True)
+            for dtype in ("float32", "float32", "float16", "bfloat16")
         ]
-        assert [process.communicate()[0].strip() for process in started] == [_MEAN] * 3
+        said = [process.communicate(timeout=300)[0] for process in started]
+        assert [" ".join(text.split()[:4]) for text in said] == [f"{_MEAN} {outcome}"] * 4
+    assert len(_kept(tmp_path)) == len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_while_a_kernel_is_compiled(tmp_path: Path) -> None:
+    code = """
+import os, threading, time, numpy as np, normgrad, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is the point
+from normgrad.cpu import variants
+x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+thread = threading.Thread(target=normgrad.batch_norm_stats, args=(x,))
+thread.start()
+while variants._lock.acquire(blocking=False):  # until the thread has it
+    variants._lock.release()
+    time.sleep(0.001)
+child = os.fork()
+if child == 0:
+    right = normgrad.batch_norm_stats(x)[0].tolist() == [7.5, 11.5, 15.5]
+    os._exit(0 if right else 1)
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+    assert run_python(code, NORMGRAD_BACKEND="cpu", NORMGRAD_CACHE_DIR=str(tmp_path)) == "0\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such terminals")
+def test_a_line_tells_on_a_terminal_what_takes_so_long(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    environment = {**os.environ, "NORMGRAD_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
+    code = "from normgrad.cpu import variants; variants._ANNOUNCE_AFTER = 0.01\n" + _CALL
+    said = []
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=slave, stdout=subprocess.PIPE)
+        process.communicate(timeout=300)
+        os.write(slave, b"|")
+        heard = b""
+        while not heard.endswith(b"|"):  # a read may give a part
+            heard += os.read(master, 10_000)
+        said.append(heard.decode())
+    line = "normgrad: compiling batch_norm_stats (once; kept on disk) …"
+    assert said == [f"{line}\r{' ' * len(line)}\r|", "|"]

@@ -39,7 +39,7 @@ def test_examples(page, tmp_path, monkeypatch, capsys):
 
 
 def needs_missing_library(content: str) -> bool:
-    modules = re.findall(r"^>>> import (torch|safetensors)", content, re.MULTILINE)
+    modules = re.findall(r"^>>> import (torch|jax|safetensors)", content, re.MULTILINE)
     return any(importlib.util.find_spec(module) is None for module in modules)
 
 

@@ -17,6 +17,7 @@ from normgrad.cli.errors import reason
 from normgrad.cli.terminal import Console
 from normgrad.contract import products
 from normgrad.contract.products import Family, Product
+from normgrad.cpu import store
 
 NAME = "info"
 HELP = "version, machine, libraries, backends and products"
@@ -72,6 +73,7 @@ def _machine() -> Iterable[tuple[str, str]]:
     yield "processor", processor()
     yield "cores", f"{threads.usable_cores()} usable of {os.cpu_count()}"
     yield "threads", _or_problem(lambda: str(threads.get_num_threads()))
+    yield "compiled kernels in", str(next(store.folders()))
 
 
 def _libraries() -> Iterable[tuple[str, str]]:
@@ -98,7 +100,7 @@ def _state(name: str, device: str) -> str:
 
 
 def _environment() -> Iterable[tuple[str, str]]:
-    for variable in (products.ENVIRONMENT, backends.ENVIRONMENT, threads.ENVIRONMENT):
+    for variable in (products.ENVIRONMENT, backends.ENVIRONMENT, threads.ENVIRONMENT, store.ENVIRONMENT):
         yield variable, os.environ.get(variable) or "not set"
     yield "product in force", _or_problem(lambda: _label(products.current_product()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -22,6 +23,9 @@ _PREPARE: dict[str, Callable[[Problem], Kernel]] = {
     "batch_norm_elemt": batch_norm.prepare_elemt,
     "batch_norm_reduce_backward": batch_norm.prepare_reduce_backward,
 }
+if find_spec("numba") is None:
+    raise ImportError("Numba is not installed", name="numba")
+
 _KEPT = 64 << 20  # bytes of workspace that a thread keeps for its next call
 
 

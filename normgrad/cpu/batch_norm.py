@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from normgrad.contract.plan import Problem
-from normgrad.cpu import channels as at
-from normgrad.cpu import gather_stats as gather
-from normgrad.cpu.batch_norm_kernels import (
-    batch_norm_elemt,
-    batch_norm_elemt_backward,
-    batch_norm_reduce_backward,
-    batch_norm_stats,
-)
-from normgrad.cpu.copies import CODES
+from normgrad.cpu import channel_fields as at
+from normgrad.cpu import gather_stats_fields as gather
+from normgrad.cpu.kinds import CODES, COLUMNS, F32, MIXED, ROWS, TAGS
 from normgrad.cpu.layouts import Layout, fills, separate, single_stride
-from normgrad.cpu.llvm import F32, TAGS
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.steps import Place, Step, SteppedKernel
+from normgrad.cpu.variants import Kernel
+
+_ELEMT = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_elemt")
+_ELEMT_BACKWARD = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_elemt_backward")
+_REDUCE_BACKWARD = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_reduce_backward")
+_STATS = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_stats")
+_GATHER = Kernel("normgrad.cpu.gather_stats", "batch_norm_gather_stats_with_counts")
 
 
 def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
@@ -36,7 +36,7 @@ def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
         layout.vector(name, position)
     layout.desc[at.COUNTS] = problem.views["counter"].numel
     layout.take_tables(1)
-    return operands.kernel(layout.step(batch_norm_elemt_backward, *tags))
+    return operands.kernel(layout.step(_ELEMT_BACKWARD, *tags))
 
 
 def prepare_elemt(problem: Problem) -> SteppedKernel:
@@ -49,7 +49,7 @@ def prepare_elemt(problem: Problem) -> SteppedKernel:
     for name, position in {"mean": at.MEAN, "invstd": at.RSTD, "weight": at.WEIGHT, "bias": at.BIAS}.items():
         layout.vector(name, position)
     layout.take_tables(1)
-    return operands.kernel(layout.step(batch_norm_elemt, *tags))
+    return operands.kernel(layout.step(_ELEMT, *tags))
 
 
 def prepare_stats(problem: Problem) -> SteppedKernel:
@@ -62,7 +62,7 @@ def prepare_stats(problem: Problem) -> SteppedKernel:
     for name, position in {"mean": at.OUT_0, "invstd": at.OUT_1}.items():
         layout.vector(name, position)
     layout.take_partials()
-    return operands.kernel(layout.step(batch_norm_stats, *tags))
+    return operands.kernel(layout.step(_STATS, *tags))
 
 
 def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
@@ -76,7 +76,7 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
         layout.vector(name, position)
     layout.take_partials()
     layout.take_tables(1)
-    return operands.kernel(layout.step(batch_norm_reduce_backward, *tags))
+    return operands.kernel(layout.step(_REDUCE_BACKWARD, *tags))
 
 
 def prepare_gather_stats(problem: Problem) -> SteppedKernel:
@@ -96,7 +96,7 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
             stride = operands.laid_out(name, single_stride)
             desc[[position + 1, position + 2]] = stride, CODES[views[name].dtype]
             places.append((position, operands.place(name)))
-    return operands.kernel(Step(gather.batch_norm_gather_stats_with_counts, desc, tuple(places)))
+    return operands.kernel(Step(_GATHER, desc, tuple(places)))
 
 
 def _bits(value: float) -> int:
@@ -117,4 +117,4 @@ def _laid(operands: Operands, tensors: dict[str, int]) -> tuple[Layout, tuple[An
     layout.desc[[at.STAT_SAMPLE, at.STAT_CHANNEL]] = 0, 1
     layout.take(at.RECORDS, shape[1] * 16)
     kind = F32 if mixed else TAGS[dtypes.pop()]
-    return layout, (kind, at.MIXED if mixed else at.COLUMNS if layout.columns else at.ROWS)
+    return layout, (kind, MIXED if mixed else COLUMNS if layout.columns else ROWS)

@@ -10,16 +10,13 @@ from normgrad.cpu.channel_columns import (
     settle_sums,
     spread_means,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
-from normgrad.cpu.channels import (
-    BACKWARD,
+from normgrad.cpu.channel_fields import (
     CHANNELS,
     CHANNELS_AT_ONCE,
     CHUNK,
     CHUNKS,
     EPS,
     FIRST,
-    FORWARD,
     FOURTH,
     GRAIN,
     OUT_0,
@@ -36,17 +33,13 @@ from normgrad.cpu.channels import (
     SLOTS,
     TABLES,
     THIRD,
-    blocks_of,
-    choose,
-    finish_phase,
-    partial_index,
-    places_of,
-    quotient,
-    vector_value,
 )
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.memory import fetch_add, load_f64, store_f64
+from normgrad.cpu.kinds import BACKWARD, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, store_f64
 from normgrad.cpu.tables import (
     channel_gradients,
     channel_normals,
@@ -266,7 +259,7 @@ def _put_sums(kind, columns, desc, p):
 
 @kernel
 def batch_norm_stats(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, FORWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
@@ -276,7 +269,7 @@ def batch_norm_stats(desc, kind, layout):
 
 @kernel
 def batch_norm_reduce_backward(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, BACKWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
@@ -291,7 +284,7 @@ def batch_norm_reduce_backward(desc, kind, layout):
 
 @kernel
 def batch_norm_elemt_backward(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, BACKWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
@@ -306,7 +299,7 @@ def batch_norm_elemt_backward(desc, kind, layout):
 
 @kernel
 def batch_norm_elemt(desc, kind, layout):
-    p = desc.ctypes.data
+    p = start_of(desc)
     columns = _in_columns(kind, layout, FORWARD)
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return

@@ -5,8 +5,7 @@ Vectors hold channels, in the lane order of pairs; so do the partials and the ta
 
 import numpy as np
 
-from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     CHANNELS,
     CHUNK,
     GRAD_OUT,
@@ -18,15 +17,12 @@ from normgrad.cpu.channels import (
     RSTD,
     SCALE_BY_RSTD,
     STREAM,
-    address_of,
-    partial_index,
-    places_of,
-    statistic_of,
-    vector_value,
 )
+from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
 from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.rows import lane_of_column

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     BIAS,
     CHUNK,
     GRAD_OUT,
@@ -17,16 +17,11 @@ from normgrad.cpu.channels import (
     STAT_CHANNEL,
     STREAM,
     WEIGHT,
-    address_of,
-    partial_index,
-    places_of,
-    statistic_of,
-    vector_or,
-    vector_value,
 )
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store_f64
 from normgrad.cpu.pairs import (
     is_bfloat,

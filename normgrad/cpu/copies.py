@@ -1,26 +1,30 @@
-"""Copies between layouts and dtypes: small vectors to float32, awkwardly strided tensors to contiguous memory."""
-
-from __future__ import annotations
+"""Copies between layouts and dtypes, and elements of a dtype that is known at run time."""
 
 import numpy as np
 
-from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
-from normgrad.contract.view import View, contiguous_strides
-from normgrad.cpu.axes import collapsed_together
+from normgrad.cpu.copy_fields import (
+    CODE,
+    COUNT,
+    DONE,
+    GRAIN,
+    LENGTH,
+    LINES,
+    RANK,
+    SIZES,
+    SOURCE,
+    SOURCE_CODE,
+    SOURCE_STRIDES,
+    STRIDE,
+    TAKEN,
+    TARGET,
+    TARGET_CODE,
+    TARGET_STRIDES,
+    VALUE,
+    VECTOR,
+)
 from normgrad.cpu.jit import device, kernel
-from normgrad.cpu.llvm import BF16, F16, F32, I32
-from normgrad.cpu.memory import fetch_add, load, load_f64, round_for, store, wait_until
-from normgrad.cpu.steps import Place, Step
-
-#: Dtypes as numbers in a descriptor, where a value is chosen at run time.
-CODES: dict[DType, int] = {FLOAT32: 0, FLOAT16: 1, BFLOAT16: 2, INT32: 3}
-_COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32 are
-
-_RANK = 8
-(_TAKEN, _DONE, _SOURCE, _SOURCE_CODE, _TARGET, _TARGET_CODE, _LINES, _LENGTH, _GRAIN) = range(9)
-_SIZES, _SOURCE_STRIDES, _TARGET_STRIDES = 9, 9 + _RANK, 9 + 2 * _RANK
-_DESCRIPTOR_SIZE = 9 + 3 * _RANK
-_SHARED_FROM = 1 << 16  # elements
+from normgrad.cpu.kinds import BF16, F16, F32, I32
+from normgrad.cpu.memory import fetch_add, load, load_f64, round_for, start_of, store, wait_until
 
 
 @device
@@ -59,65 +63,37 @@ def store_exact(code, address, index, value):
 def _copy_line(desc, line):
     """One run along the last axis; ``line`` counts through the other axes."""
     source, target, rest = 0, 0, line
-    for axis in range(_RANK - 2, -1, -1):
-        size = desc[_SIZES + axis]
+    for axis in range(RANK - 2, -1, -1):
+        size = desc[SIZES + axis]
         place = rest % size
         rest //= size
-        source += place * desc[_SOURCE_STRIDES + axis]
-        target += place * desc[_TARGET_STRIDES + axis]
-    source_step, target_step = desc[_SOURCE_STRIDES + _RANK - 1], desc[_TARGET_STRIDES + _RANK - 1]
-    source_code, target_code = desc[_SOURCE_CODE], desc[_TARGET_CODE]
-    for i in range(desc[_LENGTH]):
-        value = load_coded(source_code, desc[_SOURCE], source + i * source_step)
-        store_coded(target_code, desc[_TARGET], target + i * target_step, value)
+        source += place * desc[SOURCE_STRIDES + axis]
+        target += place * desc[TARGET_STRIDES + axis]
+    source_step, target_step = desc[SOURCE_STRIDES + RANK - 1], desc[TARGET_STRIDES + RANK - 1]
+    source_code, target_code = desc[SOURCE_CODE], desc[TARGET_CODE]
+    for i in range(desc[LENGTH]):
+        value = load_coded(source_code, desc[SOURCE], source + i * source_step)
+        store_coded(target_code, desc[TARGET], target + i * target_step, value)
 
 
 @kernel
 def copy(desc):
     """Copy a strided tensor; threads take lines in portions."""
-    counters = desc.ctypes.data
-    portions = (desc[_LINES] + desc[_GRAIN] - 1) // desc[_GRAIN]
+    counters = start_of(desc)
+    portions = (desc[LINES] + desc[GRAIN] - 1) // desc[GRAIN]
     while True:
-        portion = fetch_add(counters, _TAKEN, 1)
+        portion = fetch_add(counters, TAKEN, 1)
         if portion >= portions:
             break
-        for line in range(portion * desc[_GRAIN], min(desc[_LINES], (portion + 1) * desc[_GRAIN])):
+        for line in range(portion * desc[GRAIN], min(desc[LINES], (portion + 1) * desc[GRAIN])):
             _copy_line(desc, line)
-        fetch_add(counters, _DONE, 1)
-    wait_until(counters, _DONE, portions)
-
-
-_VECTOR, _STRIDE, _CODE, _COUNT, _VALUE = range(5)
+        fetch_add(counters, DONE, 1)
+    wait_until(counters, DONE, portions)
 
 
 @kernel
 def fill(desc):
     """Store one value in every element of a vector."""
-    value = load_f64(desc.ctypes.data, _VALUE)
-    for i in range(desc[_COUNT]):
-        store_exact(desc[_CODE], desc[_VECTOR], i * desc[_STRIDE], value)
-
-
-def fill_step(place: Place, stride: int, dtype: DType, count: int, value: float) -> Step:
-    """A step that stores one value in all ``count`` elements of a vector."""
-    bits = int(np.float64(value).view(np.int64))
-    return Step(fill, np.array([0, stride, CODES[dtype], count, bits], np.int64), ((_VECTOR, place),))
-
-
-def copy_step(view: View, place: Place, copy_place: Place, copy_dtype: DType, *, outwards: bool = False) -> Step:
-    """A step that copies a view to a contiguous copy of a dtype, or the copy back out to the view."""
-    sizes, (own, dense) = collapsed_together(view.shape, (view.strides, contiguous_strides(view.shape)))
-    missing = _RANK - len(sizes)
-    sizes, own, dense = [1] * missing + sizes, [0] * missing + own, [0] * missing + dense
-    descriptor = np.zeros(_DESCRIPTOR_SIZE, np.int64)
-    length = sizes[-1]
-    lines = view.numel // length if length else 0
-    descriptor[[_LINES, _LENGTH, _GRAIN]] = lines, length, max(1, _SHARED_FROM // max(length, 1))
-    ends = [(own, _COPIED[view.dtype], place), (dense, _COPIED[copy_dtype], copy_place)]
-    (source, source_code, source_place), (target, target_code, target_place) = reversed(ends) if outwards else ends
-    descriptor[[_SOURCE_CODE, _TARGET_CODE]] = source_code, target_code
-    descriptor[_SIZES:_SOURCE_STRIDES] = sizes
-    descriptor[_SOURCE_STRIDES:_TARGET_STRIDES] = source
-    descriptor[_TARGET_STRIDES:] = target
-    places = ((_SOURCE, source_place), (_TARGET, target_place))
-    return Step(copy, descriptor, places, shared=view.numel > _SHARED_FROM)
+    value = load_f64(start_of(desc), VALUE)
+    for i in range(desc[COUNT]):
+        store_exact(desc[CODE], desc[VECTOR], i * desc[STRIDE], value)

@@ -6,21 +6,8 @@ mix dtypes.
 
 import numpy as np
 
-from normgrad.cpu.channels import (
-    BATCH,
-    BIAS,
-    GRAD_OUT,
-    INPUT,
-    MEAN,
-    RECORDS,
-    RESULT,
-    RSTD,
-    SCALE_BY_RSTD,
-    WEIGHT,
-    statistic_of,
-    vector_or,
-    vector_value,
-)
+from normgrad.cpu.channel_fields import BATCH, BIAS, GRAD_OUT, INPUT, MEAN, RECORDS, RESULT, RSTD, SCALE_BY_RSTD, WEIGHT
+from normgrad.cpu.channels import statistic_of, vector_or, vector_value
 from normgrad.cpu.copies import load_coded, store_exact
 from normgrad.cpu.jit import device
 from normgrad.cpu.memory import load_f64

@@ -3,16 +3,22 @@
 import numpy as np
 
 from normgrad.cpu.copies import load_coded, store_exact
+from normgrad.cpu.gather_stats_fields import (
+    CHANNELS,
+    COUNTS,
+    EPS,
+    INVSTD,
+    INVSTD_ALL,
+    MEAN,
+    MEAN_ALL,
+    MOMENTUM,
+    RANKS,
+    RESULTS,
+    RUNNING_MEAN,
+    RUNNING_VAR,
+)
 from normgrad.cpu.jit import device, kernel
-from normgrad.cpu.memory import load_f64, load_i32, store_f64
-
-RANKS, CHANNELS = 0, 1
-MEAN, INVSTD = 2, 6  # each: address, strides of ranks and channels, dtype code
-COUNTS = 10  # address, stride, dtype code
-RUNNING_MEAN, RUNNING_VAR, MEAN_ALL, INVSTD_ALL = 13, 16, 19, 22  # each: address (0: absent), stride, dtype code
-MOMENTUM, EPS = 25, 26
-RESULTS = 27  # float64 [4, channels], in the workspace
-DESC_SIZE = 28
+from normgrad.cpu.memory import load_f64, load_i32, start_of, store_f64
 
 
 @device
@@ -39,7 +45,7 @@ def _moved(desc, vector, c, momentum, new):
 @kernel
 def batch_norm_gather_stats_with_counts(desc):
     """All results first, then all writing: outputs may lie on inputs. A rank without elements adds nothing."""
-    p, ranks, channels, results = desc.ctypes.data, desc[RANKS], desc[CHANNELS], desc[RESULTS]
+    p, ranks, channels, results = start_of(desc), desc[RANKS], desc[CHANNELS], desc[RESULTS]
     momentum, eps = load_f64(p, MOMENTUM), load_f64(p, EPS)
     n = 0.0
     for rank in range(ranks):

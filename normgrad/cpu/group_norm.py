@@ -7,13 +7,15 @@ import math
 import numpy as np
 
 from normgrad.contract.plan import Problem
-from normgrad.cpu import channels as at
-from normgrad.cpu.group_norm_kernels import group_norm, group_norm_backward
+from normgrad.cpu import channel_fields as at
+from normgrad.cpu.kinds import COLUMNS, ROWS, TAGS
 from normgrad.cpu.layouts import Layout, fills, separate
-from normgrad.cpu.llvm import TAGS
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.steps import SteppedKernel
+from normgrad.cpu.variants import Kernel
 
+_BACKWARD = Kernel("normgrad.cpu.group_norm_kernels", "group_norm_backward")
+_FORWARD = Kernel("normgrad.cpu.group_norm_kernels", "group_norm")
 _KEPT = 1 << 20  # bytes of data that stay in a core's cache from the sums to the results
 
 
@@ -32,8 +34,8 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         layout.vector(name, position)
     for name, position in (("grad_weight", at.OUT_0), ("grad_bias", at.OUT_1)):
         layout.vector(name, position)
-    tags = TAGS[problem.views["input"].dtype], at.COLUMNS if layout.columns else at.ROWS
-    return operands.kernel(layout.step(group_norm_backward, *tags))
+    tags = TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS
+    return operands.kernel(layout.step(_BACKWARD, *tags))
 
 
 def prepare_forward(problem: Problem) -> SteppedKernel:
@@ -46,8 +48,8 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     layout.desc[at.EPS] = np.float64(problem.attributes["eps"]).view(np.int64)
     for name, position in (("weight", at.WEIGHT), ("bias", at.BIAS), ("mean", at.OUT_0), ("rstd", at.OUT_1)):
         layout.vector(name, position)
-    tags = TAGS[problem.views["input"].dtype], at.COLUMNS if layout.columns else at.ROWS
-    return operands.kernel(layout.step(group_norm, *tags))
+    tags = TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS
+    return operands.kernel(layout.step(_FORWARD, *tags))
 
 
 def _laid(operands: Operands, tensors: dict[str, int], read: int) -> Layout:

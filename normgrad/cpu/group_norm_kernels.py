@@ -15,16 +15,13 @@ from normgrad.cpu.channel_columns import (
     settle_sums,
     spread_means,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     APART,
-    BACKWARD,
     CHANNELS,
     CHANNELS_AT_ONCE,
     CHUNKS,
     EPS,
     FIRST,
-    FORWARD,
     FOURTH,
     GRAIN,
     GROUPS,
@@ -44,13 +41,12 @@ from normgrad.cpu.channels import (
     THIRD,
     UNIT_CHUNKS,
     UNITS,
-    choose,
-    finish_phase,
-    places_of,
-    quotient,
 )
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.memory import fetch_add, load_f64
+from normgrad.cpu.kinds import BACKWARD, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.tables import group_gradients, group_statistics, mark_all, put_vector, total_block
 
@@ -149,7 +145,7 @@ def _settle_rows_backward(kind, layout, direction, desc, unit, table):
 
 @device
 def _settle_rows_forward(kind, layout, direction, desc, unit, table):
-    eps = load_f64(desc.ctypes.data, EPS)
+    eps = load_f64(start_of(desc), EPS)
     group_statistics(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, eps)
 
 
@@ -164,7 +160,7 @@ def _settle_columns_backward(kind, layout, direction, desc, unit, table):
 
 @device
 def _settle_columns_forward(kind, layout, direction, desc, unit, table):
-    eps = load_f64(desc.ctypes.data, EPS)
+    eps = load_f64(start_of(desc), EPS)
     fine = True
     for q in range(desc[GROUPS]):
         fine = group_statistics(kind, True, desc, unit, q, table, eps) and fine
@@ -306,7 +302,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot):
 
 @in_place
 def _run(kind, layout, direction, desc):
-    p = desc.ctypes.data
+    p = start_of(desc)
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return

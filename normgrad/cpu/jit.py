@@ -1,100 +1,15 @@
-"""Compilation: how kernels are compiled, kept on disk, and announced when it takes a while."""
+"""The decorators of the functions that kernels are made of. Only modules of kernels import it: it brings Numba."""
 
 from __future__ import annotations
 
-import hashlib
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import numba
-from numba.core.caching import FunctionCache, IndexDataCacheFile
-
-_ANNOUNCE_AFTER = 1.0  # seconds
 
 # No fast-math flags: contraction would make a value's bits depend on the code around it.
 
 #: For the functions that kernels are made of.
 device = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-#: For layers that are called once: put in place, since a callee's code is optimised again in every caller above it.
-in_place = numba.njit(nogil=True, error_model="numpy", inline="always")
-
-
-@cache
-def _sources() -> str:
-    """A digest of every kernel's source: Numba itself looks only at the file that a cached function stands in."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-class _FilePerKey:
-    """Numba's cache files, one pair for every compiled variant.
-
-    Numba numbers the variants of a function in one index, without a lock: two processes that compile different variants
-    at the same time take the same number, and one finds the other's code under its own name.
-    """
-
-    def __init__(self, path: str, base: str, stamp: Any) -> None:
-        self._path, self._base, self._stamp = path, base, stamp
-
-    def _file(self, key: Any) -> IndexDataCacheFile:
-        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-        return IndexDataCacheFile(self._path, f"{self._base}-{digest}", self._stamp)
-
-    def load(self, key: Any) -> Any:
-        return self._file(key).load(key)
-
-    def save(self, key: Any, data: Any) -> None:
-        self._file(key).save(key, data)
-
-
-class _KernelCache(FunctionCache):
-    """Numba's cache on disk, safe with many processes, which forgets a kernel when any kernel's source changes."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        super().__init__(function)
-        locator = self._impl.locator
-        self._cache_file = _FilePerKey(self._cache_path, self._impl.filename_base, locator.get_source_stamp())
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), _sources())
-
-
-def kernel(function: Callable[..., None]) -> Any:
-    """Compile a kernel when it is first called, and keep it on disk: beside its source, or else in the user's cache."""
-    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
-    with suppress(RuntimeError):  # nowhere to write: compiled anew in every process
-        dispatcher._cache = _KernelCache(function)
-    return dispatcher
-
-
-@contextmanager
-def announced(name: str) -> Iterator[None]:
-    """Say on a terminal what is going on while a kernel is compiled for longer than a second."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    line = f"normgrad: compiling {name} (once; kept on disk) …"
-    shown = threading.Event()
-
-    def show() -> None:
-        shown.set()
-        sys.stderr.write(line)
-        sys.stderr.flush()
-
-    timer = threading.Timer(_ANNOUNCE_AFTER, show)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if shown.is_set():
-            sys.stderr.write("\r" + " " * len(line) + "\r")
-            sys.stderr.flush()
+#: For small layers, put in place wherever they are called.
+in_place = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+#: For kernels themselves: ``kernel(descriptor, *tags)``, the descriptor a pointer to int64. Never called from Python:
+#: :mod:`normgrad.cpu.variants` finds their native code, or has it compiled.
+kernel = device

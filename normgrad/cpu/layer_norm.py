@@ -8,17 +8,18 @@ import numpy as np
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View
-from normgrad.cpu import layer_norm_backward as backward
-from normgrad.cpu import layer_norm_forward as forward
+from normgrad.cpu import layer_norm_backward_fields as backward
+from normgrad.cpu import layer_norm_forward_fields as forward
 from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
-from normgrad.cpu.copies import CODES
-from normgrad.cpu.layer_norm_tiles import TILE
-from normgrad.cpu.llvm import TAGS
+from normgrad.cpu.kinds import CODES, TAGS
 from normgrad.cpu.operands import Operands
-from normgrad.cpu.rows import OUTER_RANK, SEGMENT
+from normgrad.cpu.row_sizes import OUTER_RANK, SEGMENT, STAGED_ROWS, TILE
 from normgrad.cpu.steps import Place, Step, SteppedKernel
+from normgrad.cpu.variants import Kernel
 
+_BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
+_FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
 _SHARED_FROM = 1 << 17  # elements: below, one thread is faster
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _PAIR = 32  # columns that are worked on at once
@@ -38,7 +39,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     wide = not staged and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
     slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
-    scratch = 4096 + (3 * backward.STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
+    scratch = 4096 + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
 
     desc = np.zeros(backward.DESC_SIZE, np.int64)
     places: list[tuple[int, Place]] = []
@@ -73,7 +74,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc[backward.SCRATCH_SIZE] = scratch
     tags = (TAGS[problem.views["input"].dtype],)
     shared = rows * columns > _SHARED_FROM
-    return operands.kernel(Step(backward.layer_norm_backward, desc, tuple(places), tags, shared))
+    return operands.kernel(Step(_BACKWARD, desc, tuple(places), tags, shared))
 
 
 def prepare_forward(problem: Problem) -> SteppedKernel:
@@ -86,7 +87,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     staged = aliased or any(stride != 1 for stride in axes.column_strides.values())
     slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
-    scratch = 2 * forward.STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 64
+    scratch = 2 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 64
     block_rows = max(1, min(rows, -(-32768 // max(columns, 1))))
 
     desc = np.zeros(forward.DESC_SIZE, np.int64)
@@ -121,7 +122,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     desc[forward.SCRATCH_SIZE] = scratch
     tags = (TAGS[problem.views["input"].dtype],)
     shared = rows * columns > _SHARED_FROM
-    return operands.kernel(Step(forward.layer_norm, desc, tuple(places), tags, shared))
+    return operands.kernel(Step(_FORWARD, desc, tuple(places), tags, shared))
 
 
 def _lines(nbytes: int) -> int:

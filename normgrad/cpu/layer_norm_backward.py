@@ -4,42 +4,55 @@ import numpy as np
 
 from normgrad.cpu.copies import load_coded, store_coded
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.layer_norm_tiles import EXACT, PARAMETERS, TILE, exact_row, row_parameters, tile_gradients
-from normgrad.cpu.llvm import F32
-from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, load_i64, store, store_f64, wait_until
-from normgrad.cpu.rows import SEGMENT, gather_rows, lane_of_column, row_offset, scatter_rows, segment_sums
-
-(
-    NEXT,
+from normgrad.cpu.kinds import F32
+from normgrad.cpu.layer_norm_backward_fields import (
+    BLOCK_ROWS,
+    BLOCKS,
+    COLUMNS,
     DONE,
-    NEXT_WEIGHT,
-    DONE_WEIGHT,
-    NEXT_COLUMNS,
     DONE_COLUMNS,
+    DONE_SEGMENT,
+    DONE_WEIGHT,
+    EXACT_SUMS,
+    GRAD_BIAS,
+    GRAD_BIAS_STRIDE,
+    GRAD_CODE,
+    GRAD_INPUT,
+    GRAD_OUT,
+    GRAD_WEIGHT,
+    GRAD_WEIGHT_STRIDE,
+    INPUT,
+    MEAN,
+    NEXT,
+    NEXT_COLUMNS,
+    NEXT_SEGMENT,
+    NEXT_WEIGHT,
+    ORDERED_WEIGHT,
+    OUTER_SHAPE,
+    PARTIALS,
+    ROW_SUMS,
+    ROWS,
+    RSTD,
+    SCRATCH,
+    SCRATCH_SIZE,
     SLOT,
     SLOTS,
-    ROWS,
-    COLUMNS,
-    BLOCKS,
-    BLOCK_ROWS,
-    WIDE,
-    STREAM,
     STAGED,
+    STATISTICS_CODE,
+    STREAM,
+    WANT_BIAS,
     WANT_INPUT,
     WANT_WEIGHT,
-    WANT_BIAS,
-) = range(18)
-GRAD_OUT, INPUT, GRAD_INPUT = 18, 23, 28  # each: address, column stride (elements), 3 outer strides (bytes)
-OUTER_SHAPE = 33  # 3 sizes
-MEAN, RSTD, STATISTICS_CODE = 36, 37, 38
-WEIGHT, WEIGHT_CODE, WEIGHT_STRIDE = 39, 40, 41  # address 0: no weight
-GRAD_WEIGHT, GRAD_WEIGHT_STRIDE, GRAD_BIAS, GRAD_BIAS_STRIDE, GRAD_CODE = 42, 43, 44, 45, 46
-ORDERED_WEIGHT, PARTIALS, ROW_SUMS, SCRATCH, SCRATCH_SIZE = 47, 48, 49, 50, 51  # in the workspace
-NEXT_SEGMENT, DONE_SEGMENT = 52, 53
-EXACT_SUMS = 54  # the weight gradients' terms in float64
-DESC_SIZE = 55
+    WEIGHT,
+    WEIGHT_CODE,
+    WEIGHT_STRIDE,
+    WIDE,
+)
+from normgrad.cpu.layer_norm_tiles import EXACT, PARAMETERS, exact_row, row_parameters, tile_gradients
+from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, load_i64, start_of, store, store_f64, wait_until
+from normgrad.cpu.row_sizes import SEGMENT, STAGED_ROWS, TILE
+from normgrad.cpu.rows import gather_rows, lane_of_column, row_offset, scatter_rows, segment_sums
 
-STAGED_ROWS = 32
 COLUMN_CHUNK = 8192
 
 
@@ -324,7 +337,7 @@ def combine_partials(kind, desc, p):
 
 @kernel
 def layer_norm_backward(desc, kind):
-    p = desc.ctypes.data
+    p = start_of(desc)
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return

@@ -4,20 +4,44 @@ import numpy as np
 
 from normgrad.cpu.copies import load_coded, store_coded
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.llvm import F32
-from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, round_for, store, wait_until
+from normgrad.cpu.kinds import F32
+from normgrad.cpu.layer_norm_forward_fields import (
+    BIAS,
+    BIAS_STRIDE,
+    BLOCK_ROWS,
+    BLOCKS,
+    COLUMNS,
+    DONE,
+    DONE_VECTORS,
+    EPS_BITS,
+    INPUT,
+    MEAN,
+    MEAN_CODE,
+    NEXT,
+    NEXT_VECTORS,
+    ORDERED_BIAS,
+    ORDERED_WEIGHT,
+    OUTER_SHAPE,
+    OUTPUT,
+    ROWS,
+    RSTD,
+    RSTD_CODE,
+    SCRATCH,
+    SCRATCH_SIZE,
+    SLOT,
+    SLOTS,
+    STAGED,
+    STREAM,
+    VECTORS_CODE,
+    WEIGHT,
+    WEIGHT_STRIDE,
+)
+from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, round_for, start_of, store, wait_until
 from normgrad.cpu.pairs import load_pair, store_pair, stream_pair
+from normgrad.cpu.row_sizes import STAGED_ROWS
 from normgrad.cpu.rows import gather_rows, lane_of_column, row_offset, scatter_rows
 from normgrad.cpu.vectors import fma, hsum, scaled, splat_f32, splat_f64, vload, widen
 
-(NEXT, DONE, NEXT_VECTORS, DONE_VECTORS, SLOT, SLOTS, ROWS, COLUMNS, BLOCKS, BLOCK_ROWS, STREAM, STAGED) = range(12)
-INPUT, OUTPUT, OUTER_SHAPE = 12, 17, 22  # tensors: address, column stride (elements), 3 outer strides (bytes); 3 sizes
-MEAN, RSTD, MEAN_CODE, EPS_BITS = 25, 26, 27, 28
-WEIGHT, BIAS, VECTORS_CODE, WEIGHT_STRIDE, BIAS_STRIDE = 29, 30, 31, 32, 33
-ORDERED_WEIGHT, ORDERED_BIAS, SCRATCH, SCRATCH_SIZE = 34, 35, 36, 37
-RSTD_CODE = 38
-DESC_SIZE = 39
-STAGED_ROWS = 32
 SMALLEST, LARGEST = 2.0**-80, 2.0**100
 
 
@@ -158,7 +182,7 @@ def order_vectors(kind, desc, p):
 
 @kernel
 def layer_norm(desc, kind):
-    p = desc.ctypes.data
+    p = start_of(desc)
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return

@@ -3,10 +3,11 @@
 import numpy as np
 
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2, round_for, store, store_f64, store_i64
 from normgrad.cpu.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
-from normgrad.cpu.rows import SEGMENT, lane_of_column
+from normgrad.cpu.row_sizes import SEGMENT, TILE
+from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import (
     all_between,
     bits_or,
@@ -20,7 +21,6 @@ from normgrad.cpu.vectors import (
     widen,
 )
 
-TILE = 4  # rows whose weight gradients are added up in registers before they meet the partial sums
 AHEAD_BYTES = 1024  # prefetch distance where rows are too long to ask for the next ones
 # Outside these a float32 intermediate may be rounded as a subnormal, or overflow where the formula does not: float64.
 SMALLEST, LARGEST = np.float32(2.0**-80), np.float32(2.0**100)

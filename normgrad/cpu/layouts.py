@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from normgrad.contract.view import Shape, View
-from normgrad.cpu import channels as at
+from normgrad.cpu import channel_fields as at
 from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, strides_along
-from normgrad.cpu.copies import CODES, fill_step
+from normgrad.cpu.copy_steps import fill_step
+from normgrad.cpu.kinds import CODES
 from normgrad.cpu.operands import Operands
 from normgrad.cpu.steps import Place, Step
+from normgrad.cpu.variants import Kernel
 
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
@@ -119,10 +121,10 @@ class Layout:
     def take_tables(self, count: int) -> None:
         self.take(at.TABLES, count * at.PLANES * self.pitch * 4)
 
-    def step(self, function: Any, *tags: Any) -> Step:
+    def step(self, kernel: Kernel, *tags: Any) -> Step:
         """The step that calls a kernel with this descriptor."""
         samples, channels, places = self.sizes
-        return Step(function, self.desc, tuple(self.places), tags, samples * channels * places > SHARED_FROM)
+        return Step(kernel, self.desc, tuple(self.places), tags, samples * channels * places > SHARED_FROM)
 
 
 def fills(operands: Operands, value: float, *names: str) -> list[Step]:

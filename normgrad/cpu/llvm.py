@@ -1,20 +1,12 @@
 """What the intrinsics are built of: LLVM types, conversions, pointers.
 
-The *kind* of an array is the type of a scalar passed to the kernel (``F32``, ``F16``, ``BF16``), so one source compiles
-once per kind and the cache on disk keeps the kinds apart. Addresses are bytes, indices elements.
+Addresses are bytes, indices elements.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
-
 LANES = 16
-
-#: The tags of the kinds: pass one to a kernel, its type picks the conversion.
-F32, F16, BF16, I32 = np.float32(0), np.int16(0), np.uint16(0), np.int32(0)
-TAGS = {FLOAT32: F32, FLOAT16: F16, BFLOAT16: BF16, INT32: I32}
 
 I16_TYPE, I32_TYPE, I64_TYPE = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleType()

@@ -102,6 +102,16 @@ def load_acquire(typingctx, address, index):
     return types.int64(types.int64, types.int64), codegen
 
 
+@intrinsic
+def start_of(typingctx, descriptor):
+    """The address of a descriptor, which kernels get as a pointer to int64."""
+
+    def codegen(context, builder, sig, args):
+        return builder.ptrtoint(args[0], I64_TYPE)
+
+    return types.int64(descriptor), codegen
+
+
 _SPINS_BEFORE_YIELD = 2000
 _yield_name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 _yield_to_others = types.ExternalFunction(_yield_name, types.int32())

@@ -8,7 +8,7 @@ from typing import TypeVar
 from normgrad.contract.dtypes import DType
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import View, contiguous_strides
-from normgrad.cpu.copies import copy_step
+from normgrad.cpu.copy_steps import copy_step
 from normgrad.cpu.steps import Place, Step, SteppedKernel, Workspace
 
 Layout = TypeVar("Layout")

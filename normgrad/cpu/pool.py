@@ -14,13 +14,19 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from normgrad.contract.arrays import numpy_address
+from normgrad.cpu.variants import Kernel
 from normgrad.threads import get_num_threads, usable_cores
 
-_Job = tuple[Callable[..., None], tuple[Any, ...]]
+THREAD_NAME = "normgrad-helper"
+
+T = TypeVar("T")
+_Job = tuple[Callable[..., Any], tuple[Any, ...], Any]
+_WATCH = Kernel("normgrad.cpu.waiting", "watch")
 
 
 class _State(Enum):
@@ -39,7 +45,8 @@ if hasattr(os, "sched_setaffinity"):
 class _Helper:
     """One daemon thread. After a job it looks out for the next one for a moment, then it goes to sleep."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[int], int]) -> None:
+        self._watch = watch
         self._job: _Job | None = None
         self._posting = threading.Lock()
         self._wake = threading.Lock()
@@ -48,13 +55,13 @@ class _Helper:
         self._state = _State.BUSY
         self._thread = 0
         self._kept_off = -1
-        threading.Thread(target=self._serve, name="normgrad-helper", daemon=True).start()
+        threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
-    def post(self, kernel: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def post(self, work: Callable[..., Any], args: tuple[Any, ...], kept: Any) -> None:
         """Ask for help, unless a job is waiting already."""
         with self._posting:
             if self._job is None:
-                self._job = (kernel, args)
+                self._job = (work, args, kept)
                 if self._state is _State.WATCHING:
                     self._bell[0] += 1
                 elif self._state is _State.ASLEEP:
@@ -77,22 +84,21 @@ class _Helper:
                 self._kept_off = core
 
     def _serve(self) -> None:
-        from normgrad.cpu.waiting import watch
-
         self._thread = threading.get_native_id()
         while True:
             seen = int(self._bell[0])
             job = self._take(_State.WATCHING)
             if job is None:
-                watch(np.array([self._bell.ctypes.data, seen], np.int64))
+                descriptor = np.array([numpy_address(self._bell), seen], np.int64)
+                self._watch(numpy_address(descriptor))
                 job = self._take(_State.ASLEEP)
             if job is None:
                 self._wake.acquire()
                 job = self._take(_State.BUSY)
             assert job is not None
-            kernel, args = job
-            kernel(*args)
-            del job, kernel, args  # a waiting thread keeps no memory alive
+            work, args, _ = job
+            work(*args)
+            del job, work, args, _  # a waiting thread keeps no memory alive
 
     def _take(self, state: _State) -> _Job | None:
         """The job that is waiting, if any; the thread's state where there is none."""
@@ -109,7 +115,7 @@ _starting = threading.Lock()
 def _start(count: int) -> None:
     with _starting:
         while len(_helpers) < count:
-            _helpers.append(_Helper())
+            _helpers.append(_Helper(_WATCH.entry(())))
 
 
 def _forget_threads() -> None:
@@ -127,11 +133,14 @@ def slots() -> int:
     return max(get_num_threads(), usable_cores())
 
 
-def run(kernel: Callable[..., None], most: int, *args: Any) -> None:
-    """Call ``kernel(*args)`` on this thread and on as many others as may take part, ``most`` in all."""
+def run(work: Callable[..., T], most: int, *args: Any, kept: Any = None) -> T:
+    """Call ``work(*args)`` on this thread and on as many others as may take part, ``most`` in all.
+
+    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it.
+    """
     wanted = min(get_num_threads(), most) - 1
     if len(_helpers) < wanted:
         _start(wanted)
     for helper in _helpers[:wanted]:
-        helper.post(kernel, args)
-    kernel(*args)
+        helper.post(work, args, kept)
+    return work(*args)

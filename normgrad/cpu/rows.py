@@ -1,13 +1,9 @@
 """What the row kernels share: where a row is, its sums, strided rows."""
 
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.pairs import copy_element, is_bfloat, load_pair, load_pair_first
 from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, vload, widen
-
-# Row sums are made of segments, always the same, so that a row has the same bits whether one thread sums it or several.
-SEGMENT = 32768
-OUTER_RANK = 3
 
 
 @device

@@ -6,14 +6,18 @@ several threads at once, and its counters stand in the descriptor too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normgrad.contract.arrays import numpy_address
 from normgrad.cpu import pool
-from normgrad.cpu.jit import announced
+from normgrad.cpu.variants import Kernel
+
+if TYPE_CHECKING:
+    from normgrad.cpu.native import Entry
 
 ALIGNMENT = 64
 _WORKSPACE = -1
@@ -48,11 +52,8 @@ class Workspace:
         return self._used + ALIGNMENT if self._used else 0
 
 
-_compiled: set[tuple[Any, ...]] = set()  # kernels with the types they have been called with
-
-
 class Step:
-    """One call of a compiled function: ``function(descriptor, *tags)``.
+    """One call of a kernel: ``kernel(descriptor, *tags)``.
 
     A tag is a scalar whose type chooses a dtype. A shared step runs on several threads and divides its work itself; its
     workspace has room for as many as there are slots when it is prepared.
@@ -60,41 +61,51 @@ class Step:
 
     def __init__(
         self,
-        function: Callable[..., None],
+        kernel: Kernel,
         descriptor: np.ndarray,
         places: Sequence[tuple[int, Place]],
         tags: tuple[Any, ...] = (),
         shared: bool = False,
     ) -> None:
-        self._function = function
+        self._kernel = kernel
         self._descriptor = descriptor
-        self._places = tuple((position, place.source, place.offset) for position, place in places)
+        self._scratch = tuple((at, place.offset) for at, place in places if place.source == _WORKSPACE)
+        self._tensors = tuple((at, place.source, place.offset) for at, place in places if place.source != _WORKSPACE)
         self._tags = tags
         self._shared = shared
         self._slots = pool.slots()
-        self._key = (function, *map(type, tags))
-        self._filled: tuple[list[int], int, np.ndarray] = ([], 0, descriptor)
+        self._entry: Entry | None = None
+        self._with_scratch: tuple[int, np.ndarray] = (0, descriptor)
+        self._filled: tuple[list[int], np.ndarray, np.ndarray] = ([], descriptor, descriptor)
 
     def run(self, addresses: list[int], workspace: int) -> None:
-        """Call the function on the tensors at these addresses."""
+        """Call the kernel on the tensors at these addresses."""
+        entry = self._entry
+        if entry is None:
+            entry = self._entry = self._kernel.entry(self._tags)
         descriptor = self._at(addresses, workspace).copy()
-        if self._key not in _compiled:
-            with announced(self._function.__name__):
-                self._function(descriptor, *self._tags)
-            _compiled.add(self._key)
-        elif self._shared:
-            pool.run(self._function, self._slots, descriptor, *self._tags)
+        address = numpy_address(descriptor)
+        if self._shared:
+            status = pool.run(entry, self._slots, address, kept=descriptor)
         else:
-            self._function(descriptor, *self._tags)
+            status = entry(address)
+        if status:
+            raise RuntimeError(f"{self._kernel.name} gave up with status {status}")
 
     def _at(self, addresses: list[int], workspace: int) -> np.ndarray:
-        """The descriptor with its addresses, which are often the last call's."""
-        last_addresses, last_workspace, filled = self._filled
-        if workspace != last_workspace or addresses != last_addresses:
-            filled = self._descriptor.copy()
-            for position, source, offset in self._places:
-                filled[position] = offset + (workspace if source == _WORKSPACE else addresses[source])
-            self._filled = (addresses, workspace, filled)
+        """The descriptor with its addresses: the workspace is often the last call's, the tensors sometimes are."""
+        last, descriptor = self._with_scratch
+        if workspace != last:
+            descriptor = self._descriptor.copy()
+            for position, offset in self._scratch:
+                descriptor[position] = workspace + offset
+            self._with_scratch = (workspace, descriptor)
+        last_addresses, base, filled = self._filled
+        if base is not descriptor or addresses != last_addresses:
+            filled = descriptor.copy()
+            for position, source, offset in self._tensors:
+                filled[position] = addresses[source] + offset
+            self._filled = (addresses, descriptor, filled)
         return filled
 
 

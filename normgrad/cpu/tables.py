@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normgrad.cpu.channels import (
+from normgrad.cpu.channel_fields import (
     BIAS,
     CHANNELS,
     CHUNKS,
@@ -19,16 +19,12 @@ from normgrad.cpu.channels import (
     SUM_DY,
     SUM_DY_XMU,
     WEIGHT,
-    partial_index,
-    places_of,
-    usable,
-    vector_or,
-    vector_value,
 )
+from normgrad.cpu.channels import partial_index, places_of, usable, vector_or, vector_value
 from normgrad.cpu.copies import store_exact
 from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device
-from normgrad.cpu.llvm import F32
+from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load_f64, store, store_f64
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import splat_f64, vload_f64, vstore_f64

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from normgrad.contract.plan import Plan
 from normgrad.contract.view import Memory
+from normgrad.sdk import native
 from normgrad.sdk.errors import AclError, Refused
 
 ENVIRONMENT = "NORMGRAD_DEVICE"
@@ -44,11 +45,24 @@ class Devices(Protocol):
     def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None: ...
     def fill(self, to: int, value: int, nbytes: int, on_device: bool) -> None: ...
     def memory_info(self, index: int) -> tuple[int, int]: ...
+    def close(self) -> None: ...
 
 
 @functools.cache
 def devices() -> Devices:
     """The devices that this process uses, chosen once."""
+    chosen = _choose()
+    native.wait_for_work_at_exit("devices")
+    return chosen
+
+
+def close() -> None:
+    """The process ends: nothing may reach the devices any more."""
+    if devices.cache_info().currsize:
+        devices().close()
+
+
+def _choose() -> Devices:
     wanted = os.environ.get(ENVIRONMENT, "").strip().lower()
     if wanted in ("", "cpu"):
         from normgrad.sdk.host import HostDevices

@@ -114,3 +114,6 @@ class HostDevices:
         """Free and total bytes."""
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+    def close(self) -> None:
+        """The host's memory and threads last to the very end."""

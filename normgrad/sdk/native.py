@@ -23,8 +23,8 @@ def bind(ffi: Any, lib: Any) -> None:
 
 
 @cache
-def wait_for_work_at_exit() -> None:
-    """Wait for streams at the end of the process before the libraries loaded so far are taken down.
+def wait_for_work_at_exit(loaded: str) -> None:
+    """Wait for streams at the end of the process before what is now loaded is taken down; once for each such thing.
 
     Handlers run last in, first out: once a backend is loaded, the one from the start would come after its libraries'.
     """

@@ -137,7 +137,7 @@ def _plan(op: Operator[..., Any], words: Iterable[Any]) -> None:
     }
     outputs = tuple(arguments.pop(output.name) for output in signature.outputs)
     executor = OpExecutor(signature, op.plan(**arguments, out=outputs))
-    native.wait_for_work_at_exit()
+    native.wait_for_work_at_exit("operators")
     executor.check_planned()
     handle = handles.add(executor)
     try:

@@ -9,6 +9,7 @@ import normgrad
 from normgrad.contract import products
 from normgrad.sdk import contexts, memory_calls, native, streams
 from normgrad.sdk.contexts import current_context, required
+from normgrad.sdk.devices import close
 from normgrad.sdk.errors import AclError, Refused
 from normgrad.sdk.exported import exported
 
@@ -61,8 +62,11 @@ def finalize_operators() -> None:
 
 
 def finish_all() -> None:
-    """At the end of the process: wait for the work of all streams."""
-    contexts.finish()
+    """At the end of the process: wait for the work of all streams. What comes later finds the devices closed."""
+    try:
+        contexts.finish()
+    finally:
+        close()
 
 
 @exported("aclrtGetVersion")

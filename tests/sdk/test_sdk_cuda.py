@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_sdk_tree import EXPECTED
+from expected import EXPECTED
 
 from conftest import PROGRAMS, SAMPLES
 from normgrad import backends

@@ -11,20 +11,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from expected import EXPECTED
 
 from conftest import environment
 from normgrad import sdk
 from normgrad.cli import main
 from normgrad.sdk import tree
 
-EXPECTED = {
-    "layer_norm_backward": "gradInput: -2 -94 -877.5 -1747.5\ngradWeight: 20 62\ngradBias: 6 8\n",
-    "group_norm_backward": "gradInput: below 1e-5\ngradGamma: -75.8969 2.89683 155.849\ngradBeta: 68 100 132\n",
-    "batch_norm_elemt_backward": "gradInput: 0 0.9 1.8 2.7 3.6 4.5 5.4 6.3\n",
-    "sync_batch_norm": "mean: 0.901459 0.728063 0.555861\ninvstd: 0.934859 0.936714 0.949855\n"
-    "runningMean: 0.0901459 0.0728063 0.0555861\nrunningVar: 1.02044 1.01997 1.01667\n"
-    "outputs and gradients of both ranks: right\n",
-}
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "examples" / "cpp"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numba
 import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -18,7 +19,6 @@ from normgrad.bench.contenders.contender import Contender, Role
 from normgrad.bench.contenders.tensors import as_torch
 from normgrad.bench.workload import Traffic, Workload
 from normgrad.cpu import pool
-from normgrad.cpu.jit import device, kernel
 from normgrad.threads import get_num_threads
 
 _BLOCK = 1 << 15  # words that a thread takes at a time: 256 KB of each array
@@ -39,13 +39,17 @@ def _fetch_add(context: Any, counters: Any, position: Any, amount: Any) -> Any:
     return types.uint64(counters, types.intp, types.uint64), generate
 
 
-@device  # type: ignore[untyped-decorator]
+def _compiled(function: Callable[..., None]) -> Any:
+    return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+@_compiled
 def _wait(counters: np.ndarray, blocks: int) -> None:
     while _fetch_add(counters, _DONE, 0) < blocks:
         pass
 
 
-@kernel
+@_compiled
 def _add(counters: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     blocks = -(-a.size // _BLOCK)
     while True:
@@ -58,7 +62,7 @@ def _add(counters: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> N
     _wait(counters, blocks)
 
 
-@kernel
+@_compiled
 def _copy(counters: np.ndarray, a: np.ndarray, c: np.ndarray) -> None:
     blocks = -(-a.size // _BLOCK)
     while True:
@@ -71,7 +75,7 @@ def _copy(counters: np.ndarray, a: np.ndarray, c: np.ndarray) -> None:
     _wait(counters, blocks)
 
 
-@kernel
+@_compiled
 def _read(counters: np.ndarray, a: np.ndarray) -> None:
     blocks = -(-a.size // _BLOCK)
     while True:
@@ -86,7 +90,7 @@ def _read(counters: np.ndarray, a: np.ndarray) -> None:
     _wait(counters, blocks)
 
 
-@kernel
+@_compiled
 def _read_two(counters: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     blocks = -(-a.size // _BLOCK)
     while True:

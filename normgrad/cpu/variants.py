@@ -1,0 +1,114 @@
+"""Kernels by name, and their variants: found on disk as native code, or compiled. Numba is imported only to compile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normgrad.cpu import store
+
+if TYPE_CHECKING:
+    from normgrad.cpu.native import Entry
+
+_ANNOUNCE_AFTER = 1.0  # seconds
+_SYMBOL = "normgrad_{}"
+
+# A fork waits for a compilation under way: in the child its thread would be gone, and its locks held for ever.
+_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+_entries: dict[tuple[Kernel, tuple[type, ...]], Entry] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function under the decorator ``kernel``, by the module that holds it and its name there."""
+
+    module: str
+    name: str
+
+    def entry(self, tags: tuple[Any, ...]) -> Entry:
+        """The compiled function for the types of the tags. It takes a descriptor's address and returns 0."""
+        variant = self, tuple(map(type, tags))
+        found = _entries.get(variant)
+        if found is None:
+            with _lock:
+                found = _entries.get(variant)
+                if found is None:
+                    found = _entries[variant] = _load(self, tags)
+        return found
+
+
+def _load(kernel: Kernel, tags: tuple[Any, ...]) -> Entry:
+    from normgrad.cpu import native
+
+    types = "-".join(type(tag).__name__ for tag in tags)
+    key = f"{kernel.module}.{kernel.name}({types}); {_sources(kernel.module)}; {_numba()}; {native.identity()}"
+    symbol = _SYMBOL.format(hashlib.sha256(key.encode()).hexdigest())
+    name = f"{kernel.name}-{types}" if types else kernel.name
+    code = store.find(name, key)
+    if code is None:
+        with announced(kernel.name):
+            from normgrad.cpu.compilation import compiled
+
+            code = compiled(kernel.module, kernel.name, tags, symbol)
+        if native.OF_C.issuperset(native.needs(code)):
+            store.keep(name, key, code)
+    return native.loaded(code, symbol)
+
+
+@cache
+def _sources(module: str) -> str:
+    """A digest of every kernel's source, and of the module's where that lies elsewhere."""
+    here = Path(__file__).parent
+    found = find_spec(module)
+    own = {Path(found.origin)} if found is not None and found.origin else set()
+    digest = hashlib.sha256()
+    for path in sorted({*here.glob("*.py"), *own}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _numba() -> str:
+    """Which Numba there is, without importing it."""
+    found = find_spec("numba")
+    if found is None or not found.origin:
+        return "no Numba"
+    return Path(found.origin).with_name("_version.py").read_text(encoding="utf-8")
+
+
+@contextmanager
+def announced(name: str) -> Iterator[None]:
+    """Say on a terminal what is going on while a kernel is compiled for longer than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    line = f"normgrad: compiling {name} (once; kept on disk) …"
+    shown = threading.Event()
+
+    def show() -> None:
+        shown.set()
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+    timer = threading.Timer(_ANNOUNCE_AFTER, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if shown.is_set():
+            sys.stderr.write("\r" + " " * len(line) + "\r")
+            sys.stderr.flush()

@@ -1,0 +1,105 @@
+"""The operators' results before they are written: shapes, strides and dtypes, for fake tensors and real ones alike.
+
+What has the data's shape lies in memory as the data does; everything smaller is contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Results = tuple[Tensor | None, ...]
+
+
+def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def layer_norm(input: Tensor, normalized_shape: Sequence[int], *_: Any) -> Results:
+    """``output, mean, rstd``."""
+    shape = [*input.shape[: input.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
+    return torch.empty_like(input), _statistics(input, shape), _statistics(input, shape)
+
+
+def layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_mask: Sequence[bool] = (True, True, True),
+) -> Results:
+    """``grad_input, grad_weight, grad_bias``."""
+    dtype = input.dtype if weight is None else weight.dtype
+    parameters = [input.new_empty(normalized_shape, dtype=dtype) if wanted else None for wanted in output_mask[1:]]
+    return torch.empty_like(input) if output_mask[0] else None, *parameters
+
+
+def group_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, *_: Any
+) -> Results:
+    """``output, mean, rstd``."""
+    return torch.empty_like(input), _statistics(input, (N, group)), _statistics(input, (N, group))
+
+
+def group_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool] = (True, True, True),
+) -> Results:
+    """``grad_input, grad_weight, grad_bias``."""
+    shape, dtype = ((C,), mean.dtype) if weight is None else (weight.shape, weight.dtype)
+    parameters = [input.new_empty(shape, dtype=dtype) if wanted else None for wanted in output_mask[1:]]
+    return torch.empty_like(input) if output_mask[0] else None, *parameters
+
+
+def batch_norm_stats(input: Tensor, *_: Any) -> Results:
+    """``mean, invstd``."""
+    return _statistics(input, input.shape[1:2]), _statistics(input, input.shape[1:2])
+
+
+def batch_norm_gather_stats_with_counts(input: Tensor, *_: Any) -> Results:
+    """``mean, invstd``."""
+    return batch_norm_stats(input)
+
+
+def batch_norm_elemt(input: Tensor, *_: Any) -> Results:
+    """``output`` alone."""
+    return (torch.empty_like(input),)
+
+
+def batch_norm_elemt_backward(grad_out: Tensor, input: Tensor, *_: Any) -> Results:
+    """``grad_input`` alone."""
+    return (torch.empty_like(input),)
+
+
+def batch_norm_reduce_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool = True,
+    weight_g: bool = True,
+    bias_g: bool = True,
+) -> Results:
+    """``sum_dy, sum_dy_xmu, grad_weight, grad_bias``."""
+    dtype, shape = mean.dtype if weight is None else weight.dtype, input.shape[1:2]
+    sums = [_statistics(input, shape) if input_g else None for _ in range(2)]
+    parameters = [input.new_empty(shape, dtype=dtype) if wanted else None for wanted in (weight_g, bias_g)]
+    return *sums, *parameters
+
+
+Maker = Callable[..., Results]

@@ -1,0 +1,297 @@
+"""LayerNorm and GroupNorm for JAX, against the plain formula in float64 and its gradients by JAX."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import normgrad
+from normgrad import ContractError
+from normgrad.testing import ulp
+from support.processes import run_python
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+from normgrad.jax import group_norm, layer_norm  # noqa: E402
+from normgrad.jax.calls import call, result  # noqa: E402
+from normgrad.jax.frame import handler  # noqa: E402
+
+in_float64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+EPS = 1e-5
+DTYPES = ["float32", "float16", "bfloat16"]
+PARAMETERS = {"both": (True, True), "weight": (True, False), "bias": (False, True), "none": (False, False)}
+
+
+def plain_layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    y = normalised(x, (-1,))
+    return y * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def plain_group_norm(group: int, x: Any, weight: Any, bias: Any) -> Any:
+    y = normalised(x.reshape(x.shape[0], group, -1), (2,)).reshape(x.shape)
+    along = (1, -1, *(1 for _ in x.shape[2:]))
+    y = y if weight is None else y * weight.reshape(along)
+    return y if bias is None else y + bias.reshape(along)
+
+
+def normalised(x: Any, axes: tuple[int, ...]) -> Any:
+    mean = x.mean(axes, keepdims=True)
+    return (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + EPS)
+
+
+CASES: dict[str, tuple[Callable, Callable, tuple[int, ...], int]] = {
+    "layer_norm": (lambda x, w, b: layer_norm(x, x.shape[-1], w, b, EPS), plain_layer_norm, (3, 5, 24), 24),
+    "group_norm": (
+        lambda x, w, b: group_norm(x, 3, w, b, EPS),
+        partial(plain_group_norm, 3),
+        (4, 6, 5, 2),
+        6,
+    ),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def values(case: str, dtype: str, given: tuple[bool, bool] = (True, True), vectors: str | None = None) -> list[Any]:
+    """Input, weight, bias and what the output is multiplied with."""
+    _, _, shape, size = CASES[case]
+    rng = np.random.default_rng(size)
+    # Few digits, so that every dtype holds the same values.
+    x, upstream = (jnp.asarray(rng.normal(0.3, 1.5, shape).round(1), "bfloat16").astype(dtype) for _ in range(2))
+    weight, bias = (jnp.asarray(rng.normal(1, 0.5, size), "bfloat16").astype(vectors or dtype) for _ in range(2))
+    return [x, weight if given[0] else None, bias if given[1] else None, upstream]
+
+
+def output_and_gradients(function: Callable, x: Any, weight: Any, bias: Any, upstream: Any) -> list[Any]:
+    output, pull = jax.vjp(function, x, weight, bias)
+    return [output, *(gradient for gradient in pull(upstream) if gradient is not None)]
+
+
+@cache
+def exact(case: str, given: tuple[bool, bool]) -> list[np.ndarray]:
+    with in_float64(True):
+        wide = [None if a is None else jnp.asarray(np.asarray(a, np.float64)) for a in values(case, "float32", given)]
+        return [np.asarray(a) for a in jax.jit(partial(output_and_gradients, CASES[case][1]))(*wide)]
+
+
+def assert_close(actual: list[Any], expected: list[np.ndarray]) -> None:
+    for ours, theirs in zip((np.asarray(a) for a in actual), expected, strict=True):
+        # Two steps, each rounded to float32: the largest value stands for the terms of both.
+        allowed = 0.5 * ulp(theirs, str(ours.dtype)) + 64 * 2.0**-24 * np.abs(theirs).max()
+        assert (np.abs(ours.astype(np.float64) - theirs) <= allowed).all()
+
+
+@every_case
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("given", PARAMETERS.values(), ids=PARAMETERS)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_output_and_gradients(case: str, dtype: str, given: tuple[bool, bool], wrap: Callable) -> None:
+    actual = wrap(partial(output_and_gradients, CASES[case][0]))(*values(case, dtype, given))
+    assert {str(array.dtype) for array in actual} == {dtype}
+    assert_close(actual, exact(case, given))
+
+
+@every_case
+@pytest.mark.parametrize("given", [(True, True), (False, True)], ids=["both", "bias"])
+def test_float32_parameters_of_16_bit_data_get_float32_gradients(case: str, given: tuple[bool, bool]) -> None:
+    arguments = values(case, "bfloat16", given, vectors="float32")
+    actual = jax.jit(partial(output_and_gradients, CASES[case][0]))(*arguments)
+    assert [str(array.dtype) for array in actual] == ["bfloat16"] * 2 + ["float32"] * sum(given)
+    assert_close(actual, exact(case, given))
+
+
+@every_case
+def test_the_bits_are_the_operators_own(case: str) -> None:
+    x, weight, bias, upstream = values(case, "float16")
+    output, grad_input, *_ = output_and_gradients(CASES[case][0], x, weight, bias, upstream)
+    x, weight, bias, upstream = (np.asarray(a) for a in (x, weight, bias, upstream))
+    if case == "layer_norm":
+        expected, mean, rstd = normgrad.layer_norm(x, [24], weight, bias, EPS)
+        gradient = normgrad.layer_norm_backward(upstream, x, [24], mean, rstd, weight)[0]
+    else:
+        expected, mean, rstd = normgrad.group_norm(x, weight, bias, 4, 6, 10, 3, EPS)
+        gradient = normgrad.group_norm_backward(upstream, x, mean, rstd, weight, 4, 6, 10, 3)[0]
+    np.testing.assert_array_equal(output, expected)
+    np.testing.assert_array_equal(grad_input, gradient)
+
+
+AXES = {
+    "data": (0, None, None, 0),
+    "data on another axis": (2, None, None, 1),
+    "weight": (None, 0, None, None),
+    "bias and upstream": (None, None, 0, 0),
+    "all": (0, 0, 0, 0),
+}
+
+
+@every_case
+@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+def test_vmap_is_the_loop_bit_for_bit(case: str, axes: tuple[int | None, ...]) -> None:
+    arguments = values(case, "float32")
+    batched = [
+        a if axis is None else jnp.stack([a, 2 * a, a - 1], axis) for a, axis in zip(arguments, axes, strict=True)
+    ]
+    function = partial(output_and_gradients, CASES[case][0])
+    for wrap in (lambda f: f, jax.jit):
+        together = wrap(jax.vmap(function, axes))(*batched)
+        for i in range(3):
+            own = [a if axis is None else jnp.take(a, i, axis) for a, axis in zip(batched, axes, strict=True)]
+            for one, alone in zip(together, function(*own), strict=True):
+                np.testing.assert_array_equal(one[i], alone)
+
+
+@every_case
+def test_vmap_in_vmap(case: str) -> None:
+    x, weight, bias, upstream = values(case, "float32")
+    xs = jnp.stack([jnp.stack([x, x + 1, 3 * x]), jnp.stack([-x, x - 1, x / 2])])
+    weights = jnp.stack([weight, -weight])
+    function = partial(output_and_gradients, CASES[case][0])
+    inner = jax.vmap(function, (0, None, None, None))
+    together = jax.jit(jax.vmap(inner, (0, 0, None, None)))(xs, weights, bias, upstream)
+    for i in range(2):
+        for j in range(3):
+            for one, alone in zip(together, function(xs[i, j], weights[i], bias, upstream), strict=True):
+                np.testing.assert_array_equal(one[i, j], alone)
+
+
+@every_case
+def test_a_forward_pass_under_vmap_is_one_launch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from normgrad.jax import calls
+
+    launches: list[Any] = []
+    monkeypatch.setattr(calls, "launch", lambda *args: launches.append(args))
+    x, weight, bias, _ = values(case, "float32")
+    jax.block_until_ready(jax.vmap(CASES[case][0], (0, None, None))(jnp.stack([x] * 7), weight, bias))
+    assert len(launches) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+def test_empty_data(shape: tuple[int, int]) -> None:
+    x, weight = jnp.zeros(shape), jnp.ones(shape[1])
+    output, grad_input, grad_weight = output_and_gradients(
+        lambda x, w, b: layer_norm(x, shape[1], w), x, weight, None, x
+    )
+    assert output.shape == grad_input.shape == shape
+    np.testing.assert_array_equal(grad_weight, np.zeros(shape[1]))
+    if shape[1]:
+        assert group_norm(x, 2, weight).shape == shape
+
+
+def test_normalized_shape_of_several_dimensions_and_data_of_one_row() -> None:
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    weight = jnp.arange(12.0).reshape(3, 4)
+    expected = layer_norm(x.reshape(2, 12), 12, weight.reshape(12)).reshape(2, 3, 4)
+    np.testing.assert_array_equal(layer_norm(x, (3, 4), weight), expected)
+    np.testing.assert_array_equal(layer_norm(x[0].reshape(-1), 12, weight.reshape(12)), expected[0].reshape(-1))
+
+
+def test_under_scan_remat_and_many_at_once() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 512)), jnp.float32)
+
+    @jax.checkpoint
+    def block(h: Any, scale: Any) -> tuple[Any, Any]:
+        return h + layer_norm(h * scale, 512), None
+
+    def loss(x: Any) -> Any:
+        deep, _ = jax.lax.scan(block, x, jnp.arange(1.0, 9.0))
+        wide = sum(layer_norm(x * i, 512) for i in range(1, 9))
+        return (deep * wide).sum()
+
+    step = jax.jit(jax.grad(loss))
+    first = step(x)
+    for other in [step(x) for _ in range(20)]:  # dispatched without waiting
+        np.testing.assert_array_equal(first, other)
+
+
+REFUSED = {
+    "float64": lambda x: layer_norm(np.zeros((2, 4)), 4),
+    "is int32": lambda x: layer_norm(x.astype(int), 4),
+    "must equal the last dimensions of input": lambda x: layer_norm(x, 3),
+    "weight has the shape": lambda x: layer_norm(x, 4, x[:, 0]),
+    "bias is float32": lambda x: layer_norm(x.astype(jnp.bfloat16), 4, x[0].astype(jnp.bfloat16), x[0]),
+    "must divide C = 4": lambda x: group_norm(x, 3),
+    "weight has 2 elements": lambda x: group_norm(x, 2, x[:, 0]),
+}
+
+
+@pytest.mark.parametrize(("text", "wrong"), REFUSED.items(), ids=REFUSED)
+def test_a_broken_rule_is_told_when_traced(text: str, wrong: Callable) -> None:
+    with in_float64(text == "float64"), pytest.raises(ContractError, match=text):
+        jax.eval_shape(wrong, jnp.zeros((2, 4), jnp.float32))
+
+
+def test_data_without_channels_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"group_norm: input has the shape \(4,\), and must have 2 dimensions"):
+        group_norm(jnp.zeros(4), 2)
+
+
+def test_the_product_counts() -> None:
+    with (
+        normgrad.use_product("Atlas inference"),
+        pytest.raises(ContractError, match="Atlas inference has no GroupNorm"),
+    ):
+        group_norm(jnp.zeros((2, 4)), 2)
+
+
+@every_case
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+def test_another_platform_is_refused(case: str, platform: str) -> None:
+    function = CASES[case][0]
+    traced = jax.jit(jax.grad(lambda x: function(x, None, None).sum())).trace(values(case, "float32")[0])
+    with pytest.raises(
+        NotImplementedError, match="computes on the CPU, and this program is compiled for another platf"
+    ):
+        traced.lower(lowering_platforms=(platform,))
+
+
+def test_what_fails_at_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from normgrad.jax import calls
+
+    def fail(*args: Any) -> None:
+        raise MemoryError("no room for the workspace")
+
+    monkeypatch.setattr(calls, "launch", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="MemoryError: no room for the workspace"):
+        jax.block_until_ready(layer_norm(jnp.zeros((2, 4)), 4))
+
+
+def test_results_must_fit_the_operator() -> None:
+    x = jnp.zeros((2, 4))
+    wrong = {"output": result((2, 4), jnp.float16), "mean": result((2, 1)), "rstd": result((2, 1))}
+    with pytest.raises(ContractError, match="output is float16, and must be float32"):
+        call("layer_norm", {"input": x}, wrong, eps=EPS)
+
+
+def test_without_jax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("normgrad.jax")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ImportError, match=r"pip install 'normgrad\[jax\]'"):
+        import normgrad.jax  # noqa: F401
+
+
+def test_a_program_that_ends_with_work_under_way_ends_well() -> None:
+    code = """
+import jax, jax.numpy as jnp
+from normgrad.jax import layer_norm
+step = jax.jit(lambda x: layer_norm(x, 1024))
+x = jnp.ones((4096, 1024))
+for _ in range(5):
+    x = step(x)
+print("ended")
+"""
+    assert run_python(code).strip() == "ended"
+
+
+def test_an_unknown_major_version_of_foreign_functions_is_refused(tmp_path: Path) -> None:
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 0\n")
+    with pytest.raises(ImportError, match="knows version 0 of XLA's foreign functions, and this JAX has 1"):
+        handler(lambda *args: None, str(tmp_path))

@@ -1,0 +1,150 @@
+"""torch.compile, torch.export and AOTAutograd over torch.ops.normgrad."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import normgrad.torch  # noqa: F401 - registers the operators
+from support.torch_samples import differentiable, random, samples
+
+ops = torch.ops.normgrad
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def tuple_of(name: str) -> Any:
+    def function(*args: Any) -> tuple[Any, ...]:
+        results = getattr(ops, name)(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        return tuple(result for result in results if result is not None)
+
+    return function
+
+
+def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+
+
+def tensors_of(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]
+
+
+def check_compiled(name: str, backend: str) -> None:
+    """The same bits as in eager, the arguments changed in place included."""
+    for args in samples()[name]:
+        eager, ours = copied(args), copied(args)
+        expected = tuple_of(name)(*eager)
+        found = torch.compile(tuple_of(name), fullgraph=True, backend=backend)(*ours)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(tensors_of(ours), tensors_of(eager), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", samples())
+def test_compiled_in_one_graph(name: str) -> None:
+    check_compiled(name, "aot_eager")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["batch_norm_gather_stats_with_counts", "batch_norm_reduce_backward"])
+def test_compiled_by_inductor(name: str) -> None:
+    check_compiled(name, "inductor")
+
+
+def model(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    rows = ops.layer_norm(x.sin(), x.shape[-1:], weight, bias)[0]
+    groups = ops.group_norm(rows * x, None, None, x.shape[0], x.shape[1], x.shape[2], 2)[0]
+    return (groups * rows).tanh()
+
+
+def gradients(function: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    leaves = differentiable(*args)
+    output = function(*leaves)
+    return output, *torch.autograd.grad(output, leaves, torch.ones_like(output).cumsum(0))
+
+
+@pytest.mark.parametrize(
+    ("backend", "dynamic"),
+    [("aot_eager", False), ("aot_eager", True), pytest.param("inductor", False, marks=needs_compiler)],
+)
+def test_gradients_of_a_compiled_function(backend: str, dynamic: bool) -> None:
+    compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=dynamic)
+    for rows in (4, 6, 8) if dynamic else (4,):
+        args = (random(rows, 6, 8), random(8), random(8, seed=1))
+        torch.testing.assert_close(gradients(compiled, args), gradients(model, args))
+
+
+def test_one_graph_serves_every_batch_size() -> None:
+    graphs = []
+
+    def counting(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, backend=counting, dynamic=True)
+    for rows in (3, 5, 7, 9):
+        compiled(random(rows, 6, 8), random(8), random(8))
+    assert len(graphs) == 1
+
+
+def test_aot_autograd() -> None:
+    targets = []
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    args = (random(4, 6, 8), random(8), random(8, seed=1))
+    torch.testing.assert_close(gradients(aot_function(model, compiler), args), gradients(model, args))
+    for op in (ops.layer_norm, ops.layer_norm_backward, ops.group_norm, ops.group_norm_backward):
+        assert op.default in targets
+
+
+class Model(torch.nn.Module):
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return model(*args)
+
+
+def test_export() -> None:
+    args = (random(4, 6, 8), random(8), random(8, seed=1))
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(Model(), args, dynamic_shapes=(({0: batch}, None, None),))
+    targets = [node.target for node in exported.graph.nodes]
+    assert {ops.layer_norm.default, ops.group_norm.default} <= set(targets)
+    larger = (random(7, 6, 8), *args[1:])
+    for program in (exported, exported.run_decompositions()):
+        torch.testing.assert_close(program.module()(*larger), model(*larger))
+
+
+def test_symbolic_tracing() -> None:
+    args = (random(4, 6, 8), random(8), random(8, seed=1))
+    traced = make_fx(lambda *a: gradients(model, a), tracing_mode="symbolic")(*args)
+    torch.testing.assert_close(traced(*args), gradients(model, args))
+
+
+def test_a_transform_inside_a_compiled_function() -> None:
+    def per_sample(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return ops.layer_norm(x, [8], weight, bias)[0].sin().sum()
+
+        return torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None))(x, weight)
+
+    args = (random(4, 6, 8), random(8), random(8, seed=1))
+    torch.testing.assert_close(torch.compile(per_sample, backend="aot_eager")(*args), per_sample(*args))
