@@ -28,7 +28,7 @@ from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
 
-RUN = 8  # places whose terms are added in float32 before float64 takes over
+RUN = 8  # places that are worked on at once; so many terms are added in float32 before float64 takes over
 
 
 @in_place
@@ -36,6 +36,16 @@ def _load(kind, address, c, channels):
     if c + 32 <= channels:
         return load_pair(kind, address, c)
     return load_pair_first(kind, address, c, channels - c)
+
+
+@in_place
+def _store(kind, address, c, channels, low, high, stream):
+    if c + 32 > channels:
+        store_pair_first(kind, address, c, low, high, channels - c)
+    elif stream:
+        stream_pair(kind, address, c, low, high)
+    else:
+        store_pair(kind, address, c, low, high)
 
 
 @in_place
@@ -102,6 +112,11 @@ def spread_means(kind, desc, n, means):
         store(F32, means, lane_of_column(kind, c), np.float32(vector_value(desc, MEAN, statistic_of(desc, n, c))))
 
 
+@in_place
+def _gradient(g, x, mean, slope, factor, offset):
+    return fma(factor, g, fma(slope, x - mean, offset))
+
+
 @device
 def gradient_places(kind, desc, n, chunk, first, last, table):
     """grad_input of some places of a chunk: factor·g + slope·(x − mean) + offset."""
@@ -110,29 +125,24 @@ def gradient_places(kind, desc, n, chunk, first, last, table):
         for c in range(channels):
             exact_gradient(desc, n, c, place + first, place + last)
         return
-    for r in range(place + first, place + last):
-        grad_out, x = address_of(desc, GRAD_OUT, size, n, 0, r), address_of(desc, INPUT, size, n, 0, r)
-        result = address_of(desc, RESULT, size, n, 0, r)
-        stream = desc[STREAM] != 0 and result % 64 == 0
+    go_step, x_step, step = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3], size * desc[RESULT + 3]
+    for start in range(place + first, place + last, RUN):
+        grad_out, x = address_of(desc, GRAD_OUT, size, n, 0, start), address_of(desc, INPUT, size, n, 0, start)
+        result, rows = address_of(desc, RESULT, size, n, 0, start), min(RUN, place + last - start)
+        stream = desc[STREAM] != 0 and (result | step) % 64 == 0
         for c in range(0, channels, 32):
-            g, v = _load(kind, grad_out, c, channels), _load(kind, x, c, channels)
-            b0 = fma(vload(F32, table, pitch + c), v[0] - vload(F32, table, c), vload(F32, table, 3 * pitch + c))
-            a = fma(vload(F32, table, 2 * pitch + c), g[0], b0)
-            b1 = fma(
-                vload(F32, table, pitch + c + 16),
-                v[1] - vload(F32, table, c + 16),
-                vload(F32, table, 3 * pitch + c + 16),
-            )
-            b = fma(vload(F32, table, 2 * pitch + c + 16), g[1], b1)
-            if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-                for k in range(c, min(channels, c + 32)):
-                    exact_gradient(desc, n, k, r, r + 1)
-            elif stream and c + 32 <= channels:
-                stream_pair(kind, result, c, a, b)
-            elif c + 32 <= channels:
-                store_pair(kind, result, c, a, b)
-            else:
-                store_pair_first(kind, result, c, a, b, channels - c)
+            m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
+            s0, s1 = vload(F32, table, pitch + c), vload(F32, table, pitch + c + 16)
+            f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
+            o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+            for r in range(rows):
+                g, v = _load(kind, grad_out + r * go_step, c, channels), _load(kind, x + r * x_step, c, channels)
+                a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
+                if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+                    for k in range(c, min(channels, c + 32)):
+                        exact_gradient(desc, n, k, start + r, start + r + 1)
+                else:
+                    _store(kind, result + r * step, c, channels, a, b, stream)
 
 
 @in_place
@@ -179,11 +189,6 @@ def settle_moments(kind, desc, n, chunk):
         store_f64(desc[PARTIALS], pitch + lane, squares)
 
 
-@in_place
-def _normalised(x, table, pitch, c):
-    return fma(x - vload(F32, table, c), vload(F32, table, 2 * pitch + c), vload(F32, table, 3 * pitch + c))
-
-
 @device
 def normalise_places(kind, desc, n, chunk, first, last, table):
     """The output at some places of a chunk: (x − mean)·factor + offset."""
@@ -192,18 +197,20 @@ def normalise_places(kind, desc, n, chunk, first, last, table):
         for c in range(channels):
             exact_normalised(desc, n, c, place + first, place + last)
         return
-    for r in range(place + first, place + last):
-        x, result = address_of(desc, INPUT, size, n, 0, r), address_of(desc, RESULT, size, n, 0, r)
-        stream = desc[STREAM] != 0 and result % 64 == 0
+    x_step, step = size * desc[INPUT + 3], size * desc[RESULT + 3]
+    for start in range(place + first, place + last, RUN):
+        x, result = address_of(desc, INPUT, size, n, 0, start), address_of(desc, RESULT, size, n, 0, start)
+        rows = min(RUN, place + last - start)
+        stream = desc[STREAM] != 0 and (result | step) % 64 == 0
         for c in range(0, channels, 32):
-            v = _load(kind, x, c, channels)
-            a, b = _normalised(v[0], table, pitch, c), _normalised(v[1], table, pitch, c + 16)
-            if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-                for k in range(c, min(channels, c + 32)):
-                    exact_normalised(desc, n, k, r, r + 1)
-            elif stream and c + 32 <= channels:
-                stream_pair(kind, result, c, a, b)
-            elif c + 32 <= channels:
-                store_pair(kind, result, c, a, b)
-            else:
-                store_pair_first(kind, result, c, a, b, channels - c)
+            m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
+            f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
+            o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+            for r in range(rows):
+                v = _load(kind, x + r * x_step, c, channels)
+                a, b = fma(v[0] - m0, f0, o0), fma(v[1] - m1, f1, o1)
+                if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+                    for k in range(c, min(channels, c + 32)):
+                        exact_normalised(desc, n, k, start + r, start + r + 1)
+                else:
+                    _store(kind, result + r * step, c, channels, a, b, stream)

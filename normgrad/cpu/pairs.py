@@ -5,6 +5,7 @@ meet the data lane by lane (weight, weight gradients) are kept in the same order
 """
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -27,6 +28,7 @@ from normgrad.cpu.llvm import (
 from normgrad.cpu.vectors import f32x16
 
 PAIR = 2 * LANES
+_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 pair_type = types.UniTuple(f32x16, 2)
 
 
@@ -68,6 +70,13 @@ def _join(builder, kind, low, high):
         return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
     low, high = narrowed(builder, kind, low), narrowed(builder, kind, high)
     return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+
+
+def _float_to_half_bits(builder, value):
+    """f32x16 -> the bits of 16 float16, rounded to nearest even."""
+    half_bits = vector_of(I16_TYPE)
+    arguments = [value, ir.Constant(I32_TYPE, 0), ir.Constant(half_bits, None), ir.Constant(I16_TYPE, 0xFFFF)]
+    return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", half_bits, arguments)
 
 
 def _masked_load(builder, pointer, element, count):
@@ -174,7 +183,13 @@ def stream_pair(typingctx, kind, address, index, low, high):
         element = STORAGE[kind]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
         lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
-        raw = builder.bitcast(_join(builder, kind, args[3], args[4]), lanes)
+        if kind == types.int16 and _HAS_AVX512:
+            # As integers: LLVM has no such store of float16, and would take a bitcast away.
+            halves = [_float_to_half_bits(builder, value) for value in args[3:]]
+            joined = builder.shuffle_vector(*halves, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+        else:
+            joined = _join(builder, kind, args[3], args[4])
+        raw = builder.bitcast(joined, lanes)
         stored = builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
         return context.get_dummy_value()
