@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,10 +23,10 @@ class Problem:
     signature: Signature
     views: Mapping[str, View]
     attributes: Mapping[str, Any]
+    device: str = field(init=False)
 
-    @property
-    def device(self) -> str:
-        return next(iter(self.views.values())).device
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", next(iter(self.views.values())).device)
 
     @property
     def addresses(self) -> list[int]:
