@@ -12,6 +12,7 @@ from normgrad.cpu.channel_columns import (
 )
 from normgrad.cpu.channel_fields import (
     CHANNELS,
+    CHANNELS_AT_ONCE,
     CHUNK,
     CHUNKS,
     EPS,
@@ -33,8 +34,8 @@ from normgrad.cpu.channel_fields import (
     TABLES,
     THIRD,
 )
-from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
-from normgrad.cpu.channels import choose, finish_phase, partial_index, places_of, quotient, vector_value
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, FORWARD
@@ -63,21 +64,22 @@ def _in_columns(kind, layout, direction):
 
 
 @device
-def _row_of(desc, i):
-    """Sample, channel and chunk of chunk i of rows."""
-    row = quotient(i, desc[CHUNKS])
-    n = quotient(row, desc[CHANNELS])
-    return n, row - n * desc[CHANNELS], i - row * desc[CHUNKS]
+def _rows_of(desc, i):
+    """Sample, first and last channel and part of the rows, of chunk i of rows."""
+    row, blocks = quotient(i, desc[CHUNKS]), blocks_of(desc, desc[CHANNELS])
+    n = quotient(row, blocks)
+    first = (row - n * blocks) * desc[CHANNELS_AT_ONCE]
+    return n, first, min(first + desc[CHANNELS_AT_ONCE], desc[CHANNELS]), i - row * desc[CHUNKS]
 
 
 def _rows_sum_backward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    sum_row(kind, desc, n, c, chunk)
+    n, first, last, part = _rows_of(desc, i)
+    sum_rows(kind, desc, n, first, last, part)
 
 
 def _rows_sum_forward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    moments_row(kind, desc, n, c, chunk)
+    n, first, last, part = _rows_of(desc, i)
+    moments_rows(kind, desc, n, first, last, part)
 
 
 def _columns_sum_backward(kind, layout, direction, desc, i):
@@ -97,21 +99,22 @@ def _columns_sum_forward(kind, layout, direction, desc, i):
 
 
 def _mixed_sum_backward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    first, at = chunk * desc[CHUNK], partial_index(desc, n, chunk) + c
-    total, total_x = exact_gradient_sums(desc, n, c, first, first + places_of(desc, chunk), 1.0)
-    store_f64(desc[PARTIALS], at, total)
-    store_f64(desc[PARTIALS], at + desc[PITCH], total_x)
+    n, first, last, part = _rows_of(desc, i)
+    place, at = part * desc[CHUNK], partial_index(desc, n, part)
+    for c in range(first, last):
+        total, total_x = exact_gradient_sums(desc, n, c, place, place + places_of(desc, part), 1.0)
+        store_f64(desc[PARTIALS], at + c, total)
+        store_f64(desc[PARTIALS], at + c + desc[PITCH], total_x)
 
 
 def _rows_result_backward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    gradient_row(kind, desc, n, c, chunk, desc[TABLES])
+    n, first, last, part = _rows_of(desc, i)
+    gradient_rows(kind, desc, n, first, last, part, desc[TABLES])
 
 
 def _rows_result_forward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    normalise_row(kind, desc, n, c, chunk, desc[TABLES])
+    n, first, last, part = _rows_of(desc, i)
+    normalise_rows(kind, desc, n, first, last, part, desc[TABLES])
 
 
 def _columns_result_backward(kind, layout, direction, desc, i):
@@ -125,15 +128,17 @@ def _columns_result_forward(kind, layout, direction, desc, i):
 
 
 def _mixed_result_backward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    first = chunk * desc[CHUNK]
-    exact_gradient(desc, n, c, first, first + places_of(desc, chunk))
+    n, first, last, part = _rows_of(desc, i)
+    place = part * desc[CHUNK]
+    for c in range(first, last):
+        exact_gradient(desc, n, c, place, place + places_of(desc, part))
 
 
 def _mixed_result_forward(kind, layout, direction, desc, i):
-    n, c, chunk = _row_of(desc, i)
-    first = chunk * desc[CHUNK]
-    exact_normalised(desc, n, c, first, first + places_of(desc, chunk))
+    n, first, last, part = _rows_of(desc, i)
+    place = part * desc[CHUNK]
+    for c in range(first, last):
+        exact_normalised(desc, n, c, place, place + places_of(desc, part))
 
 
 def _yes(kind, layout, direction):
@@ -174,7 +179,7 @@ choose(
 
 @device
 def _chunk_count(desc, columns):
-    return desc[SAMPLES] * desc[CHUNKS] * (1 if columns else desc[CHANNELS])
+    return desc[SAMPLES] * desc[CHUNKS] * (1 if columns else blocks_of(desc, desc[CHANNELS]))
 
 
 @in_place

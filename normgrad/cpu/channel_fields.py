@@ -1,8 +1,9 @@
 """Data as samples × channels × places: the descriptor that GroupNorm's and BatchNorm's kernels share.
 
 Work comes in chunks, whose size depends on the shape alone. In *rows* (places are neighbours in memory) a chunk is a
-part of one channel of one sample; in *columns* (channels are neighbours) some places of one sample, all channels. The
-sums of every chunk go to the workspace and are added up in a fixed order, so the bits do not depend on who made them.
+part of one channel of one sample, or several whole channels where they are short; in *columns* (channels are
+neighbours) some places of one sample, all channels. The sums of every chunk go to the workspace and are added up in a
+fixed order, so the bits do not depend on who made them.
 """
 
 # Counters of the phases: taken, done.
@@ -25,7 +26,8 @@ TABLES = 74  # float32 [.., PLANES, PITCH]
 EPS, BATCH = 75, 76
 SCALE_BY_RSTD = 77
 STREAM = 78  # results go past the caches
-DESC_SIZE = 79
+CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
+DESC_SIZE = 80
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
 PLANES = 5  # mean, slope, factor, offset, fine

@@ -14,6 +14,7 @@ from normgrad.cpu.channel_fields import (
     RESULT,
     RSTD,
     SCALE_BY_RSTD,
+    STAT_CHANNEL,
     STREAM,
     WEIGHT,
 )
@@ -22,7 +23,15 @@ from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moment
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store_f64
-from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
+from normgrad.cpu.pairs import (
+    is_bfloat,
+    load_pair,
+    load_pair_first,
+    load_pair_or,
+    store_pair,
+    store_pair_first,
+    stream_pair,
+)
 from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, widen
 
 # A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
@@ -39,8 +48,8 @@ def _sums_at(kind, grad_out, x, i, mean):
     return _pair_sums(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean)
 
 
-@device
-def _row_sums(kind, grad_out, x, count, mean):
+@in_place
+def _row_sums(kind, grad_out, x, count, mean, rest_in_float64):
     """sum(g), sum(g·(x − mean)): float32 trees of 8 terms a lane, float64 beyond."""
     centre = splat_f32(mean)
     total, total_x = splat_f64(0.0), splat_f64(0.0)
@@ -54,31 +63,47 @@ def _row_sums(kind, grad_out, x, count, mean):
         total_x = total_x + widen((b0 + b1) + (b2 + b3))
         i += 128
     wide_centre = widen(centre)
-    while i < count:  # so few terms that the rounding of one may show
+    while i < count:
         left = count - i
         g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
-        g0, g1 = widen(g[0]), widen(g[1])
-        total = total + (g0 + g1)
-        total_x = fma(g1, widen(v[1]) - wide_centre, fma(g0, widen(v[0]) - wide_centre, total_x))
+        if rest_in_float64:
+            g0, g1 = widen(g[0]), widen(g[1])
+            total = total + (g0 + g1)
+            total_x = fma(g1, widen(v[1]) - wide_centre, fma(g0, widen(v[0]) - wide_centre, total_x))
+        else:
+            a0, b0 = _pair_sums(g, v, centre)
+            total, total_x = total + widen(a0), total_x + widen(b0)
         i += 32
     return hsum(total), hsum(total_x)
 
 
 @device
-def sum_row(kind, desc, n, c, chunk):
+def sum_rows(kind, desc, n, first, last, part):
     """Sums of a chunk of gradients, to the partials."""
-    place, count, size = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind)
-    statistic = statistic_of(desc, n, c)
-    grad_out, x = address_of(desc, GRAD_OUT, size, n, c, place), address_of(desc, INPUT, size, n, c, place)
-    total, total_x = _row_sums(kind, grad_out, x, count, np.float32(vector_value(desc, MEAN, statistic)))
-    rstd = vector_value(desc, RSTD, statistic) if desc[SCALE_BY_RSTD] else 1.0
-    if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
-        total_x *= rstd
-    else:
-        total, total_x = exact_gradient_sums(desc, n, c, place, place + count, 1.0)
-    at = partial_index(desc, n, chunk) + c
-    store_f64(desc[PARTIALS], at, total)
-    store_f64(desc[PARTIALS], at + desc[PITCH], total_x)
+    place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
+    grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
+    go_step, x_step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2]
+    statistic = statistic_of(desc, n, first)
+    own_statistics, scaled_by_rstd = desc[STAT_CHANNEL] == 1, desc[SCALE_BY_RSTD] != 0
+    precise = not scaled_by_rstd  # the sums are results themselves, and may have few terms
+    mean, rstd = vector_value(desc, MEAN, statistic), 1.0
+    if scaled_by_rstd:
+        rstd = vector_value(desc, RSTD, statistic)
+    at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
+    for c in range(first, last):
+        if own_statistics and c > first:
+            statistic += 1
+            mean = vector_value(desc, MEAN, statistic)
+            if scaled_by_rstd:
+                rstd = vector_value(desc, RSTD, statistic)
+        total, total_x = _row_sums(kind, grad_out, x, count, np.float32(mean), precise)
+        if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
+            total_x *= rstd
+        else:
+            total, total_x = exact_gradient_sums(desc, n, c, place, place + count, 1.0)
+        store_f64(at, c, total)
+        store_f64(at, c + pitch, total_x)
+        grad_out, x = grad_out + go_step, x + x_step
 
 
 @in_place
@@ -86,16 +111,9 @@ def _gradients(g, x, mean, slope, factor, offset):
     return fma(factor, g[0], fma(slope, x[0] - mean, offset)), fma(factor, g[1], fma(slope, x[1] - mean, offset))
 
 
-@device
-def gradient_row(kind, desc, n, c, chunk, table):
-    """grad_input of a chunk: factor·g + slope·(x − mean) + offset."""
-    first, count, size, pitch = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind), desc[PITCH]
-    if load(F32, table, 4 * pitch + c) == 0:
-        exact_gradient(desc, n, c, first, first + count)
-        return
-    grad_out, x = address_of(desc, GRAD_OUT, size, n, c, first), address_of(desc, INPUT, size, n, c, first)
-    result = address_of(desc, RESULT, size, n, c, first)
-    stream = desc[STREAM] != 0 and result % 64 == 0
+@in_place
+def _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, stream):
+    pitch = desc[PITCH]
     mean, slope = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
     factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
     i = 0
@@ -103,7 +121,7 @@ def gradient_row(kind, desc, n, c, chunk, table):
         a, b = _gradients(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean, slope, factor, offset)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-            exact_gradient(desc, n, c, first + i, first + i + 32)
+            exact_gradient(desc, n, c, place + i, place + i + 32)
         elif stream:
             stream_pair(kind, result, i, a, b)
         else:
@@ -114,9 +132,25 @@ def gradient_row(kind, desc, n, c, chunk, table):
         g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
         a, b = _gradients(g, v, mean, slope, factor, offset)
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-            exact_gradient(desc, n, c, first + i, first + count)
+            exact_gradient(desc, n, c, place + i, place + count)
         else:
             store_pair_first(kind, result, i, a, b, left)
+
+
+@device
+def gradient_rows(kind, desc, n, first, last, part, table):
+    """grad_input of a chunk: factor·g + slope·(x − mean) + offset."""
+    place, count, size, pitch = part * desc[CHUNK], places_of(desc, part), item_size(kind), desc[PITCH]
+    grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
+    result = address_of(desc, RESULT, size, n, first, place)
+    go_step, x_step, step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2], size * desc[RESULT + 2]
+    for c in range(first, last):
+        if load(F32, table, 4 * pitch + c) == 0:
+            exact_gradient(desc, n, c, place, place + count)
+        else:
+            stream = desc[STREAM] != 0 and result % 64 == 0
+            _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, stream)
+        grad_out, x, result = grad_out + go_step, x + x_step, result + step
 
 
 @in_place
@@ -138,15 +172,37 @@ def _row_moments(kind, x, count, shift):
         s1, q1 = _moments(v[0], v[1], centre, s1, q1)
         i += 64
     s0, q0 = s0 + s1, q0 + q1
-    while i + 32 <= count:
-        v = load_pair(kind, x, i)
+    while i < count:
+        v = load_pair_or(kind, x, i, count - i, np.float32(shift))
         s0, q0 = _moments(v[0], v[1], centre, s0, q0)
         i += 32
-    total, squares = hsum(s0), hsum(q0)
-    for j in range(i, count):
-        distance = np.float64(load(kind, x, j)) - shift
-        total += distance
-        squares += distance * distance
+    return hsum(s0), hsum(q0)
+
+
+@in_place
+def _pair_moments(v, shift):
+    a, b = v[0] - shift, v[1] - shift
+    return a + b, fma(b, b, a * a)
+
+
+@device
+def _quick_row_moments(kind, x, count, shift):
+    """sum(x − shift), sum((x − shift)²): float32 trees of 8 terms a lane, float64 beyond."""
+    centre = splat_f32(shift)
+    s, q = splat_f64(0.0), splat_f64(0.0)
+    i = 0
+    while i + 128 <= count:
+        s0, q0 = _pair_moments(load_pair(kind, x, i), centre)
+        s1, q1 = _pair_moments(load_pair(kind, x, i + 32), centre)
+        s2, q2 = _pair_moments(load_pair(kind, x, i + 64), centre)
+        s3, q3 = _pair_moments(load_pair(kind, x, i + 96), centre)
+        s = s + widen((s0 + s1) + (s2 + s3))
+        q = q + widen((q0 + q1) + (q2 + q3))
+        i += 128
+    total, squares = hsum(s), hsum(q)
+    if i < count:
+        rest, rest_squares = _row_moments(kind, x + i * item_size(kind), count - i, np.float64(shift))
+        total, squares = total + rest, squares + rest_squares
     return total, squares
 
 
@@ -158,18 +214,38 @@ def settled_moments(total, squares, count, shift):
 
 
 @device
-def moments_row(kind, desc, n, c, chunk):
-    """Sum of a chunk, and of the squares about its mean, to the partials."""
-    place, count = chunk * desc[CHUNK], places_of(desc, chunk)
-    x = address_of(desc, INPUT, item_size(kind), n, c, place)
+def _moments_of_row(kind, desc, n, c, place, count, x):
+    """Sum of a row, and of the squares about its mean.
+
+    Where they are wanted for themselves, in float32 about a guess at the mean if that is near enough. Results that are
+    made of them may be near 0, and show every error of the mean.
+    """
+    if count >= 128 and desc[RESULT] == 0:
+        v = load_pair(kind, x, 0)
+        guess = np.float32(hsum(v[0] + v[1]) * np.float32(1 / 32))
+        total, squares = _quick_row_moments(kind, x, count, guess)
+        about_mean = squares - total * total / count
+        if squares <= 1.125 * about_mean and SMALLEST <= squares <= LARGEST:
+            return total + count * np.float64(guess), about_mean
     shift = np.float64(load(kind, x, 0))
     total, squares = _row_moments(kind, x, count, shift)
     fine, total, squares = settled_moments(total, squares, count, shift)
     if not fine:
         total, squares = exact_moments(desc, n, c, place, place + count)
-    at = partial_index(desc, n, chunk) + c
-    store_f64(desc[PARTIALS], at, total)
-    store_f64(desc[PARTIALS], at + desc[PITCH], squares)
+    return total, squares
+
+
+@device
+def moments_rows(kind, desc, n, first, last, part):
+    """Sums of the rows of a chunk, and of the squares about their means, to the partials."""
+    place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
+    x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
+    at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
+    for c in range(first, last):
+        total, squares = _moments_of_row(kind, desc, n, c, place, count, x)
+        store_f64(at, c, total)
+        store_f64(at, c + pitch, squares)
+        x += step
 
 
 @in_place
@@ -177,7 +253,7 @@ def _normalised(x, mean, factor, offset):
     return fma(x[0] - mean, factor, offset), fma(x[1] - mean, factor, offset)
 
 
-@device
+@in_place
 def _normalise_singles(desc, n, c, x, result, count, stream):
     """The output of float32 numbers, in float64: the conversions take less time than the memory, and it rounds once."""
     statistic, kind = statistic_of(desc, n, c), F32
@@ -198,25 +274,15 @@ def _normalise_singles(desc, n, c, x, result, count, stream):
         store_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
 
 
-@device
-def normalise_row(kind, desc, n, c, chunk, table):
-    """The output of a chunk: (x − mean)·factor + offset."""
-    first, count, size, pitch = chunk * desc[CHUNK], places_of(desc, chunk), item_size(kind), desc[PITCH]
-    if load(F32, table, 4 * pitch + c) == 0:
-        exact_normalised(desc, n, c, first, first + count)
-        return
-    x, result = address_of(desc, INPUT, size, n, c, first), address_of(desc, RESULT, size, n, c, first)
-    stream = desc[STREAM] != 0 and result % 64 == 0
-    if size == 4:
-        _normalise_singles(desc, n, c, x, result, count, stream)
-        return
-    mean = splat_f32(load(F32, table, c))
+@in_place
+def _normalise_row(kind, desc, n, c, place, x, result, count, table, stream):
+    mean, pitch = splat_f32(load(F32, table, c)), desc[PITCH]
     factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
     i = 0
     while i + 32 <= count:
         a, b = _normalised(load_pair(kind, x, i), mean, factor, offset)
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-            exact_normalised(desc, n, c, first + i, first + i + 32)
+            exact_normalised(desc, n, c, place + i, place + i + 32)
         elif stream:
             stream_pair(kind, result, i, a, b)
         else:
@@ -225,6 +291,23 @@ def normalise_row(kind, desc, n, c, chunk, table):
     if i < count:
         a, b = _normalised(load_pair_first(kind, x, i, count - i), mean, factor, offset)
         if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-            exact_normalised(desc, n, c, first + i, first + count)
+            exact_normalised(desc, n, c, place + i, place + count)
         else:
             store_pair_first(kind, result, i, a, b, count - i)
+
+
+@device
+def normalise_rows(kind, desc, n, first, last, part, table):
+    """The output of a chunk: (x − mean)·factor + offset."""
+    place, count, size, pitch = part * desc[CHUNK], places_of(desc, part), item_size(kind), desc[PITCH]
+    x, result = address_of(desc, INPUT, size, n, first, place), address_of(desc, RESULT, size, n, first, place)
+    x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
+    for c in range(first, last):
+        stream = desc[STREAM] != 0 and result % 64 == 0
+        if load(F32, table, 4 * pitch + c) == 0:
+            exact_normalised(desc, n, c, place, place + count)
+        elif size == 4:
+            _normalise_singles(desc, n, c, x, result, count, stream)
+        else:
+            _normalise_row(kind, desc, n, c, place, x, result, count, table, stream)
+        x, result = x + x_step, result + step

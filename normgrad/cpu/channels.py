@@ -4,7 +4,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
-from normgrad.cpu.channel_fields import CHUNK, CHUNKS, PITCH, PLACES, STAT_CHANNEL, STAT_SAMPLE
+from normgrad.cpu.channel_fields import CHANNELS_AT_ONCE, CHUNK, CHUNKS, PITCH, PLACES, STAT_CHANNEL, STAT_SAMPLE
 from normgrad.cpu.copies import load_coded
 from normgrad.cpu.jit import device
 from normgrad.cpu.memory import fetch_add, load_i32, wait_until
@@ -50,6 +50,12 @@ def partial_index(desc, n, chunk):
 @device
 def places_of(desc, chunk):
     return min(desc[CHUNK], desc[PLACES] - chunk * desc[CHUNK])
+
+
+@device
+def blocks_of(desc, channels):
+    """How many times the channels of a chunk go into so many."""
+    return (channels + desc[CHANNELS_AT_ONCE] - 1) // desc[CHANNELS_AT_ONCE]
 
 
 @device

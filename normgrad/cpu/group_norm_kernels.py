@@ -18,6 +18,7 @@ from normgrad.cpu.channel_columns import (
 from normgrad.cpu.channel_fields import (
     APART,
     CHANNELS,
+    CHANNELS_AT_ONCE,
     CHUNKS,
     EPS,
     FIRST,
@@ -41,7 +42,7 @@ from normgrad.cpu.channel_fields import (
     UNIT_CHUNKS,
     UNITS,
 )
-from normgrad.cpu.channel_rows import gradient_row, moments_row, normalise_row, sum_row
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
 from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, FORWARD
@@ -79,31 +80,32 @@ def _spread(kind, layout, direction, desc, unit, table):
 
 
 @device
-def _row_of(desc, unit, chunk):
-    """Sample, channel and chunk of the row, of a chunk of a unit of rows."""
-    n, row = quotient(unit, desc[GROUPS]), quotient(chunk, desc[CHUNKS])
-    c = (unit - n * desc[GROUPS]) * desc[STAT_CHANNEL] + row
-    return n, c, chunk - row * desc[CHUNKS]
+def _rows_of(desc, unit, chunk):
+    """Sample, first and last channel and part of the rows, of a chunk of a unit of rows."""
+    n, block = quotient(unit, desc[GROUPS]), quotient(chunk, desc[CHUNKS])
+    group = (unit - n * desc[GROUPS]) * desc[STAT_CHANNEL]
+    first = group + block * desc[CHANNELS_AT_ONCE]
+    return n, first, min(first + desc[CHANNELS_AT_ONCE], group + desc[STAT_CHANNEL]), chunk - block * desc[CHUNKS]
 
 
 @device
 def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
-        n, c, part = _row_of(desc, unit, chunk)
-        sum_row(kind, desc, n, c, part)
+        n, first, last, part = _rows_of(desc, unit, chunk)
+        sum_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
-        n, c, part = _row_of(desc, old_unit, old_chunk)
-        gradient_row(kind, desc, n, c, part, old_table)
+        n, first, last, part = _rows_of(desc, old_unit, old_chunk)
+        gradient_rows(kind, desc, n, first, last, part, old_table)
 
 
 @device
 def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
-        n, c, part = _row_of(desc, unit, chunk)
-        moments_row(kind, desc, n, c, part)
+        n, first, last, part = _rows_of(desc, unit, chunk)
+        moments_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
-        n, c, part = _row_of(desc, old_unit, old_chunk)
-        normalise_row(kind, desc, n, c, part, old_table)
+        n, first, last, part = _rows_of(desc, old_unit, old_chunk)
+        normalise_rows(kind, desc, n, first, last, part, old_table)
 
 
 @device

@@ -30,12 +30,12 @@ PAIR = 2 * LANES
 pair_type = types.UniTuple(f32x16, 2)
 
 
-def _lanes_below(builder, count, lanes, first=0):
+def _lanes_below(builder, count, lanes, first=0, step=1):
     narrow = builder.trunc(count, I32_TYPE)
     vector_type = vector_of(I32_TYPE, lanes)
     single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), narrow, ir.Constant(I32_TYPE, 0))
     splat = builder.shuffle_vector(single, single, splat_constant(vector_type, 0))
-    return builder.icmp_signed("<", ir.Constant(vector_type, list(range(first, first + lanes))), splat)
+    return builder.icmp_signed("<", ir.Constant(vector_type, list(range(first, first + step * lanes, step))), splat)
 
 
 def _split(builder, kind, raw):
@@ -70,6 +70,22 @@ def _join(builder, kind, low, high):
     return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
 
 
+def _masked_load(builder, pointer, element, count):
+    """The first `count` of 32 elements, zeros after."""
+    vector_type = vector_of(element, PAIR)
+    return call_intrinsic(
+        builder,
+        f"llvm.masked.load.{type_suffix(vector_type)}.p0",
+        vector_type,
+        [
+            pointer,
+            ir.Constant(I32_TYPE, size_of(element)),
+            _lanes_below(builder, count, PAIR),
+            ir.Constant(vector_type, None),
+        ],
+    )
+
+
 def _pair_pointer(context, builder, args, arg_types, element):
     address, index = (as_i64(context, builder, a, t) for a, t in zip(args, arg_types))
     return pointer_to(builder, address, index, element, vector_of(element, PAIR))
@@ -92,21 +108,34 @@ def load_pair_first(typingctx, kind, address, index, count):
     def codegen(context, builder, sig, args):
         element = STORAGE[kind]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        vector_type = vector_of(element, PAIR)
-        raw = call_intrinsic(
-            builder,
-            f"llvm.masked.load.{type_suffix(vector_type)}.p0",
-            vector_type,
-            [
-                pointer,
-                ir.Constant(I32_TYPE, size_of(element)),
-                _lanes_below(builder, args[3], PAIR),
-                ir.Constant(vector_type, None),
-            ],
+        return context.make_tuple(
+            builder, pair_type, _split(builder, kind, _masked_load(builder, pointer, element, args[3]))
         )
-        return context.make_tuple(builder, pair_type, _split(builder, kind, raw))
 
     return pair_type(kind, address, index, types.int64), codegen
+
+
+@intrinsic
+def load_pair_or(typingctx, kind, address, index, count, other):
+    """The first `count` of 32 columns, `other` in the lanes after; nothing beyond is read."""
+    # The lanes' columns as the pair has them: neighbours, or of bfloat16 the even ones and the odd ones.
+    first, second, step = (0, 1, 2) if kind == types.uint16 else (0, LANES, 1)
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = _masked_load(builder, pointer, element, args[3])
+        single = builder.insert_element(
+            ir.Constant(vector_of(FLOAT_TYPE), ir.Undefined), args[4], ir.Constant(I32_TYPE, 0)
+        )
+        filling = builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+        halves = [
+            builder.select(_lanes_below(builder, args[3], LANES, start, step), half, filling)
+            for start, half in zip((first, second), _split(builder, kind, raw))
+        ]
+        return context.make_tuple(builder, pair_type, halves)
+
+    return pair_type(kind, address, index, types.int64, types.float32), codegen
 
 
 @intrinsic

@@ -55,12 +55,10 @@ def mark_all(table, pitch, fine):
 
 
 @device
-def _gradient_entry(table, pitch, lane, mean, slope, factor, offset):
-    """An entry of factor·g + slope·(x − mean) + offset; whether float32 will do for it."""
-    fine = usable(slope) and usable(factor) and usable(offset) and abs(mean) <= 2.0**126
-    fine = fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
-    _fill(table, pitch, lane, mean, slope, factor, offset, fine)
-    return fine
+def _fine_gradient(mean, slope, offset):
+    """Whether float32 will do for slope·(x − mean) + offset."""
+    fine = usable(slope) and usable(offset) and abs(mean) <= 2.0**126
+    return fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
 
 
 @device
@@ -87,11 +85,14 @@ def group_gradients(kind, columns, desc, n, q, table):
     mean_g, mean_gx = total / size, total_x / size
     store_f64(desc[RECORDS], 2 * statistic, mean_g)
     store_f64(desc[RECORDS], 2 * statistic + 1, mean_gx)
+    slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
+    group_fine = _fine_gradient(mean, slope, offset)
     fine = True
     for c in range(q * per_group, (q + 1) * per_group):
-        weight, lane = vector_or(desc, WEIGHT, c, 1.0), lane_of(kind, columns, c)
-        slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
-        fine = _gradient_entry(table, pitch, lane, mean, slope, rstd * weight, offset) and fine
+        factor = rstd * vector_or(desc, WEIGHT, c, 1.0)
+        channel_fine = group_fine and usable(factor)
+        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
+        fine = fine and channel_fine
     return fine
 
 
@@ -162,7 +163,9 @@ def channel_gradients(kind, columns, desc, table):
         store_f64(desc[RECORDS], 2 * c + 1, mean_gx)
         factor = invstd * vector_or(desc, WEIGHT, c, 1.0)
         slope, offset = -(invstd * invstd * mean_gx * factor), -(mean_g * factor)
-        fine = _gradient_entry(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset) and fine
+        channel_fine = _fine_gradient(mean, slope, offset) and usable(factor)
+        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
+        fine = fine and channel_fine
     return fine
 
 
