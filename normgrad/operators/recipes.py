@@ -23,7 +23,6 @@ from normgrad.operators.sharing import Sharing
 _NUMBERS = frozenset((int, float, bool))
 _INTEGERS = frozenset((int, bool))
 _SEQUENCES = frozenset((list, tuple))
-_TENSOR = "a tensor of PyTorch"
 
 
 class OffTrack(Exception):
@@ -49,6 +48,7 @@ class Glance:
         key: list[Hashable] = []
         addresses: list[int] = []
         tensors: list[Any] = []
+        plain: frozenset[type] | None = None
         for name in self._arrays + self._outputs if outputs else self._arrays:
             array = arguments[name]
             if type(array) is np.ndarray:
@@ -60,8 +60,16 @@ class Glance:
             elif array is None:
                 key.append(None)
             else:
-                addresses.append(_address_in_torch(array))
-                key.append(_TENSOR)
+                if plain is None:
+                    plain = torch_types()
+                if type(array) not in plain:
+                    raise OffTrack
+                try:
+                    address = array.data_ptr()
+                except RuntimeError:  # a tensor without memory
+                    raise OffTrack from None
+                key.append(address & 3)
+                addresses.append(address)
                 tensors.append(array)
         for name in self._changed + self._outputs if outputs else self._changed:
             array = arguments[name]
@@ -93,16 +101,6 @@ def _place_in_base(base: Any, address: int) -> tuple[Hashable, ...]:
     elif not hasattr(base, "base"):
         return ()
     raise OffTrack
-
-
-def _address_in_torch(tensor: Any) -> int:
-    if type(tensor) not in torch_types():
-        raise OffTrack
-    try:
-        address: int = tensor.data_ptr()
-    except RuntimeError:  # a tensor without memory
-        raise OffTrack from None
-    return address
 
 
 @dataclass(frozen=True, slots=True)
