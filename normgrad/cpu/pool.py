@@ -22,6 +22,8 @@ from normgrad.contract.arrays import numpy_address
 from normgrad.cpu.variants import Kernel
 from normgrad.threads import get_num_threads, usable_cores
 
+THREAD_NAME = "normgrad-helper"
+
 T = TypeVar("T")
 _Job = tuple[Callable[..., Any], tuple[Any, ...], Any]
 _WATCH = Kernel("normgrad.cpu.waiting", "watch")
@@ -53,7 +55,7 @@ class _Helper:
         self._state = _State.BUSY
         self._thread = 0
         self._kept_off = -1
-        threading.Thread(target=self._serve, name="normgrad-helper", daemon=True).start()
+        threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
     def post(self, work: Callable[..., Any], args: tuple[Any, ...], kept: Any) -> None:
         """Ask for help, unless a job is waiting already."""

@@ -1,7 +1,8 @@
-"""normgrad in PyTorch. Importing this module registers the operators of ``torch.ops.normgrad``."""
+"""normgrad in PyTorch: modules, ``override``, and the operators of ``torch.ops.normgrad``, registered by the import."""
 
 import normgrad.torch.library  # noqa: F401 - registers the operators
+from normgrad.torch.modules import GroupNorm, LayerNorm
 from normgrad.torch.overriding import override
 from normgrad.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["SyncBatchNorm", "convert_sync_batchnorm", "override"]
+__all__ = ["GroupNorm", "LayerNorm", "SyncBatchNorm", "convert_sync_batchnorm", "override"]

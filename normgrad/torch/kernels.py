@@ -88,7 +88,11 @@ class TorchKernel:
 
     def __call__(self, *args: Any) -> Results:
         found = self.recalled(args)
-        return self._in_full(args) if found is None else found
+        if found is not None:
+            return found
+        apart = _each_its_own(args)  # PyTorch's guards take no tensor twice
+        found = self.recalled(apart)
+        return self._in_full(apart) if found is None else found
 
     def recalled(self, args: Sequence[Any]) -> Results | None:
         """The results of a call whose layout is known; None where it is not."""
@@ -145,6 +149,17 @@ def _plain_keys(device: torch.device) -> int | None:
         return None
     keys: int = torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
     return keys
+
+
+def _each_its_own(args: Sequence[Any]) -> list[Any]:
+    """The arguments with a tensor object of its own for each place, over the same memory."""
+    seen: set[int] = set()
+    apart: list[Any] = []
+    for arg in args:
+        repeated = isinstance(arg, Tensor) and id(arg) in seen
+        seen.add(id(arg))
+        apart.append(arg.detach() if repeated else arg)
+    return apart
 
 
 def _key(args: Sequence[Any]) -> tuple[Hashable, list[Tensor]]:

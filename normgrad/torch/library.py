@@ -44,6 +44,9 @@ _GRADIENTS: dict[str, Callable[..., Gradients]] = {
     "group_norm": derivatives.group_norm_gradients,
 }
 
+#: Every operator as a function that takes the shortest way there is without a gradient.
+RUN: dict[str, Callable[..., Any]] = {}
+
 _library = torch.library.Library("normgrad", "DEF")
 
 
@@ -112,6 +115,7 @@ def _define(name: str) -> None:
     def run(*args: Any) -> Any:
         return op(*args) if torch._C._are_functorch_transforms_active() else below_autograd(*args)
 
+    RUN[name] = run
     derivative = _derivative(name, op, run)
     apply_here = super(torch.autograd.Function, derivative).apply  # without a look for transforms of torch.func
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normgrad.contract.status import RUNTIME, ContractError
+from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
 from normgrad.torch.kernels import TorchKernel, are_plain
 from normgrad.torch.outputs import Results
@@ -101,6 +102,11 @@ def _register() -> torch.library.Library:
     return library
 
 
+def _is_alone() -> bool:
+    """Whether no other thread of Python's can be inside a backward pass; our own compute nothing but kernels."""
+    return sum(not thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()) == 1
+
+
 class override:
     """Run PyTorch's backward passes of LayerNorm and GroupNorm on our kernels: until undone, or in a ``with`` block.
 
@@ -139,7 +145,7 @@ class override:
             _in_force -= 1
             # The dispatcher reads its tables without a lock: while another thread may be inside a backward pass, our
             # functions stay, and hand every call on.
-            if _in_force == 0 and _registration is not None and threading.active_count() == 1:
+            if _in_force == 0 and _registration is not None and _is_alone():
                 _registration._destroy()
                 _registration = None
 

@@ -1,0 +1,241 @@
+"""Tables of docs/torch_modules.md and docs/torch_override.md: ``python benchmarks/torch_tables.py [TABLE...]``.
+
+``host``: what a call costs beside the work, on tensors so small that there is none. ``forward``: our forward pass and
+PyTorch's, between which ``normgrad/torch/choices.py`` chooses. ``override``: a backward pass of PyTorch's with and
+without the override. ``--device cuda`` for a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import normgrad
+import normgrad.torch
+from normgrad.bench.clock import Clock, DeviceClock, measure, wall_clock
+from normgrad.bench.memory import keep_freed_memory
+
+ALL = [True, True, True]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LAYER_NORM = ((64, 768), (2048, 768), (8192, 1024), (4096, 4096))
+GROUP_NORM = (((8, 64, 32, 32), 32), ((16, 256, 16, 16), 32), ((2, 320, 64, 64), 32), ((4, 128, 128, 128), 32))
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> None:
+    """Print a table in Markdown, row by row."""
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+    print()
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """``float32`` rather than ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def sizes_of(shape: Sequence[int]) -> str:
+    """``8×64×32×32``."""
+    return "×".join(map(str, shape))
+
+
+def medians(runs: dict[str, Callable[[], Any]], budget: float, clock: Clock = wall_clock) -> list[float]:
+    """Microseconds per call of each function."""
+    for run in runs.values():
+        run()
+        run()
+    return [timing.median * 1e6 for timing in measure(runs, budget, clock).values()]
+
+
+def clock_of(device: str) -> Clock:
+    """How work on a device is timed."""
+    return DeviceClock() if device == "cuda" else wall_clock
+
+
+# What a call costs beside the work
+
+
+def small_layer_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """PyTorch's way and ours, by what is called."""
+    x, grad, weight, bias = (torch.randn(shape, device=device) for shape in ((2, 8), (2, 8), (8,), (8,)))
+    aten, ours = torch.ops.aten, torch.ops.normgrad
+    _, mean, rstd = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
+    backward = (grad, x, [8], mean, rstd, weight, bias, ALL)
+    return {
+        "LayerNorm backward, the operator": (
+            lambda: aten.native_layer_norm_backward(*backward),
+            lambda: ours.layer_norm_backward(*backward),
+        ),
+        "LayerNorm backward, `normgrad.layer_norm_backward`": (
+            lambda: aten.native_layer_norm_backward(*backward),
+            lambda: normgrad.layer_norm_backward(*backward),
+        ),
+        "LayerNorm forward, the operator": (
+            lambda: aten.native_layer_norm(x, [8], weight, bias, 1e-5),
+            lambda: ours.layer_norm(x, [8], weight, bias, 1e-5),
+        ),
+    }
+
+
+def small_group_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """PyTorch's way and ours, by what is called."""
+    x, grad, weight = (torch.randn(shape, device=device) for shape in ((2, 4, 3), (2, 4, 3), (4,)))
+    sizes = (2, 4, 3, 2)
+    aten, ours = torch.ops.aten, torch.ops.normgrad
+    _, mean, rstd = aten.native_group_norm(x, weight, weight, *sizes, 1e-5)
+    backward = (grad, x, mean, rstd, weight, *sizes, ALL)
+    return {
+        "GroupNorm backward, the operator": (
+            lambda: aten.native_group_norm_backward(*backward),
+            lambda: ours.group_norm_backward(*backward),
+        ),
+        "GroupNorm forward, the operator": (
+            lambda: aten.native_group_norm(x, weight, weight, *sizes, 1e-5),
+            lambda: ours.group_norm(x, weight, weight, *sizes, 1e-5),
+        ),
+    }
+
+
+def training_step(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], Any]:
+    """Forward and backward pass of a module."""
+    leaf, grad = x.clone().requires_grad_(), torch.randn_like(x)
+    leaves = [leaf, *module.parameters()]
+    return lambda: torch.autograd.grad(module(leaf), leaves, grad)
+
+
+def small_modules(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """A module's training step, PyTorch's and ours."""
+    x = torch.randn(2, 8, device=device)
+    pairs = {
+        "LayerNorm module, forward and backward": (torch.nn.LayerNorm(8), normgrad.torch.LayerNorm(8)),
+        "GroupNorm module, forward and backward": (torch.nn.GroupNorm(2, 8), normgrad.torch.GroupNorm(2, 8)),
+    }
+    return {
+        what: (training_step(theirs.to(device), x), training_step(ours.to(device), x))
+        for what, (theirs, ours) in pairs.items()
+    }
+
+
+def host_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
+    """A row for every kind of call."""
+    for what, (theirs, ours) in {
+        **small_layer_norm(device),
+        **small_group_norm(device),
+        **small_modules(device),
+    }.items():
+        yield host_row(what, medians({"theirs": theirs, "ours": ours}, budget))
+    step = training_step(torch.nn.LayerNorm(8).to(device), torch.randn(2, 8, device=device))
+    yield host_row("`torch.nn.LayerNorm`, forward and backward, with the override", without_and_with(step, budget))
+
+
+def without_and_with(run: Callable[[], Any], budget: float, clock: Clock = wall_clock) -> list[float]:
+    """Microseconds per call without the override and with it, each the better of two turns."""
+    turns = []
+    for _ in range(2):
+        (plain,) = medians({"plain": run}, budget / 4, clock)
+        with normgrad.torch.override():
+            (ours,) = medians({"ours": run}, budget / 4, clock)
+        turns.append((plain, ours))
+    return [min(times) for times in zip(*turns, strict=True)]
+
+
+def host_row(what: str, times: Sequence[float]) -> Sequence[str]:
+    """Times in microseconds."""
+    return [what, *(f"{time:.1f}" for time in times), f"{times[0] / times[1]:.2f}"]
+
+
+# The work
+
+
+def forward_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
+    """Our forward pass and PyTorch's, with float32 parameters, beside which both keep float32 statistics."""
+    ours, clock = torch.ops.normgrad, clock_of(device)
+    for dtype in DTYPES:
+        for shape in LAYER_NORM:
+            x = torch.randn(shape, device=device, dtype=dtype)
+            vectors = [torch.randn(shape[-1], device=device) for _ in range(2)]
+            call = (x, shape[-1:], *vectors, 1e-5)
+            runs = {"theirs": lambda c=call: torch.native_layer_norm(*c), "ours": lambda c=call: ours.layer_norm(*c)}
+            yield ["LayerNorm", name_of(dtype), sizes_of(shape), "", *times_and_ratio(medians(runs, budget, clock))]
+        for shape, groups in GROUP_NORM:
+            for layout, order in LAYOUTS.items():
+                x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=order)
+                vectors = [torch.randn(shape[1], device=device) for _ in range(2)]
+                call = (x, *vectors, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
+                theirs = (x.contiguous(), *call[1:]) if device == "cuda" else call
+                runs = {
+                    "theirs": lambda c=theirs: torch.native_group_norm(*c),
+                    "ours": lambda c=call: ours.group_norm(*c),
+                }
+                times = times_and_ratio(medians(runs, budget, clock))
+                yield ["GroupNorm", name_of(dtype), sizes_of(shape), layout, *times]
+
+
+def times_and_ratio(times: Sequence[float]) -> list[str]:
+    """PyTorch's time, ours, and how many times faster ours is."""
+    return [f"{times[0]:.0f}", f"{times[1]:.0f}", f"{times[0] / times[1]:.2f}"]
+
+
+def override_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
+    """PyTorch's backward pass through autograd, without and with the override."""
+    for dtype in DTYPES:
+        for shape in LAYER_NORM:
+            module = torch.nn.LayerNorm(shape[-1]).to(device)
+            x = torch.randn(shape, device=device, dtype=dtype)
+            yield ["LayerNorm", name_of(dtype), sizes_of(shape), "", *backward_times(module, x, budget)]
+        for shape, groups in GROUP_NORM:
+            for layout, order in LAYOUTS.items():
+                x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=order)
+                module = torch.nn.GroupNorm(groups, shape[1]).to(device)
+                yield ["GroupNorm", name_of(dtype), sizes_of(shape), layout, *backward_times(module, x, budget)]
+
+
+def backward_times(module: torch.nn.Module, x: torch.Tensor, budget: float) -> list[str]:
+    """Of the backward pass alone."""
+    leaf = x.requires_grad_()
+    output = module(leaf)
+    leaves, grad = [leaf, *module.parameters()], torch.randn_like(output)
+
+    def backward() -> Any:
+        return torch.autograd.grad(output, leaves, grad, retain_graph=True)
+
+    return times_and_ratio(without_and_with(backward, budget, clock_of(x.device.type)))
+
+
+def machine(device: str) -> str:
+    """What the tables were made on."""
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()} CPU"
+    return f"{where}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, normgrad {normgrad.__version__}"
+
+
+WORK = ("norm", "dtype", "size", "order", "PyTorch µs", "normgrad µs", "× faster")
+TABLES: dict[str, tuple[Sequence[str], Callable[[str, float], Iterator[Sequence[str]]]]] = {
+    "host": (("a call on tiny tensors", "PyTorch µs", "normgrad µs", "× faster"), host_rows),
+    "forward": (WORK, forward_rows),
+    "override": (WORK, override_rows),
+}
+
+
+def main() -> None:
+    """Print the tables asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="host, forward, override; all by default")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--budget", type=float, default=0.3, help="seconds per row")
+    options = parser.parse_args()
+    keep_freed_memory()
+    print(machine(options.device), end="\n\n")
+    for name in options.tables or TABLES:
+        head, rows = TABLES[name]
+        print(f"### {name}\n")
+        table(head, rows(options.device, options.budget))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Train a small U-Net with GroupNorm and a small vision transformer with LayerNorm, without the override and with it.
+
+The models and the training are plain PyTorch; the only difference is ``with normgrad.torch.override()``. Prints the
+losses side by side and the time per step. Exits with status 1 if a loss differs by more than a thousandth.
+
+    python examples/torch_override.py [--device cuda] [--steps 20] [--dtype bfloat16] [--channels-last]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+import normgrad.torch
+
+TOLERANCE = 1e-3
+
+
+class Block(nn.Module):
+    """Two convolutions with GroupNorm."""
+
+    def __init__(self, channels_in: int, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(channels_in, channels, 3, padding=1), nn.GroupNorm(8, channels), nn.SiLU()),
+            *(nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(8, channels), nn.SiLU()),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same height and width."""
+        return self.layers(x)
+
+
+class UNet(nn.Module):
+    """Down twice, up twice, with what was there before beside it."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second, self.middle = Block(3, width), Block(width, 2 * width), Block(2 * width, 4 * width)
+        self.down, self.up = nn.AvgPool2d(2), nn.Upsample(scale_factor=2)
+        self.third, self.last = Block(6 * width, 2 * width), Block(3 * width, width)
+        self.out = nn.Conv2d(width, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """An image of the same size."""
+        large = self.first(x)
+        small = self.second(self.down(large))
+        x = self.up(self.middle(self.down(small)))
+        x = self.up(self.third(torch.cat([x, small], 1)))
+        return self.out(self.last(torch.cat([x, large], 1)))
+
+
+class VisionTransformer(nn.Module):
+    """Patches of 4×4, attention and a hidden layer with LayerNorm before each, and the patches again."""
+
+    def __init__(self, width: int = 64, depth: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.layers = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0, batch_first=True, norm_first=True)
+                for _ in range(depth)
+            ),
+            nn.LayerNorm(width),
+        )
+        self.out = nn.ConvTranspose2d(width, 3, 4, stride=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """An image of the same size."""
+        patches = self.patches(x)
+        words = self.layers(patches.flatten(2).transpose(1, 2))
+        return self.out(words.transpose(1, 2).reshape(patches.shape))
+
+
+def train(make: Callable[[], nn.Module], options: argparse.Namespace, override: bool) -> tuple[list[float], float]:
+    """Losses of every step, and the median time of one: take the noise out of random pictures of stripes."""
+    torch.manual_seed(0)
+    layout = torch.channels_last if options.channels_last else torch.contiguous_format
+    model = make().to(options.device, memory_format=layout)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    dtype = getattr(torch, options.dtype)
+    losses, times = [], []
+    with normgrad.torch.override() if override else nullcontext():
+        for _ in range(options.steps):
+            frequency = torch.rand(options.batch, 3, 1, 1) + 0.1
+            clean = torch.sin(torch.arange(options.size) * frequency).expand(-1, -1, options.size, -1)
+            noisy = (clean + 0.3 * torch.randn(clean.shape)).to(options.device).contiguous(memory_format=layout)
+            clean = clean.to(options.device)
+            start = time.perf_counter()
+            with torch.autocast(options.device, dtype, enabled=dtype != torch.float32):
+                loss = nn.functional.mse_loss(model(noisy), clean)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())  # which waits for the device
+            times.append(time.perf_counter() - start)
+    return losses, statistics.median(times[len(times) // 4 :])
+
+
+def main() -> int:
+    """Train every model twice and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="bfloat16 by autocast")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--size", type=int, default=64, help="height and width of the pictures")
+    parser.add_argument("--channels-last", action="store_true")
+    options = parser.parse_args()
+    same = True
+    for make in (UNet, VisionTransformer):
+        (plain, plain_time), (ours, our_time) = (train(make, options, override) for override in (False, True))
+        print(f"{make.__name__}\n step   PyTorch   with override")
+        for step in range(0, options.steps, max(1, options.steps // 5)):
+            print(f"{step:5}  {plain[step]:.6f}   {ours[step]:.6f}")
+        worst = max(abs(a - b) / a for a, b in zip(plain, ours, strict=True))
+        same = same and worst <= TOLERANCE
+        print(f"largest difference of a loss: {worst:.1e} of it (at most {TOLERANCE:.0e} is right)")
+        print(f"time per step: {plain_time * 1e3:.1f} ms, with override {our_time * 1e3:.1f} ms\n")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

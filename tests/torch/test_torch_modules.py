@@ -1,0 +1,282 @@
+"""normgrad.torch.LayerNorm and GroupNorm: torch.nn's, with our backward pass."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import normgrad.torch
+from normgrad.torch import choices, functional
+from support.torch_databases import MODULES, modules
+from support.torch_samples import random
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+every_module = pytest.mark.parametrize("name", MODULES)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+OURS = {"LayerNorm": normgrad.torch.LayerNorm, "GroupNorm": normgrad.torch.GroupNorm}
+SHAPES = {"LayerNorm": (4, 6, 10, 10), "GroupNorm": (4, 6, 10, 10)}
+
+
+def pair(name: str, *args: Any, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """PyTorch's module and ours, with the same parameters, which are not ones and zeros."""
+    theirs, ours = getattr(torch.nn, name)(*args, **options), OURS[name](*args, **options)
+    with torch.no_grad():
+        for seed, parameter in enumerate(theirs.parameters()):
+            parameter.copy_(random(*parameter.shape, seed=seed))
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def some(name: str, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    return pair(name, *{"LayerNorm": ([10],), "GroupNorm": (3, 6)}[name], **options)
+
+
+def results(module: torch.nn.Module, x: torch.Tensor, rounded: torch.dtype | None = None) -> list[torch.Tensor]:
+    """Output, gradient of the input and of the parameters, for a gradient that a dtype can hold."""
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    output = module(leaf)
+    grad_out = torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(rounded or x.dtype).to(output)
+    return [output.detach(), *torch.autograd.grad(output, [leaf, *module.parameters()], grad_out)]
+
+
+def exact_results(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The same in float64."""
+    return results(copy.deepcopy(module).double(), x.double(), x.dtype)
+
+
+def assert_near(found: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
+    """One rounding to the result's dtype, and what float32 rounds in between."""
+    for mine, right in zip(found, exact, strict=True):
+        step = torch.finfo(mine.dtype).eps
+        largest = right.abs().max() if right.numel() else 0.0
+        assert ((mine.double() - right).abs() <= step * right.abs() + 4e-6 * largest).all()
+
+
+@every_module
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
+def test_pytorchs_own_samples(name: str, dtype: torch.dtype) -> None:
+    inputs = modules(name, dtype)
+    assert len(inputs) >= 5
+    for sample in inputs:
+        arguments, call = sample.constructor_input, sample.forward_input
+        _, ours = pair(name, *arguments.args, **arguments.kwargs)
+        found = results(ours.to(dtype), call.args[0])
+        assert {tensor.dtype for tensor in found} == {dtype}
+        assert_near(found, exact_results(ours, call.args[0]))
+
+
+@every_module
+def test_gradgrad(name: str) -> None:
+    """PyTorch's check of second derivatives, in float64, where the module is PyTorch's own function."""
+    for sample in modules(name, torch.float64):
+        if sample.forward_input.args[0].numel() > 200:
+            continue
+        module = OURS[name](*sample.constructor_input.args, **sample.constructor_input.kwargs).double()
+        assert torch.autograd.gradgradcheck(module, sample.forward_input.args)
+
+
+@every_module
+def test_second_derivatives_in_float32(name: str) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name])
+
+    def second(module: torch.nn.Module, x: torch.Tensor) -> Any:
+        leaf = x.clone().requires_grad_()
+        leaves = [leaf, *module.parameters()]
+        first = torch.autograd.grad(module(leaf).sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in first), leaves)
+
+    exact = second(theirs.double(), x.double())
+    for mine, right in zip(second(ours, x), exact, strict=True):
+        assert (mine.double() - right).abs().max() <= 4e-6 * right.abs().max()
+
+
+@every_module
+@pytest.mark.parametrize(
+    "options", [{}, {"affine": False}, {"bias": False}, {"eps": 0.1}, {"dtype": torch.bfloat16}], ids=str
+)
+def test_state_dicts_and_words(name: str, options: dict[str, Any]) -> None:
+    if name == "LayerNorm" and "affine" in options:
+        options = {"elementwise_affine": False}
+    if name == "GroupNorm" and "bias" in options and torch.__version__ < "2.12":
+        pytest.skip("this PyTorch's GroupNorm has no such argument")
+    theirs, ours = some(name, **options)
+    assert repr(ours) == repr(theirs)
+    assert isinstance(ours, type(theirs))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        assert (mine.dtype, mine.requires_grad) == (other.dtype, other.requires_grad)
+    buffer = io.BytesIO()
+    torch.save(ours.state_dict(), buffer)
+    buffer.seek(0)
+    theirs.load_state_dict(torch.load(buffer))
+
+
+@every_module
+def test_copies_and_pickles(name: str) -> None:
+    _, ours = some(name)
+    x = random(*SHAPES[name])
+    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        torch.testing.assert_close(results(again, x), results(ours, x), rtol=0, atol=0)
+
+
+@every_module
+@pytest.mark.parametrize("parameters", ["float32", "as the data"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bit_statistics_are_float32(name: str, dtype: torch.dtype, parameters: str) -> None:
+    """Data whose mean 16 bits cannot hold: with 16-bit statistics the gradient would be far off."""
+    _, ours = some(name)
+    ours = ours if parameters == "float32" else ours.to(dtype)
+    x = (random(*SHAPES[name]) + 20.3).to(dtype)
+    for mine, right in zip(results(ours, x), exact_results(ours, x), strict=True):
+        step = torch.finfo(mine.dtype).eps
+        # The mean is twenty times the deviation, and so is its rounding.
+        assert ((mine.double() - right).abs() <= step * right.abs() + 20 * 4e-6 * right.abs().max()).all()
+
+
+@every_module
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_both_forward_passes(name: str, ours_first: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is chosen, the results are the same to rounding."""
+    choose = {"LayerNorm": "our_layer_norm", "GroupNorm": "our_group_norm"}[name]
+    monkeypatch.setattr(functional, choose, lambda *_: ours_first)
+    _, ours = some(name)
+    x = random(*SHAPES[name], dtype=dtype)
+    assert_near(results(ours, x), exact_results(ours, x))
+
+
+def test_choices_speak_of_layout_and_dtype() -> None:
+    x = torch.empty(16, 256, 16, 16, dtype=torch.float16)
+    weight = torch.empty(256)
+    assert not choices.our_layer_norm(x, 16, weight)
+    assert choices.our_layer_norm(x, 16, None)
+    assert choices.our_group_norm(x, 256, weight)
+    assert choices.our_group_norm(x.contiguous(memory_format=torch.channels_last), 256, weight)
+    assert not choices.our_group_norm(x.float(), 256, weight)
+    assert choices.our_group_norm(x.float().transpose(0, 1), 256, weight)
+
+
+@every_module
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "expanded"])
+def test_layouts(name: str, layout: str) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name])
+    match layout:
+        case "channels_last":
+            x = x.contiguous(memory_format=torch.channels_last)
+        case "transposed":
+            x = x.transpose(2, 3)
+        case "expanded":
+            x = x[:1].expand(x.shape)
+    found, expected = results(ours, x), results(theirs, x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    if name == "GroupNorm" and layout == "channels_last":
+        assert [tensor.is_contiguous(memory_format=torch.channels_last) for tensor in found[:2]] == [True, True]
+
+
+@every_module
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast(name: str, dtype: torch.dtype) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name], dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = results(ours, x), results(theirs, x)
+    assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in expected]
+    assert_near(found, exact_results(ours, x))
+
+
+@every_module
+def test_what_pytorch_refuses_is_refused_as_it_does(name: str) -> None:
+    theirs, ours = some(name)
+    for x in (random(2, 7), random(4), random(2, 10).to(torch.int32), random(2, 6, 10).to(torch.complex64)):
+        with pytest.raises((RuntimeError, ValueError, NotImplementedError)) as expected:
+            theirs(x)
+        with pytest.raises(type(expected.value)) as found:
+            ours(x)
+        assert str(found.value) == str(expected.value)
+    single = random(1, 6)
+    if name == "GroupNorm":
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            OURS[name](6, 6)(single)
+
+
+@every_module
+def test_frozen_parameters_and_no_grad(name: str) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name])
+    with torch.no_grad():
+        assert not ours(x).requires_grad
+        torch.testing.assert_close(ours(x), theirs(x))
+    for parameter in ours.parameters():
+        parameter.requires_grad_(False)
+    assert not ours(x).requires_grad
+    leaf = x.clone().requires_grad_()
+    ours(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert all(parameter.grad is None for parameter in ours.parameters())
+
+
+@every_module
+def test_a_batch_of_gradients(name: str) -> None:
+    _, ours = some(name)
+    leaf = random(*SHAPES[name]).requires_grad_()
+    output = ours(leaf)
+    grads = random(3, *output.shape)
+    (found,) = torch.autograd.grad(output, leaf, grads, is_grads_batched=True, retain_graph=True)
+    expected = [torch.autograd.grad(output, leaf, grad, retain_graph=True)[0] for grad in grads]
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+@every_module
+def test_transforms_and_forward_mode(name: str) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name])
+
+    def per_sample(module: torch.nn.Module) -> Any:
+        def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(module, parameters, (x[None],)).sin().sum()
+
+        return torch.vmap(torch.func.grad(loss), (None, 0))(dict(module.named_parameters()), x)
+
+    torch.testing.assert_close(per_sample(ours), per_sample(theirs), rtol=1e-4, atol=1e-5)
+    tangent = random(*SHAPES[name], seed=3)
+    found, expected = (torch.func.jvp(module, (x,), (tangent,)) for module in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@every_module
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(name: str, dynamic: bool) -> None:
+    torch.compiler.reset()
+    _, ours = some(name)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for samples in (4, 5):
+        x = random(samples, *SHAPES[name][1:])
+        torch.testing.assert_close(results(compiled, x), results(ours, x), rtol=1e-5, atol=1e-6)
+
+
+@every_module
+def test_exported(name: str) -> None:
+    _, ours = some(name)
+    x = random(*SHAPES[name])
+    exported = torch.export.export(ours, (x,))
+    torch.testing.assert_close(exported.module()(x), ours(x))
+
+
+@every_module
+def test_meta_and_fake_tensors(name: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    _, ours = some(name)
+    assert ours.to("meta")(torch.empty(SHAPES[name], device="meta")).shape == SHAPES[name]
+    with FakeTensorMode():
+        fake = some(name)[1](torch.empty(SHAPES[name]))
+    assert fake.shape == SHAPES[name]
