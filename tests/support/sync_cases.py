@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +89,7 @@ def make_norm(case: Case, cls: Any, dtype: torch.dtype, **kwargs: Any) -> Any:
     return norm
 
 
-def train(norm: Any, forward: Any, parts: list[tuple[Tensor, Tensor]], case: Case) -> dict[str, Tensor]:
+def train(norm: Any, forward: Any, parts: Sequence[Sequence[Tensor]], case: Case) -> dict[str, Tensor]:
     """Outputs, gradients and buffers of some steps, and the output in evaluation after them."""
     found: dict[str, Tensor] = {}
     for step, (x, grad_out) in enumerate(parts):
@@ -118,15 +119,18 @@ def part_of(tensor: Tensor, case: Case, rank: int) -> Tensor:
     return part.contiguous(memory_format=case.memory_format)
 
 
-def train_on_rank(case: Case, process_group: Any = None, wrap: Any = lambda norm: norm) -> dict[str, Tensor]:
-    """The case on this rank, whose batch is its share."""
+def train_on_rank(
+    case: Case, process_group: Any = None, wrap: Any = lambda norm: norm, device: str = "cpu", cls: Any = None
+) -> dict[str, Tensor]:
+    """The case on this rank, whose batch is its share; with normgrad's layer, or another of its kind."""
     from normgrad.torch import SyncBatchNorm
 
-    norm = make_norm(case, SyncBatchNorm, case.parameters, process_group=process_group)
+    norm = make_norm(case, cls or SyncBatchNorm, case.parameters, process_group=process_group).to(device)
     rank = dist.get_rank(process_group)
     batches = [whole_batch(case, step) for step in range(STEPS)]
-    parts = [(part_of(x, case, rank), part_of(grad_out, case, rank)) for x, grad_out in batches]
-    return train(norm, wrap(norm), parts, case)
+    parts = [[part_of(tensor, case, rank).to(device) for tensor in batch] for batch in batches]
+    found = train(norm, wrap(norm), parts, case)
+    return {name: value.cpu() for name, value in found.items()}
 
 
 def train_in_one_process(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:

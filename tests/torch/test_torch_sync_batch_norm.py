@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,54 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normgrad.testing import ulp
 from support.ranks import run_ranks
-from support.sync_cases import CHANNELS, STEPS, Case, cases, terms, train_in_one_process, train_on_rank
+from support.sync_cases import CHANNELS, STEPS, Case, cases, train_in_one_process, train_on_rank
+from support.sync_checks import assert_one_batch_norm
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch without gloo")
-
-LOCAL = ("grad_weight", "grad_bias")  # of a rank's own batch: the whole batch's is their sum
-
-
-def assert_one_batch_norm(name: str, case: Case, ranks: list[dict[str, Tensor]]) -> None:
-    """What the ranks found is what one process finds, and what they share has the same bits on all."""
-    exact = train_in_one_process(case, torch.float64)
-    theirs = train_in_one_process(case, case.dtype)
-    sizes = terms(case)
-    assert {*ranks[0]} == {*exact}, name
-    for key, expected in exact.items():
-        found, what = [rank[key] for rank in ranks], f"{name}: {key}"
-        if key in LOCAL:
-            whole = torch.stack(found).double().sum(0)
-        elif expected.dim() < 2:
-            assert all(torch.equal(part, found[0]) for part in found), f"{what} differs between ranks"
-            whole = found[0]
-        else:
-            whole = torch.cat(found)
-        if key == "num_batches_tracked":
-            assert int(whole) == STEPS, what
-            continue
-        stored = case.parameters if expected.dim() < 2 else case.dtype
-        assert found[0].dtype == stored, what
-        assert_close(what, whole, expected, sizes[key], stored, case)
-        assert_close(f"{what} of nn.BatchNorm", theirs[key], expected, sizes[key], stored, case)
-    if case.same_on_all:
-        for key, value in ranks[0].items():
-            assert all(torch.equal(rank[key], value) for rank in ranks), f"{name}: {key} differs between ranks"
-
-
-def assert_close(what: str, actual: Tensor, expected: Tensor, size: Tensor, stored: torch.dtype, case: Case) -> None:
-    """A few roundings of the terms, and those to the dtype in which the result is stored."""
-    size = size if expected.dim() < 2 else size.reshape(1, -1, *(1 for _ in case.tail)).expand_as(expected)
-    allowed = 4 * size * (2.0**-53 if case.dtype == torch.float64 else 2.0**-24)
-    if stored in (torch.float16, torch.bfloat16):
-        dtype = str(stored).removeprefix("torch.")
-        if case.parameters == stored:  # buffers and gradients are rounded at every step, and used after that
-            allowed = allowed + STEPS * torch.from_numpy(ulp(size.numpy(), dtype))
-        else:
-            allowed = allowed + 0.5 * torch.from_numpy(ulp(expected.numpy(), dtype))
-    worst = ((actual.double() - expected).abs() / allowed).max()
-    assert worst <= 1, f"{what}: {worst:.2f} of what is allowed"
 
 
 def train_every_case(ranks: int) -> dict[str, dict[str, Tensor]]:
@@ -82,6 +41,7 @@ def try_the_rest() -> dict[str, Any]:
         "collectives": name_collectives(),
         "memory formats": keep_memory_formats(),
         "compiled": {name: train_on_rank(cases(2)[name], wrap=compiled) for name in COMPILED},
+        "compiled for any size": compile_for_any_size(),
         "no values": train_on_nothing(),
         "one value": raise_for_one_value(),
         "evaluation without buffers": evaluate_without_buffers(),
@@ -128,6 +88,27 @@ def keep_memory_formats() -> list[bool]:
         output.backward(torch.randn(shape))
         kept += [tensor.is_contiguous(memory_format=memory_format) for tensor in (output, x.grad)]
     return kept
+
+
+def compile_for_any_size() -> list[bool]:
+    """One graph for batches of every size, with the bits of the eager steps."""
+    from normgrad.torch import SyncBatchNorm
+
+    graphs: list[Any] = []
+
+    def count(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    eager, traced = SyncBatchNorm(CHANNELS), SyncBatchNorm(CHANNELS)
+    step = torch.compile(traced, backend=count, fullgraph=True, dynamic=True)
+    same = []
+    for samples in (2, 5, 9, 4):
+        x = torch.randn(samples + 3 * dist.get_rank(), CHANNELS, 4)
+        same.append(torch.equal(step(x), eager(x)))
+    same += [torch.equal(ours, other) for ours, other in zip(eager.buffers(), traced.buffers(), strict=True)]
+    return [*same, len(graphs) == 1]
 
 
 def train_on_nothing() -> dict[str, Tensor]:
@@ -211,6 +192,7 @@ def test_two_ranks(rest: list[dict[str, Any]]) -> None:
     for rank in rest:
         assert rank["collectives"] == STEPS * ["all_gather_into_tensor", "all_reduce"]
         assert rank["memory formats"] == [True] * 4
+        assert all(rank["compiled for any size"]), rank["compiled for any size"]
         assert_untouched_by_nothing(rank["no values"])
         assert "Expected more than 1 value per channel when training" in rank["one value"]
         assert "once_differentiable" in rank["second derivative"]
@@ -293,3 +275,17 @@ def test_a_lost_rank_is_an_error_and_no_hang(tmp_path: Path) -> None:
     assert f"SyncBatchNorm cannot add up the sums of the gradient {reason}" in first[0]
     assert f"SyncBatchNorm cannot gather the statistics {reason}" in second[0]
     assert max(first[1], second[1]) < 6
+
+
+def test_the_example(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "sync_batch_norm.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    path = os.pathsep.join(part for part in sys.path if part)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {line[:26].strip(): [float(cell) for cell in line[26:].split()] for line in done.stdout.splitlines()[2:6]}
+    alone, plain, synchronised = rows["one process, whole batch"], rows["BatchNorm"], rows["SyncBatchNorm"]
+    assert synchronised == pytest.approx(alone, abs=2e-5)
+    assert plain != pytest.approx(alone, abs=1e-2)
+    assert done.stdout.startswith("2 processes, with 8, 24 samples")
