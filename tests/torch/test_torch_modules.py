@@ -77,6 +77,7 @@ def test_pytorchs_own_samples(name: str, dtype: torch.dtype) -> None:
 
 
 @every_module
+@pytest.mark.usefixtures("one_thread")
 def test_gradgrad(name: str) -> None:
     """PyTorch's check of second derivatives, in float64, where the module is PyTorch's own function."""
     for sample in modules(name, torch.float64):
