@@ -207,7 +207,9 @@ def override_of_models(device: str) -> None:
                         assert torch.equal(mine, theirs)
                     else:
                         off, their_off = ((one.double() - right).abs().max() for one in (mine, theirs))
-                        assert off <= their_off + 1e-6 * right.abs().max(), (dtype, order, norm)
+                        # The statistics are PyTorch's for both; what differs is one rounding of the result.
+                        unit = max(torch.finfo(dtype).eps / 2, 1e-6) * right.abs().max()
+                        assert off <= their_off + unit, (dtype, order, norm)
                     torch.testing.assert_close(after, theirs)
     assert overriding._in_force == 0
 
