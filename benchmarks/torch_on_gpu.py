@@ -226,6 +226,8 @@ def modules(device: str) -> None:
             for cast in (False, True):
                 if device == "cpu" and dtype == torch.float16 and cast:
                     continue
+                if device == "cuda" and dtype != torch.float32 and not cast:
+                    continue  # 16-bit data beside float32 weights, which PyTorch's own modules refuse there
                 with torch.autocast(device, torch.bfloat16, enabled=cast):
                     found, expected = gradients(ours, [x]), gradients(theirs, [x])
                 assert [one.dtype for one in found] == [one.dtype for one in expected]
