@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
 
 from normgrad.backends import backend_for, requested_backend
 from normgrad.contract.arrays import note_written
 from normgrad.contract.check import check
 from normgrad.contract.plan import Backend, Kernel, Problem, launch
 from normgrad.contract.products import current_product
+from normgrad.operators.guards import Guard
 from normgrad.operators.operator import Operator
+from normgrad.operators.sharing import Sharing
 from normgrad.torch.outputs import Maker
 
 Results: TypeAlias = Tensor | tuple[Tensor | None, ...]
@@ -33,32 +34,21 @@ _MOST_LAYOUTS = 16  # of calls with the same key
 class _Recipe:
     """What a layout decides. ``written`` are the numbers of the tensors that the call changes."""
 
-    guards: TensorGuards
+    guard: Guard
     problem: Problem
     backend: Backend
     kernel: Kernel
     makers: tuple[Callable[[Sequence[Tensor]], Tensor] | None, ...]
-    lies: tuple[
-        tuple[int, int], ...
-    ]  # of each tensor: bytes from its first element to its end, and bytes an element takes
+    odd: tuple[int, ...]  # of each tensor: the bits of its address that are zero where it is aligned
+    sharing: Sharing
     written: tuple[int, ...]
 
-    def is_safe(self, tensors: Sequence[Tensor], addresses: Sequence[int]) -> bool:
-        """Whether tensors of this layout, at these addresses, lie in their memory as the contract has it."""
-        for tensor, address, (reach, itemsize) in zip(tensors, addresses, self.lies):  # noqa: B905 - strict takes longer
-            beyond = tensor.storage_offset() * itemsize + reach > tensor.untyped_storage().nbytes()
-            if beyond or address & (itemsize - 1):
+    def fits(self, addresses: Sequence[int]) -> bool:
+        """Whether tensors of this layout, at these addresses, lie in memory as those did that were checked."""
+        for address, odd in zip(addresses, self.odd):  # noqa: B905 - strict takes longer
+            if address & odd:
                 return False
-        return not self.written or not self.collides(addresses)
-
-    def collides(self, addresses: Sequence[int]) -> bool:
-        """Whether a tensor that the call changes shares memory with another."""
-        ranges = [(address, address + reach) for address, (reach, _) in zip(addresses, self.lies, strict=True)]
-        return any(
-            number != other and ranges[number][0] < ranges[other][1] and ranges[other][0] < ranges[number][1]
-            for number in self.written
-            for other in range(len(ranges))
-        )
+        return not self.written or self.sharing.holds(addresses)
 
     def serve(self, tensors: Sequence[Tensor], addresses: list[int]) -> Results:
         """The results of a call on these tensors."""
@@ -88,19 +78,15 @@ class TorchKernel:
 
     def __call__(self, *args: Any) -> Results:
         found = self.recalled(args)
-        if found is not None:
-            return found
-        apart = _each_its_own(args)  # PyTorch's guards take no tensor twice
-        found = self.recalled(apart)
-        return self._in_full(apart) if found is None else found
+        return self._in_full(args) if found is None else found
 
     def recalled(self, args: Sequence[Any]) -> Results | None:
         """The results of a call whose layout is known; None where it is not."""
         key, tensors = _key(args)
         for recipe in self._recipes.get(key, ()):
-            if recipe.guards.check(*tensors):
+            if recipe.guard.holds(tensors):
                 addresses = [tensor.data_ptr() for tensor in tensors]
-                if recipe.is_safe(tensors, addresses):
+                if recipe.fits(addresses):
                     return recipe.serve(tensors, addresses)
         return None
 
@@ -132,7 +118,7 @@ class TorchKernel:
         same_key = self._recipes.setdefault(key, [])
         if len(same_key) >= _MOST_LAYOUTS:
             same_key.clear()
-        if not recipe.written or not recipe.collides(recipe.problem.addresses[: len(recipe.lies)]):
+        if recipe.sharing.is_plain:
             same_key.append(recipe)
 
 
@@ -149,17 +135,6 @@ def _plain_keys(device: torch.device) -> int | None:
         return None
     keys: int = torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
     return keys
-
-
-def _each_its_own(args: Sequence[Any]) -> list[Any]:
-    """The arguments with a tensor object of its own for each place, over the same memory."""
-    seen: set[int] = set()
-    apart: list[Any] = []
-    for arg in args:
-        repeated = isinstance(arg, Tensor) and id(arg) in seen
-        seen.add(id(arg))
-        apart.append(arg.detach() if repeated else arg)
-    return apart
 
 
 def _key(args: Sequence[Any]) -> tuple[Hashable, list[Tensor]]:
@@ -185,14 +160,16 @@ def _recipe(
 ) -> _Recipe:
     names, views = list(problem.views), list(problem.views.values())
     given = views[: len(tensors)]
+    numbers = tuple(names.index(name) for name in written)
     return _Recipe(
-        TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None),
+        Guard(tensors, [(view.reach.nbytes, view.dtype.itemsize) for view in given]),
         problem,
         backend,
         kernel,
         tuple(None if result is None else _maker(result, tensors) for result in made),
-        tuple((view.reach.nbytes, view.dtype.itemsize) for view in given),
-        tuple(names.index(name) for name in written),
+        tuple(view.dtype.itemsize - 1 for view in given),
+        Sharing(given, numbers),
+        numbers,
     )
 
 
