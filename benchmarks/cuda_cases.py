@@ -15,10 +15,10 @@ import torch
 
 import normgrad
 from normgrad.cuda import batch_norm, group_norm, layer_norm
-from normgrad.cuda.configurations import ChannelsTile, GroupTile, RowTile, StreamTile
+from normgrad.cuda.configurations import ChannelsTile, GroupTile, RowTile, StreamTile, SumsTile
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-Tile = RowTile | GroupTile | ChannelsTile | StreamTile | None
+Tile = RowTile | GroupTile | ChannelsTile | StreamTile | SumsTile | None
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,11 @@ def chosen_tile(case: Case) -> Iterator[None]:
         yield
         return
     module, name = {
-        RowTile: (layer_norm, "row_tile"),
+        RowTile: (layer_norm, "row_tile" if case.operator == "layer_norm_backward" else "forward_row_tile"),
         GroupTile: (group_norm, "group_tile"),
         ChannelsTile: (group_norm, "channels_tile"),
         StreamTile: (batch_norm, "stream_tile"),
+        SumsTile: (batch_norm, "sums_tile"),
     }[type(case.tile)]
     with mock.patch.object(module, name, return_value=case.tile):
         yield

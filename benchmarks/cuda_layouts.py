@@ -1,19 +1,49 @@
-"""Masks, strided rows, a captured graph and another stream on the GPU, against the oracle; status 1 if wrong."""
+"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, special values.
+
+The status is 1 if something is wrong.
+"""
 
 from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import normgrad
 from normgrad.testing import compare, oracle, terms
 
+Problems = list[str]
 
-def main() -> int:
-    """Check LayerNorm backward on rows that one program holds and on rows that several share."""
-    wrong = 0
+
+def on_host(argument: Any) -> Any:
+    """A tensor as the oracle takes it; a copy, since some operators write into their arguments."""
+    return argument.cpu().numpy().copy() if isinstance(argument, torch.Tensor) else argument
+
+
+def judged(operator: str, arguments: tuple[Any, ...], label: str) -> Problems:
+    """A plain call against the oracle."""
+    host = [on_host(argument) for argument in arguments]
+    again = [on_host(argument) for argument in arguments]
+    results = getattr(normgrad, operator)(*arguments)
+    torch.cuda.synchronize()
+    expected, sizes = getattr(oracle, operator)(*host), getattr(terms, operator)(*again)
+    if not isinstance(expected, tuple):
+        results, expected, sizes = (results,), (expected,), (sizes,)
+    found = []
+    for place, (result, exact, size) in enumerate(zip(results, expected, sizes, strict=False)):
+        if result is not None:
+            report = compare(result.cpu(), exact, size)
+            if not report:
+                found.append(f"{label}, output {place}: {report.text}")
+    return found
+
+
+def masks_and_strides() -> Problems:
+    """LayerNorm backward on rows that one program holds and on rows that several share, on a stream and in a graph."""
+    found = []
     for M, N in ((37, 300), (20, 20000)):
         dy, x = (torch.randn(M, 2 * N, device="cuda")[:, ::2], torch.randn(M, N + 3, device="cuda")[:, 3:])
         mean, rstd, weight = (
@@ -50,9 +80,88 @@ def main() -> int:
                     continue
                 report = compare(result.cpu(), value, size)
                 if not report or not torch.equal(first, result):
-                    wrong += 1
-                    print("WRONG", M, N, mask, report.text)
-    print(f"{wrong} wrong")
+                    found.append(f"{M}×{N} {mask}: {report.text}")
+    return found
+
+
+def streams() -> Problems:
+    """Calls on several streams at once, whose programs wait for each other, give what they give alone."""
+    M, N = 64, 40000
+    inputs = [
+        (
+            torch.randn(M, N, device="cuda", dtype=torch.bfloat16),
+            torch.randn(M, N, device="cuda", dtype=torch.bfloat16),
+            [N],
+            torch.zeros(M, 1, device="cuda"),
+            torch.ones(M, 1, device="cuda"),
+        )
+        for _ in range(4)
+    ]
+    alone = [normgrad.layer_norm_backward(*one) for one in inputs]
+    torch.cuda.synchronize()
+    used = [torch.cuda.Stream() for _ in inputs]
+    together: list[Any] = [None] * len(inputs)
+    for _ in range(20):
+        for place, (stream, one) in enumerate(zip(used, inputs, strict=True)):
+            with torch.cuda.stream(stream):
+                together[place] = normgrad.layer_norm_backward(*one)
+    torch.cuda.synchronize()
+    return [
+        f"stream {place}: not the bits of a call alone"
+        for place, (a, b) in enumerate(zip(alone, together, strict=True))
+        if not all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
+    ]
+
+
+def gathered() -> Problems:
+    """The statistics of all ranks, with running ones, from few and many ranks; one of them without a count."""
+    found = []
+    for ranks, C in ((1, 5), (8, 1000), (300, 33)):
+        x = torch.zeros(1, C, device="cuda")
+        mean, invstd = torch.randn(ranks, C, device="cuda"), torch.rand(ranks, C, device="cuda") + 0.5
+        counts = torch.randint(0, 50, (ranks,), device="cuda", dtype=torch.int32) + (ranks == 1)
+        for running in (None, torch.rand(C, device="cuda")):
+            also = None if running is None else running + 0.5
+            arguments = (x, mean, invstd, running, also, 0.1, 1e-5, counts)
+            found += judged("batch_norm_gather_stats_with_counts", arguments, f"gather {ranks}×{C}")
+    return found
+
+
+def special_values() -> Problems:
+    """NaN, Inf and zeros among the data go where the formula sends them."""
+    found = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        generator = torch.Generator("cuda").manual_seed(1)
+        for shape in ((6, 40, 100), (4, 8, 9000)):
+            x, dy = (torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(2))
+            odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0], device="cuda", dtype=dtype)
+            x[0, 1, :4], x[1, 2, 0], dy[2, 3, :3] = odd, torch.inf, odd[:3]
+            N, C, P = shape
+            v = torch.rand(C, device="cuda", generator=generator) + 0.5
+            groups = torch.rand(N, 4, device="cuda", generator=generator) + 0.5
+            rows = torch.rand(N * C, 1, device="cuda", generator=generator) + 0.5
+            flat = (dy.reshape(-1, P), x.reshape(-1, P))
+            label = f"special {dtype} {shape}"
+            found += judged("batch_norm_stats", (x,), label + " stats")
+            found += judged("batch_norm_reduce_backward", (dy, x, v, v, v), label + " reduce")
+            found += judged("layer_norm_backward", (*flat, [P], rows, rows), label + " rows")
+            found += judged("layer_norm", (flat[1], [P]), label + " forward")
+            for order in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+                found += judged("group_norm_backward", (dy, order, groups, groups, None, *shape, 4), label + " groups")
+                found += judged("group_norm", (order, None, None, *shape, 4), label + " groups forward")
+    return found
+
+
+CHECKS: list[Callable[[], Problems]] = [masks_and_strides, streams, gathered, special_values]
+
+
+def main() -> int:
+    """Run the checks and say what is wrong."""
+    wrong = 0
+    for check in CHECKS:
+        problems = check()
+        wrong += len(problems)
+        print(f"{check.__name__}: {len(problems)} wrong", *problems[:6], sep="\n  ", flush=True)
     return 1 if wrong else 0
 
 

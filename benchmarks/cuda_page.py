@@ -1,4 +1,4 @@
-"""Writes the tables of ``docs/performance_gpu.md`` from ``benchmarks/results/cuda_h200.csv``."""
+"""Writes the tables and the picture of ``docs/performance_gpu.md`` from ``benchmarks/results/cuda_h200.csv``."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cuda_h200.csv"
 PAGE = ROOT / "docs" / "performance_gpu.md"
+PICTURE = ROOT / "docs" / "performance_gpu.svg"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 SHORT = {"channels_last": "channels_last", "contiguous": ""}
+CONTESTANTS = {"normgrad": "normgrad", "eager": "PyTorch", "compile": "torch.compile"}
+DRAWN = ("layer_norm_backward", "layer_norm", "group_norm_backward", "group_norm")
+DRAWN += ("batch_norm_elemt_backward", "batch_norm_reduce_backward", "batch_norm_stats")
+
+Row = dict[str, str]
 
 
-def share(row: dict[str, str], name: str) -> str:
+def share(row: Row, name: str) -> float:
     """A contestant's speed in % of the copy."""
-    return f"{100 * float(row['copy']) / float(row[name]):.0f}" if row[name] else ""
+    return 100 * float(row["copy"]) / float(row[name])
 
 
-def tables(rows: list[dict[str, str]]) -> str:
+def tables(rows: list[Row]) -> str:
     """One table of the large cases by operator, and one of the calls of the small ones."""
     first = rows[0]
+    timed = {name: title for name, title in CONTESTANTS.items() if any(row[name] for row in rows)}
+    titles = ["operator", "sizes", "dtype", "order", "copy, µs", *(f"{title}, %" for title in timed.values())]
     lines = [
         f"{first['gpu']}, driver {first['driver']}, PyTorch {first['torch']}, Triton {first['triton']}. "
         "Speeds in % of a device-to-device copy of the same bytes.",
         "",
-        "| operator | sizes | dtype | order | copy, µs | normgrad, % | PyTorch, % | torch.compile, % |",
-        "|---|---|---|---|---|---|---|---|",
+        "| " + " | ".join(titles) + " |",
+        "|" + "---|" * len(titles),
     ]
     for row in rows:
-        shares = (share(row, name) for name in ("normgrad", "eager", "compile"))
+        shares = (f"{share(row, name):.0f}" if row[name] else "" for name in timed)
         cells = [row["operator"], row["sizes"], row["dtype"], SHORT[row["order"]], row["copy"], *shares]
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
@@ -46,13 +54,49 @@ def tables(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(rows: list[Row]) -> None:
+    """A panel for each operator and order: the speeds of normgrad and PyTorch by size, in bfloat16 and float32."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "normgrad"
+    panels = [
+        (operator, order)
+        for operator in DRAWN
+        for order in SHORT
+        if any((row["operator"], row["order"]) == (operator, order) for row in rows)
+    ]
+    figure, axes = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 16), sharey=True, layout="constrained")
+    for panel, (operator, order) in zip(axes.flat, panels, strict=False):
+        for dtype, style in (("bfloat16", "-"), ("float32", "--")):
+            chosen = [r for r in rows if (r["operator"], r["order"], r["dtype"]) == (operator, order, dtype)]
+            chosen = [row for row in chosen if float(row["copy"]) > 5]
+            places = range(len(chosen))
+            for name, colour in (("normgrad", "C0"), ("eager", "C1")):
+                label = f"{CONTESTANTS[name]}, {dtype}"
+                panel.plot(places, [share(row, name) for row in chosen], style, color=colour, marker=".", label=label)
+            panel.set_xticks(places, [row["sizes"] for row in chosen], rotation=25, fontsize="x-small", ha="right")
+        panel.set(title=f"{operator} {SHORT[order]}", ylim=(0, 110))
+        panel.axhline(100, color="grey", linewidth=0.8)
+        panel.grid(alpha=0.3)
+    for panel in axes.flat[len(panels) :]:
+        panel.set_visible(False)
+    for panel in axes[:, 0]:
+        panel.set_ylabel("% of a copy")
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
 def main() -> None:
-    """Put the tables into the page."""
+    """Put the tables into the page, and the picture beside it."""
     with open(RESULTS, newline="") as file:
         rows = list(csv.DictReader(file))
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
     PAGE.write_text(before + BEGIN + tables(rows) + END + after)
+    draw(rows)
 
 
 if __name__ == "__main__":

@@ -207,7 +207,9 @@ def override_of_models(device: str) -> None:
                         assert torch.equal(mine, theirs)
                     else:
                         off, their_off = ((one.double() - right).abs().max() for one in (mine, theirs))
-                        assert off <= their_off + 1e-6 * right.abs().max(), (dtype, order, norm)
+                        # The statistics are PyTorch's for both; what differs is one rounding of the result.
+                        unit = max(torch.finfo(dtype).eps / 2, 1e-6) * right.abs().max()
+                        assert off <= their_off + unit, (dtype, order, norm)
                     torch.testing.assert_close(after, theirs)
     assert overriding._in_force == 0
 
@@ -224,6 +226,8 @@ def modules(device: str) -> None:
             for cast in (False, True):
                 if device == "cpu" and dtype == torch.float16 and cast:
                     continue
+                if device == "cuda" and dtype != torch.float32 and not cast:
+                    continue  # 16-bit data beside float32 weights, which PyTorch's own modules refuse there
                 with torch.autocast(device, torch.bfloat16, enabled=cast):
                     found, expected = gradients(ours, [x]), gradients(theirs, [x])
                 assert [one.dtype for one in found] == [one.dtype for one in expected]

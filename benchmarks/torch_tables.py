@@ -85,10 +85,10 @@ def small_layer_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable
 
 def small_group_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """PyTorch's way and ours, by what is called."""
-    x, grad, weight = (torch.randn(shape, device=device) for shape in ((2, 4, 3), (2, 4, 3), (4,)))
+    x, grad, weight, bias = (torch.randn(shape, device=device) for shape in ((2, 4, 3), (2, 4, 3), (4,), (4,)))
     sizes = (2, 4, 3, 2)
     aten, ours = torch.ops.aten, torch.ops.normgrad
-    _, mean, rstd = aten.native_group_norm(x, weight, weight, *sizes, 1e-5)
+    _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
     backward = (grad, x, mean, rstd, weight, *sizes, ALL)
     return {
         "GroupNorm backward, the operator": (
@@ -96,8 +96,8 @@ def small_group_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable
             lambda: ours.group_norm_backward(*backward),
         ),
         "GroupNorm forward, the operator": (
-            lambda: aten.native_group_norm(x, weight, weight, *sizes, 1e-5),
-            lambda: ours.group_norm(x, weight, weight, *sizes, 1e-5),
+            lambda: aten.native_group_norm(x, weight, bias, *sizes, 1e-5),
+            lambda: ours.group_norm(x, weight, bias, *sizes, 1e-5),
         ),
     }
 

@@ -102,14 +102,16 @@ def test_every_launch_compiles(
     for step in steps:
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
         assert kernel.asm["cubin"]
+        if step.options.cooperative:  # they wait for each other, so they have to be there together
+            assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
 
 
 def _source(step: Any) -> ASTSource:
     """A step as Triton's own launch would have it compiled."""
-    from normgrad.contract.dtypes import BFLOAT16, FLOAT32, INT32
+    from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
     from normgrad.cuda.launch import FLOAT64, INT64, Given, Scratch
 
-    names = {BFLOAT16: "*bf16", FLOAT32: "*fp32", INT32: "*i32", INT64: "*i64", FLOAT64: "*fp64"}
+    names = {BFLOAT16: "*bf16", FLOAT16: "*fp16", FLOAT32: "*fp32", INT32: "*i32", INT64: "*i64", FLOAT64: "*fp64"}
     constants: dict[Any, Any] = {}
     attributes: dict[Any, Any] = {}
 

@@ -141,6 +141,27 @@ class TestBatchNorm:
 @pytestmark_on
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("P", [49, 64])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_statistics_of_special_values(dtype: Any, P: int, odd: float) -> None:
+    x = _random((6, 3, P), dtype, 1)
+    x[0, 0, 0] = odd
+    x[3, 1, 5] = odd
+    _judge("batch_norm_stats", x)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("shape", [(40, 2, 64), (7, 2, 49)])
+def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) -> None:
+    x = _random(shape, np.float32, 1) * np.float32(1e-3) + np.float32(300)
+    x[0, 1, 0] = 1000
+    _judge("batch_norm_stats", x)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gather(dtype: Any) -> None:
     x, mean, invstd = _random((2, 5), dtype, 1), _random((20, 5), np.float32, 2), _scales((20, 5), 3)
     counts = np.arange(20, dtype=np.int32)

@@ -12,7 +12,15 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
-from normgrad.cuda.configurations import Chip, group_tile, row_tile, stream_tile
+from normgrad.cuda.configurations import (
+    Chip,
+    channels_tile,
+    forward_row_tile,
+    group_tile,
+    row_tile,
+    stream_tile,
+    sums_tile,
+)
 from normgrad.cuda.problem import grid_strides
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
@@ -65,9 +73,9 @@ def test_grid_strides_of_known_layouts(
 @pytest.mark.parametrize("columns", [1, 7, 128, 129, 1000, 4096, 4097, 16384, 70000, 262144, 2**31])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> None:
-    tile = row_tile(columns, itemsize, chip)
-    assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
-    assert tile.columns <= chip.largest_tile
+    for tile in (row_tile(columns, itemsize, chip), forward_row_tile(columns, itemsize, chip)):
+        assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
+        assert tile.columns <= 2 * chip.largest_tile
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -84,8 +92,29 @@ def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, 
 
 
 @pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 1000])
+@pytest.mark.parametrize("HxW", [1, 49, 3136, 65536, 2**31])
+@pytest.mark.parametrize("group", [1, 3, 32])
+def test_blocks_of_channels_cover_the_sample(chip: Chip, itemsize: int, D: int, HxW: int, group: int) -> None:
+    tile = channels_tile(D, HxW, group, itemsize, chip)
+    if tile is None:
+        assert chip.largest_tile < D
+        return
+    stretch = tile.places * tile.steps
+    assert (tile.parts - 1) * stretch < HxW <= tile.parts * stretch
+    assert 1 <= tile.groups <= group
+    assert tile.groups * D <= tile.channels
+    assert tile.places * tile.channels <= max(chip.largest_tile, tile.channels)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("places_adjacent", [True, False])
+@pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 320, 4096), (1, 64, 100000), (100000, 3, 1), (3, 5, 49)])
-def test_stream_tiles_fit(chip: Chip, places_adjacent: bool, sizes: tuple[int, int, int]) -> None:
-    tile = stream_tile(*sizes, chip, places_adjacent)
-    assert 1 <= tile.samples * tile.places * tile.channels <= chip.largest_tile
+def test_tiles_of_samples_fit(chip: Chip, places_adjacent: bool, itemsize: int, sizes: tuple[int, int, int]) -> None:
+    for tile in (
+        stream_tile(*sizes, itemsize, chip, places_adjacent),
+        sums_tile(*sizes, itemsize, chip, places_adjacent),
+    ):
+        assert 1 <= tile.rows * tile.places * tile.channels <= chip.largest_tile

@@ -117,3 +117,14 @@ def test_after_a_rebind_the_size_holds(backend: str) -> None:
     size = plan.workspace_size
     plan.rebind(input=call["input"].copy())
     assert plan.workspace_size == size
+
+
+def test_a_workspace_that_overlaps_itself_is_refused(backend: str) -> None:
+    """It reaches over as many bytes as it has elements: only a closer look tells that some are the same, some gaps."""
+    plan, _ = _needing_workspace()
+    quarter = plan.workspace_size
+    shape, strides = (2, quarter, 2), (1, 1, 3 * quarter - 1)
+    assert sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) == 4 * quarter - 1
+    workspace = np.lib.stride_tricks.as_strided(np.zeros(4 * quarter, np.uint8), shape, strides)
+    with pytest.raises(ContractError, match="must be contiguous and writable"):
+        plan.run(workspace)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from normgrad.contract.arrays import NotAnArray, as_view, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
+from normgrad.contract.overlap import overlaps_itself
 from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory, View
@@ -23,10 +24,10 @@ class Problem:
     signature: Signature
     views: Mapping[str, View]
     attributes: Mapping[str, Any]
+    device: str = field(init=False)
 
-    @property
-    def device(self) -> str:
-        return next(iter(self.views.values())).device
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", next(iter(self.views.values())).device)
 
     @property
     def addresses(self) -> list[int]:
@@ -184,7 +185,8 @@ class Plan:
         except (NotAnArray, BufferError, RuntimeError) as problem:
             raise self._signature.error("workspace", quote(problem)) from None
         reach = view.reach
-        if reach.nbytes != view.numel * view.dtype.itemsize or not view.writable or not view.inside_storage:
+        is_dense = reach.nbytes == view.numel * view.dtype.itemsize and not overlaps_itself(view)
+        if not is_dense or not view.writable or not view.inside_storage:
             raise self._signature.error("workspace", "must be contiguous and writable")
         return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
 

@@ -6,13 +6,13 @@ several threads at once, and its counters stand in the descriptor too.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normgrad.contract.arrays import numpy_address
 from normgrad.cpu import pool
 from normgrad.cpu.variants import Kernel
 
@@ -68,23 +68,23 @@ class Step:
         shared: bool = False,
     ) -> None:
         self._kernel = kernel
-        self._descriptor = descriptor
+        self._descriptor = numbers = array("q", descriptor.tobytes())
         self._scratch = tuple((at, place.offset) for at, place in places if place.source == _WORKSPACE)
         self._tensors = tuple((at, place.source, place.offset) for at, place in places if place.source != _WORKSPACE)
         self._tags = tags
         self._shared = shared
         self._slots = pool.slots()
         self._entry: Entry | None = None
-        self._with_scratch: tuple[int, np.ndarray] = (0, descriptor)
-        self._filled: tuple[list[int], np.ndarray, np.ndarray] = ([], descriptor, descriptor)
+        self._with_scratch: tuple[int, array[int]] = (0, numbers)
+        self._filled: tuple[list[int], array[int], array[int]] = ([], numbers, numbers)
 
     def run(self, addresses: list[int], workspace: int) -> None:
         """Call the kernel on the tensors at these addresses."""
         entry = self._entry
         if entry is None:
             entry = self._entry = self._kernel.entry(self._tags)
-        descriptor = self._at(addresses, workspace).copy()
-        address = numpy_address(descriptor)
+        descriptor = self._at(addresses, workspace)[:]
+        address, _ = descriptor.buffer_info()
         if self._shared:
             status = pool.run(entry, self._slots, address, kept=descriptor)
         else:
@@ -92,17 +92,17 @@ class Step:
         if status:
             raise RuntimeError(f"{self._kernel.name} gave up with status {status}")
 
-    def _at(self, addresses: list[int], workspace: int) -> np.ndarray:
+    def _at(self, addresses: list[int], workspace: int) -> array[int]:
         """The descriptor with its addresses: the workspace is often the last call's, the tensors sometimes are."""
         last, descriptor = self._with_scratch
         if workspace != last:
-            descriptor = self._descriptor.copy()
+            descriptor = self._descriptor[:]
             for position, offset in self._scratch:
                 descriptor[position] = workspace + offset
             self._with_scratch = (workspace, descriptor)
         last_addresses, base, filled = self._filled
         if base is not descriptor or addresses != last_addresses:
-            filled = descriptor.copy()
+            filled = descriptor[:]
             for position, source, offset in self._tensors:
                 filled[position] = addresses[source] + offset
             self._filled = (addresses, descriptor, filled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda import batch_norm, group_norm, layer_norm
 from normgrad.cuda.configurations import Chip
-from normgrad.cuda.launch import Launcher, launcher, multiprocessors
+from normgrad.cuda.launch import Launcher, chip, launcher
 from normgrad.cuda.problem import ALIGNMENT, VECTOR_ACCESS, Steps
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
@@ -45,7 +47,7 @@ class _Kernel:
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         """Put the launches on a stream: a PyTorch stream, a raw handle, or by default the device's current one."""
-        if torch.cuda.current_device() == self.device:
+        if torch._C._cuda_getDevice() == self.device:
             self._launch_here(addresses, workspace, stream)
         else:
             with torch.cuda.device(self.device):
@@ -63,11 +65,10 @@ class _Kernel:
 
     def _launchers_for(self, addresses: Sequence[int]) -> list[Launcher]:
         """The launches, compiled anew where they count on an alignment that these addresses do not have."""
-        for address, counted_on in zip(addresses, self.counted_on, strict=True):
-            if address & counted_on:
-                views = self.problem.views.items()
-                moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
-                return _prepared(replace(self.problem, views=moved), self.device)[1]
+        if any(map(operator.and_, addresses, self.counted_on)):
+            views = self.problem.views.items()
+            moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
+            return _prepared(replace(self.problem, views=moved), self.device)[1]
         return self.launchers
 
     def _keep_until_done(self, workspace: int, handle: int, current: int) -> None:
@@ -77,9 +78,12 @@ class _Kernel:
             memory.record_stream(torch.cuda.ExternalStream(handle, device=self.device))
 
 
+_device = functools.cache(torch.device)
+
+
 def _prepared(problem: Problem, device: int) -> tuple[int, list[Launcher]]:
     """The size of the workspace, and the launches."""
-    steps = OPERATORS[problem.signature.name](problem, Chip(multiprocessors(device)))
+    steps = OPERATORS[problem.signature.name](problem, chip(device))
     names = list(problem.views)
     return steps.workspace_size, [launcher(step, names, device) for step in steps.steps]
 
@@ -97,9 +101,10 @@ class _Cuda:
         return _Kernel(size, problem, device, counted_on, launchers, self._lent)
 
     def allocate(self, nbytes: int, device: str) -> Memory:
-        tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._lent[tensor.data_ptr()] = tensor
-        return Memory(tensor.data_ptr(), nbytes, device, owner=tensor)
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=_device(device))
+        address = tensor.data_ptr()
+        self._lent[address] = tensor
+        return Memory(address, nbytes, device, owner=tensor)
 
 
 backend = _Cuda()

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import Chip, StreamTile, blocks, power_of_two, stream_tile
+from normgrad.cuda.configurations import (
+    Chip,
+    StreamTile,
+    SumsTile,
+    blocks,
+    even_parts,
+    power_of_two,
+    stream_tile,
+    sums_tile,
+)
 from normgrad.cuda.kernels import batch_norm as kernels
+from normgrad.cuda.kernels import batch_norm_sums as sums
 from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps
 
 _FINISH_TILE = 2048
+# A number that is far from the rest costs the variance the more precision, the more an element sums up about it.
+_MOST_TURNS = 64
 _GATHER = {"ROWS": 16, "CHANNELS": 16}
 
 
@@ -42,29 +55,66 @@ def _layout(steps: Steps, sizes: Shape, names: tuple[str, ...], output: str | No
     return _merged(sizes, operands)
 
 
-def _tile(sizes: Shape, operands: list[Operand], chip: Chip) -> StreamTile:
-    N, C, P = sizes
+def _places_adjacent(sizes: Shape, operands: list[Operand]) -> bool:
     _, channel, place = operands[0].strides
-    return stream_tile(N, C, P, chip, places_adjacent=P > 1 and (abs(place) <= abs(channel) or C == 1))
+    return sizes[2] > 1 and (abs(place) <= abs(channel) or sizes[1] == 1)
 
 
-def _grid(sizes: Shape, tile: StreamTile) -> tuple[int, int, int]:
+def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTile) -> dict[str, Any]:
     N, C, P = sizes
-    return blocks(N, tile.samples) * blocks(P, tile.places) * blocks(C, tile.channels), 1, 1
-
-
-def _constants(tile: StreamTile) -> dict[str, Any]:
-    return {"SAMPLES": tile.samples, "PLACES": tile.places, "CHANNELS": tile.channels}
+    strides = [operand.strides for operand in operands]
+    reach = max(tile.places * abs(place) + tile.channels * abs(channel) for _, channel, place in strides)
+    return {
+        "ROWS": tile.rows,
+        "PLACES": tile.places,
+        "CHANNELS": tile.channels,
+        "MASKED": P % tile.places != 0 or C % tile.channels != 0,
+        "WIDE": max(reach, 2 * N * blocks(P, tile.places)) >= 2**31,
+    }
 
 
 def _strides(operands: list[Operand]) -> list[int]:
     return [stride for operand in operands for stride in operand.strides]
 
 
-def _finish(tiles: int) -> dict[str, int]:
-    """The tile for the sums over so many tiles of a channel: few channels a program where there are many."""
-    rows = min(power_of_two(max(tiles, 1)), _FINISH_TILE // 2)
+def _finish(parts: int) -> dict[str, int]:
+    """The tile for the sums over so many parts of a channel: few channels a program where there are many."""
+    rows = min(power_of_two(max(parts, 1)), _FINISH_TILE // 2)
     return {"ROWS": rows, "CHANNELS": min(_FINISH_TILE // rows, 16)}
+
+
+def _elementwise(
+    steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip
+) -> tuple[tuple[int, int, int], dict[str, Any], Options]:
+    """Grid, constants and options of a kernel that takes a tile a program."""
+    N, C, P = sizes
+    tile = stream_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
+    grid = blocks(N * blocks(P, tile.places), tile.rows) * blocks(C, tile.channels), 1, 1
+    return grid, _constants(sizes, operands, tile), Options(tile.warps)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How the rows of a channel are shared out to programs that sum them up."""
+
+    count: int
+    rows: int
+    grid: tuple[int, int, int]
+    constants: dict[str, Any]
+    options: Options
+
+    @classmethod
+    def of(cls, steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip) -> _Parts:
+        """As many parts as run side by side, or more where an element would sum up too many numbers."""
+        N, C, P = sizes
+        tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
+        total, turn = N * blocks(P, tile.places), tile.rows * tile.TILES
+        channel_blocks = blocks(C, tile.channels)
+        wanted = even_parts(channel_blocks, chip.multiprocessors * tile.resident)
+        rows = min(blocks(blocks(total, wanted), turn), _MOST_TURNS) * turn
+        count = blocks(total, rows)
+        constants = _constants(sizes, operands, tile) | {"STAGES": tile.stages}
+        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
@@ -73,20 +123,13 @@ def elemt_backward(problem: Problem, chip: Chip) -> Steps:
     if problem.views["input"].numel == 0:
         return steps
     sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), "grad_input")
-    tile = _tile(sizes, operands, chip)
     names = ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "counter")
     ranks = problem.views["counter"].numel
     vectors = [steps.vector(name) for name in names]
-    arguments = [operands[0].pointer, operands[1].pointer, *vectors, operands[2].pointer]
-    steps.add(
-        Step(
-            kernels.batch_norm_elemt_backward,
-            _grid(sizes, tile),
-            [*arguments, *sizes, ranks, *_strides(operands)],
-            {**_constants(tile), "RANKS": min(power_of_two(ranks), 1024)},
-            Options(tile.warps),
-        )
-    )
+    arguments = [operands[0].pointer, operands[1].pointer, *vectors, operands[2].pointer, *sizes, ranks]
+    grid, constants, options = _elementwise(steps, sizes, operands, chip)
+    constants["RANKS"] = min(power_of_two(ranks), 1024)
+    steps.add(Step(kernels.batch_norm_elemt_backward, grid, [*arguments, *_strides(operands)], constants, options))
     return steps
 
 
@@ -96,79 +139,76 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
     if problem.views["input"].numel == 0:
         return steps
     sizes, operands = _layout(steps, _sizes(problem), ("input",), "output")
-    tile = _tile(sizes, operands, chip)
     vectors = [steps.vector(name) for name in ("weight", "bias", "mean", "invstd")]
     arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides(operands)]
-    steps.add(Step(kernels.batch_norm_elemt, _grid(sizes, tile), arguments, _constants(tile), Options(tile.warps)))
+    grid, constants, options = _elementwise(steps, sizes, operands, chip)
+    steps.add(Step(kernels.batch_norm_elemt, grid, arguments, constants, options))
     return steps
 
 
 def reduce_backward(problem: Problem, chip: Chip) -> Steps:
-    """The sums of every tile, then those over the tiles."""
+    """The sums of every part, then those over the parts."""
     names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
     steps = Steps(problem, [])
     C = problem.views["input"].shape[1]
     outputs = [steps.output(name, (C,)) for name in names]
     if all(output.pointer is None for output in outputs):
         return steps
-    tiles = 0
+    count = 0
     partial = steps.scratch(1, FLOAT32)
+    invstd = steps.copy_if_written("invstd", [name for name in names if name in problem.views])
     if problem.views["input"].numel:
         sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), None)
-        tile = _tile(sizes, operands, chip)
-        tiles = blocks(sizes[0], tile.samples) * blocks(sizes[2], tile.places)
-        partial = steps.scratch(2 * tiles * C, FLOAT32)
-        arguments = [operands[0].pointer, operands[1].pointer, steps.vector("mean"), partial, *sizes]
+        parts = _Parts.of(steps, sizes, operands, chip)
+        count = parts.count
+        partial = steps.scratch(2 * count * C, FLOAT32)
+        arguments = [operands[0].pointer, operands[1].pointer, steps.vector("mean"), partial, *sizes, parts.rows]
         steps.add(
             Step(
-                kernels.batch_norm_tile_sums,
-                _grid(sizes, tile),
+                sums.batch_norm_part_sums,
+                parts.grid,
                 [*arguments, *_strides(operands)],
-                _constants(tile),
-                Options(tile.warps),
+                parts.constants,
+                parts.options,
             )
         )
-    finish = _finish(tiles)
+    finish = _finish(count)
     pointers = [output.pointer for output in outputs]
-    invstd = steps.copy_if_written("invstd", [name for name in names if name in problem.views])
     steps.add(
         Step(
-            kernels.batch_norm_finish_sums,
+            sums.batch_norm_finish_sums,
             (blocks(C, finish["CHANNELS"]), 1, 1),
-            [partial, invstd, *pointers, tiles, C, *_strides(outputs)],
+            [partial, invstd, *pointers, count, C, *_strides(outputs)],
             finish,
+            Options(follows=True),
         )
     )
     return steps
 
 
 def stats(problem: Problem, chip: Chip) -> Steps:
-    """The moments of every tile, then those of the channels."""
+    """The moments of every part, then those of the channels."""
     steps = Steps(problem, [])
-    sizes, operands = _layout(steps, _sizes(problem), ("input",), None)
-    N, C, P = sizes
-    tile = _tile(sizes, operands, chip)
-    tiles = blocks(N, tile.samples) * blocks(P, tile.places)
-    moments = steps.scratch(max(2 * tiles * C, 1), FLOAT64)
+    C = problem.views["input"].shape[1]
     outputs = [steps.output(name, (C,)) for name in ("mean", "invstd")]
-    if tiles:
-        steps.add(
-            Step(
-                kernels.batch_norm_tile_moments,
-                _grid(sizes, tile),
-                [operands[0].pointer, moments, *sizes, *_strides(operands)],
-                _constants(tile),
-                Options(tile.warps),
-            )
-        )
-    finish = _finish(tiles)
-    arguments = [moments, *(output.pointer for output in outputs), tiles, *sizes]
+    count = 0
+    moments = steps.scratch(1, FLOAT64)
+    if problem.views["input"].numel:
+        sizes, operands = _layout(steps, _sizes(problem), ("input",), None)
+        parts = _Parts.of(steps, sizes, operands, chip)
+        count = parts.count
+        moments = steps.scratch(3 * count * C, FLOAT64)
+        arguments = [operands[0].pointer, moments, *sizes, parts.rows, *_strides(operands)]
+        steps.add(Step(sums.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
+    finish = _finish(count)
+    arguments = [moments, *(output.pointer for output in outputs), count, C]
     steps.add(
         Step(
-            kernels.batch_norm_finish_moments,
+            sums.batch_norm_finish_moments,
             (blocks(C, finish["CHANNELS"]), 1, 1),
             [*arguments, float64_bits(problem.attributes["eps"]), *_strides(outputs)],
-            {"SAMPLES": tile.samples, "PLACES": tile.places, **finish},
+            finish,
+            Options(follows=True),
         )
     )
     return steps

@@ -6,7 +6,9 @@ how many of them there are: so a row's result has the same bits in every batch.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,7 @@ class Chip:
     multiprocessors: int
     concurrent: bool = True
     largest_tile: int = 8192  # elements that a program may hold of each tensor
+    shared_memory: int = 228 * 1024  # bytes of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,6 @@ class GroupTile:
     channel_parts: int
     warps: int
     resident: int
-    prefetch: bool = True
     stages: int = 1
 
     @property
@@ -69,12 +71,26 @@ class ChannelsTile:
 
 @dataclass(frozen=True, slots=True)
 class StreamTile:
-    """A tile of BatchNorm's steps: samples × places × channels."""
+    """A tile of BatchNorm's steps: rows of ``places`` places of a sample × channels."""
 
-    samples: int
+    rows: int
     places: int
     channels: int
     warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumsTile:
+    """A tile of BatchNorm's sums: as ``StreamTile``, four of them at a time, by ``resident`` programs."""
+
+    rows: int
+    places: int
+    channels: int
+    warps: int
+    resident: int
+    stages: int
+
+    TILES: ClassVar[int] = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +106,11 @@ class Measured:
 # same. By the bytes of an element; each holds rows of up to its columns.
 ROW_TILES = {
     2: (
-        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 83.5),
+        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 82),
         Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
-        Measured(RowTile(2, 1024, 1, 4, 4, prefetch=False, stages=3), "32768×1024", 88.3),
+        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
         Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=4), "16384×4096", 92.3),
+        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 90),
     ),
     4: (
         Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
@@ -104,21 +120,30 @@ ROW_TILES = {
         Measured(RowTile(2, 4096, 1, 8, 1, prefetch=True), "16384×4096", 90.6),
     ),
 }
-# For longer rows, which several programs share; docs/performance_gpu.md has later measurements of these.
+# For longer rows, which several programs share.
 SHARED_ROW_TILES = {
     2: (
-        Measured(RowTile(4, 1024, 8, 4, 3, prefetch=False), "8192×8192", 51.8),
-        Measured(RowTile(2, 1024, 16, 4, 4, prefetch=False), "4096×16384", 49.1),
-        Measured(RowTile(4, 1024, 64, 4, 4, prefetch=False), "1024×65536", 40.9),
-        Measured(RowTile(2, 4096, 64, 8, 1, prefetch=True), "512×262144", 37.0),
+        Measured(RowTile(4, 512, 16, 2, 6, prefetch=False, stages=3), "8192×8192", 76),
+        Measured(RowTile(4, 1024, 32, 4, 3, prefetch=False, stages=3), "4096×16384", 70),
+        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 63),
     ),
     4: (
-        Measured(RowTile(4, 1024, 8, 4, 3, prefetch=False), "8192×8192", 86.9),
-        Measured(RowTile(2, 1024, 16, 4, 4, prefetch=False), "4096×16384", 75.9),
-        Measured(RowTile(2, 2048, 32, 8, 2, prefetch=False), "1024×65536", 61.0),
-        Measured(RowTile(2, 4096, 64, 8, 1, prefetch=True), "512×262144", 47.5),
+        Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
+        Measured(RowTile(4, 1024, 32, 4, 2, prefetch=False, stages=4), "4096×16384", 94),
+        Measured(RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4), "1024×65536", 86),
+        Measured(RowTile(2, 4096, 64, 8, 1, prefetch=False, stages=4), "512×262144", 73),
     ),
 }
+
+
+#: How many programs may share a group whose channels lie side by side: each collects the sums of all the others.
+MOST_PARTS = 64
+
+
+def staged(stages: int, resident: int, nbytes: int, chip: Chip) -> int:
+    """As many stages as asked for, or as the shared memory has room for where ``nbytes`` are loaded at a time."""
+    room = chip.shared_memory // resident - 2048  # what the hardware, the sums and the statistics take
+    return max(min(stages, 1 + room // nbytes), 1)
 
 
 def power_of_two(size: int) -> int:
@@ -131,10 +156,10 @@ def blocks(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def _even_block(size: int, largest: int) -> int:
-    """The largest power of two up to ``largest`` whose blocks cover a size with at most a third to spare."""
+def _even_block(size: int, largest: int, spare: float = 1.34, smallest: int = 256) -> int:
+    """The largest power of two up to ``largest`` whose blocks cover a size with little to spare."""
     block = min(power_of_two(size), largest)
-    while block > 256 and blocks(size, block) * block > 1.34 * size:
+    while block > smallest and blocks(size, block) * block > spare * size:
         block //= 2
     return block
 
@@ -146,23 +171,39 @@ def row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     for measured in whole:
         tile = measured.tile
         if columns <= tile.columns and width <= chip.largest_tile:
-            return replace(tile, columns=width, rows=tile.rows * (tile.columns // width))
+            rows = tile.rows * (tile.columns // width)
+            return replace(
+                tile,
+                columns=width,
+                rows=rows,
+                stages=staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip),
+            )
     tile = next((found.tile for found in shared if columns <= found.tile.columns * found.tile.parts), shared[-1].tile)
     block = min(tile.columns, chip.largest_tile)
-    return replace(tile, columns=block, parts=blocks(columns, block))
+    stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
+    return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
 
 
-def forward_row_tile(columns: int, chip: Chip) -> RowTile:
-    """The tile for LayerNorm's forward pass: 16 elements a thread, and as many threads as there is room for."""
-    room = min(16384, chip.largest_tile)
-    block = min(power_of_two(columns), room if columns <= room else room // 2)
-    rows = max(min(2048, chip.largest_tile) // block, 1)
-    warps = min(max(rows * block // 512, 4), 32)
-    return RowTile(rows, block, blocks(columns, block), warps, 32 // warps, prefetch=False)
+def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for LayerNorm's forward pass: a row a program with a warp for every 1024 columns, or parts of two."""
+    width = power_of_two(columns)
+    largest = 2 * chip.largest_tile
+    if itemsize == 2 and largest < width <= 32768:  # 49 % of a copy at 2048×32768, the tile below 38
+        block = min(4096, chip.largest_tile)
+        return RowTile(1, block, blocks(columns, block), 4, 4, False, staged(3, 4, block * itemsize, chip))
+    if width > largest:
+        block = min(2048, chip.largest_tile)
+        return RowTile(2, block, blocks(columns, block), 4, 3, False, staged(4, 3, 2 * block * itemsize, chip))
+    rows = min(max(min(1024, chip.largest_tile) // width, 1), 32)
+    warps = min(max(rows * width // 1024, 1), 8 if itemsize == 2 else 16)
+    resident = 1 if width > 8192 else 16 // warps
+    return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
 
 
-def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_adjacent: bool) -> GroupTile:
-    """The tile for groups of D channels of HxW places."""
+def group_tile(
+    D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_adjacent: bool, tensors: int = 2
+) -> GroupTile:
+    """The tile for groups of D channels of HxW places, read from one or two tensors."""
     room = min(4096, chip.largest_tile)
     if places_adjacent:
         if power_of_two(HxW) * power_of_two(D) == 2 * room:
@@ -177,37 +218,112 @@ def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_a
         groups = min(power_of_two(group), power_of_two(adjacent), room // channels) if channels >= D else 1
         places = min(power_of_two(HxW), room // (channels * groups))
     parts = blocks(HxW, places), blocks(D, channels)
-    if parts == (1, 1) and places * groups * channels > 4096:
-        return GroupTile(
-            places, groups, channels, *parts, 8, 2 if itemsize == 4 else 1, False, 1 if itemsize == 4 else 3
-        )
-    return GroupTile(places, groups, channels, *parts, 4, 4, False)
+    size = places * groups * channels
+    warps, resident = (8, 2) if size > 4096 else (4, 4 if tensors * itemsize <= 4 else 2)
+    wanted = 1 if size > 4096 and tensors * itemsize > 4 else 3
+    return GroupTile(
+        places, groups, channels, *parts, warps, resident, staged(wanted, resident, tensors * size * itemsize, chip)
+    )
 
 
-def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip) -> ChannelsTile | None:
-    """The tile for groups of D channels side by side; None where a group has too many for one."""
-    width = max(power_of_two(D), min(64, chip.largest_tile))
-    if width > min(1024, chip.largest_tile):
-        return None
+def channel_block(D: int, group: int, itemsize: int, width: int) -> int:
+    """How many groups of D channels a block of ``width`` channels has: where few lanes idle and vectors are aligned."""
     most = min(group, width // D)
-    aligned = [groups for groups in range(most, most // 2, -1) if groups * D * itemsize % 16 == 0]
-    groups = aligned[0] if aligned else most
+    aligned = [groups for groups in range(1, most + 1) if groups * D * itemsize % 16 == 0] or [most]
+    return min(reversed(aligned), key=lambda groups: blocks(group, groups) * power_of_two(groups * D))
+
+
+def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile | None:
+    """The tile for groups of D channels side by side, in one or two tensors; None where a group has too many."""
+    widest = min(1024, chip.largest_tile)
+    widths = [width for width in (64, 128, max(power_of_two(D), 64)) if D <= width <= widest]
+    if not widths:
+        return None
+    width = min(widths, key=lambda width: _lanes(D, group, channel_block(D, group, itemsize, width)))
+    groups = channel_block(D, group, itemsize, width)
     channels = power_of_two(groups * D)
-    places = min(power_of_two(HxW), max(min(2048, chip.largest_tile) // channels, 1))
-    steps = min(16, blocks(HxW, places))
-    while blocks(HxW, places * steps) > 64:
+    choice = _held(groups, blocks(HxW, max(4096 // channels, 1)), itemsize, tensors) or _stretch(HxW, tensors)
+    places = min(power_of_two(HxW), max(min(choice.room, chip.largest_tile) // channels, 1))
+    steps = choice.steps
+    while steps > 1 and blocks(HxW, places * steps) > MOST_PARTS:
         steps *= 2
-    return ChannelsTile(places, channels, groups, steps, blocks(HxW, places * steps), 4, 4)
+    stages = staged(3, choice.resident, tensors * places * channels * itemsize, chip)
+    parts = blocks(HxW, places * steps)
+    return ChannelsTile(places, channels, groups, steps, parts, choice.warps, choice.resident, stages)
 
 
-def stream_tile(N: int, C: int, P: int, chip: Chip, places_adjacent: bool) -> StreamTile:
-    """The tile for data of N samples, C channels and P places."""
-    room = min(4096, chip.largest_tile)
+@dataclass(frozen=True, slots=True)
+class _ChannelsChoice:
+    """Elements of a tile, tiles of a stretch, and who works on them."""
+
+    room: int
+    steps: int
+    warps: int
+    resident: int
+
+
+def _held(groups: int, parts: int, itemsize: int, tensors: int) -> _ChannelsChoice | None:
+    """How to hold stretches in registers, of which a group has ``parts`` at 4096 elements; None where they are many.
+
+    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (64, 64, 3136) and (6, 384, 3600) in 32 groups: backward in 16
+    bits 20, 42, 29, 25 % of a copy, in float32 52, 76, 40, 45; forward under 28, 28, 18, 14 and 39, 48, 27, 36.
+    """
+    if parts > (MOST_PARTS if tensors == 2 and itemsize == 4 else MOST_PARTS - 4):
+        return None
+    if tensors == 2:  # where there are many sums to collect, half as many programs with twice the places are faster
+        return _ChannelsChoice(8192, 1, 8, 1) if groups >= 8 else _ChannelsChoice(4096, 1, 4, 2)
+    return _ChannelsChoice(8192, 1, 8, 2) if groups >= 8 or parts > MOST_PARTS // 2 else _ChannelsChoice(4096, 1, 4, 3)
+
+
+def _stretch(HxW: int, tensors: int) -> _ChannelsChoice:
+    """How to read stretches twice.
+
+    Of (16, 320, 4096) backward 31 % in 16 bits, forward 29 and 43 in float32; of (8, 128, 65536) 40 and 50, forward 39
+    and 54.
+    """
+    if tensors == 1:
+        return _ChannelsChoice(4096, 16, 8, 2) if HxW > 16384 else _ChannelsChoice(2048, 16, 4, 4)
+    return _ChannelsChoice(4096, 32, 8, 1) if HxW > 16384 else _ChannelsChoice(2048, 32, 4, 3)
+
+
+def _lanes(D: int, group: int, groups: int) -> int:
+    """How many channels the blocks have, those that stay idle among them."""
+    return blocks(group, groups) * power_of_two(groups * D)
+
+
+def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:
+    """Rows, places and channels of a tile of ``room`` elements at most, for N samples, C channels and P places."""
     if places_adjacent:
-        places = _even_block(P, room)
-        samples = min(power_of_two(N), room // places)
-        return StreamTile(samples, places, 1, 4)
+        divisor = min(P & -P, room)  # a power of two
+        places = divisor if divisor >= 64 else _even_block(P, room, spare=1.07, smallest=64)
+        return min(power_of_two(N * blocks(P, places)), room // places), places, 1
     channels = min(power_of_two(C), 64, room)
     places = min(power_of_two(P), room // channels)
-    samples = min(power_of_two(N), room // (channels * places))
-    return StreamTile(samples, places, channels, 4)
+    return min(power_of_two(N), room // (channels * places)), places, channels
+
+
+def stream_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> StreamTile:
+    """The tile for what BatchNorm does element by element: 64 bytes of each tensor a thread."""
+    warps = 4
+    room = min(warps * 2048 // itemsize, chip.largest_tile)
+    return StreamTile(*_stream_shape(N, C, P, room, places_adjacent), warps)
+
+
+def sums_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> SumsTile:
+    """The tile for BatchNorm's sums: a vector of 16 bytes a thread, which keeps sums for each of its elements."""
+    warps, resident = 4, 4
+    room = min(warps * 512 // itemsize, chip.largest_tile)
+    stages = staged(3, resident, 2 * SumsTile.TILES * room * itemsize, chip)
+    return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, resident, stages)
+
+
+@functools.cache
+def even_parts(work: int, places: int) -> int:
+    """In how many parts to cut each of so many pieces of work, so that few places are idle; four rounds at the most."""
+
+    def busy(parts: int) -> float:
+        programs = parts * work
+        return programs / (blocks(programs, places) * places)
+
+    most = max(4 * places // max(work, 1), 1)
+    return max(range(1, most + 1), key=lambda parts: (round(busy(parts), 1), -parts))

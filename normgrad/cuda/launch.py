@@ -13,6 +13,7 @@ import torch
 from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
 from normgrad.contract.view import Memory
+from normgrad.cuda.configurations import Chip
 
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
@@ -59,7 +60,8 @@ class Options:
     cooperative: bool = False
     follows: bool = False
 
-    def as_arguments(self) -> dict[str, Any]:
+    def as_arguments(self, overlap: bool = True) -> dict[str, Any]:
+        """As Triton takes them; ``overlap``: the GPU can start a launch before the one before it has ended."""
         chosen: dict[str, Any] = {"num_warps": self.warps}
         if self.resident:
             registers = 65536 // (self.resident * self.warps * 32) // 8 * 8
@@ -67,7 +69,7 @@ class Options:
                 chosen["maxnreg"] = registers
         if self.cooperative:
             chosen["launch_cooperative_grid"] = True
-        if self.follows:
+        if self.follows and overlap:
             chosen["launch_pdl"] = True
         return chosen
 
@@ -129,8 +131,9 @@ def compiled(step: Step, device: int) -> Any:
     kernel = _compiled.get(key)
     if kernel is None:
         stand_ins = [_stand_in(argument) for argument in step.arguments]
+        options = step.options.as_arguments(torch.cuda.get_device_capability(device) >= (9, 0))
         with torch.cuda.device(device):
-            kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **step.options.as_arguments())
+            kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **options)
             kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
         _compiled[key] = kernel
     return kernel
@@ -139,11 +142,14 @@ def compiled(step: Step, device: int) -> Any:
 def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
     """A function of the named tensors' addresses, workspace and stream that launches the step."""
     kernel = compiled(step, device)
-    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    # Triton's own way to the launch looks for hooks and memory that none of these kernels asks for.
+    launch_kernel, function = kernel.run.launch, kernel.function
+    first = (kernel.metadata.launch_cooperative_grid, kernel.metadata.launch_pdl, None, None, kernel.packed_metadata)
     constants = step.kernel.arg_names[len(step.arguments) :]
-    template = [*step.arguments, *(step.constants[name] for name in constants)]
+    template = [*first, None, None, None, *step.arguments, *(step.constants[name] for name in constants)]
     given = [(at, names.index(argument.name)) for at, argument in enumerate(template) if isinstance(argument, Given)]
     scratch = [(at, argument.offset) for at, argument in enumerate(template) if isinstance(argument, Scratch)]
+    grid = step.grid
 
     def launch(addresses: Sequence[int], workspace: int, stream: int) -> None:
         arguments = template.copy()
@@ -151,8 +157,7 @@ def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
             arguments[at] = addresses[place]
         for at, offset in scratch:
             arguments[at] = workspace + offset
-        # Triton's own way to this call looks for hooks first, which takes longer than the launch.
-        run(*step.grid, stream, function, metadata, None, None, None, *arguments)
+        launch_kernel(*grid, stream, function, *arguments)
 
     return launch
 
@@ -185,6 +190,7 @@ def float64_bits(value: float) -> int:
 
 
 @functools.cache
-def multiprocessors(device: int) -> int:
-    """How many multiprocessors a GPU has."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def chip(device: int) -> Chip:
+    """What the tiles have to know of a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(properties.multi_processor_count, shared_memory=properties.shared_memory_per_multiprocessor)

@@ -11,7 +11,7 @@ from normgrad.contract.plan import Problem
 from normgrad.cuda.configurations import Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
 from normgrad.cuda.launch import float64_bits
-from normgrad.cuda.problem import Operand, Steps
+from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 
@@ -44,8 +44,8 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
     partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT32)
     if M * N and (want_input or wanted):
-        grad_out, x = steps.data("grad_out", (M, N)), steps.data("input", (M, N))
-        grad_input = steps.output("grad_input", (M, N))
+        operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
+        pairs, (grad_out, x, grad_input) = paired(operands, N)
         vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
         slots = Slots.of(steps, teams, M)
         tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
@@ -60,6 +60,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
                 **_constants(tile, N, [grad_out, x, grad_input]),
                 "PREFETCH": tile.prefetch,
                 "STAGES": tile.stages,
+                "PAIRS": pairs,
                 "WANT_INPUT": want_input,
                 "WANT_WEIGHT": "grad_weight" in wanted,
                 "WANT_BIAS": "grad_bias" in wanted,
@@ -76,12 +77,12 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    tile = forward_row_tile(max(N, 1), chip)
+    tile = forward_row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
-    x = steps.data("input", (M, N))
+    pairs, (x, output) = paired([steps.data("input", (M, N)), steps.output("output", (M, N))], N)
     vectors = [steps.vector(name) for name in ("weight", "bias")]
-    output, mean, rstd = steps.output("output", (M, N)), steps.output("mean", (M,)), steps.output("rstd", (M,))
+    mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
     tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
     counts = M, N, float64_bits(problem.attributes["eps"]), teams.count
     assemble(
@@ -91,6 +92,6 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         kernels.layer_norm_forward,
         tile,
         [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, N, [x, output]) | {"STAGES": tile.stages},
+        _constants(tile, N, [x, output]) | {"STAGES": tile.stages, "PAIRS": pairs},
     )
     return steps

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from normgrad.contract.dtypes import DType
+from normgrad.contract.dtypes import BFLOAT16, FLOAT16, INT32, DType
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
 from normgrad.cuda.configurations import blocks, power_of_two
-from normgrad.cuda.kernels.common import copy_strided, sum_columns
+from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, FLOAT16_PAIRS, SINGLE, copy_strided, sum_columns
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
@@ -23,6 +23,7 @@ VECTOR_ACCESS = 16  # bytes
 _COPY_BLOCK = 1024
 _SUM_TILE = 4096
 _SEGMENT = 4096
+_PAIRS = {BFLOAT16: BFLOAT16_PAIRS.value, FLOAT16: FLOAT16_PAIRS.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ class Steps:
         self._steps: list[Step] = []
         self._last: list[Step] = []
         self._size = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the data."""
+        return self._problem.views["input"].dtype.itemsize
 
     @property
     def steps(self) -> list[Step]:
@@ -149,6 +155,30 @@ class Steps:
             self.sum_columns(shorter, segments, columns, outputs)
         else:
             self.add(_sums(partial, rows, columns, max(rows, 1), outputs))
+
+
+def paired(operands: Sequence[Operand], side_by_side: int, axis: int = -1) -> tuple[int, list[Operand]]:
+    """Data of 16 bits as pairs along an axis, where every tensor allows it; and pairs of what.
+
+    ``side_by_side`` numbers at a time must begin and end with a pair.
+    """
+    present = [operand for operand in operands if operand.pointer is not None]
+    pointers = [operand.pointer for operand in present if operand.pointer is not None]
+    kind = _PAIRS.get(pointers[0].dtype, SINGLE.value)
+    even = all(
+        stride == 1 if place == axis % len(operand.strides) else stride % 2 == 0
+        for operand in present
+        for place, stride in enumerate(operand.strides)
+    )
+    begin_well = all(isinstance(pointer, Scratch) or pointer.aligned for pointer in pointers)
+    if kind == SINGLE.value or side_by_side % 2 or not (even and begin_well):
+        return SINGLE.value, list(operands)
+    return kind, [_as_pairs(operand) for operand in operands]
+
+
+def _as_pairs(operand: Operand) -> Operand:
+    pointer = None if operand.pointer is None else replace(operand.pointer, dtype=INT32)
+    return Operand(pointer, tuple(stride if stride == 1 else stride // 2 for stride in operand.strides))
 
 
 def _same(view: View, other: View) -> bool:

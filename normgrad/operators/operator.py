@@ -13,9 +13,10 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Parameter
 from normgrad.contract.plan import Plan, Problem, launch
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.operators.recipes import Glance, OffTrack, Recipe, outputs_to_make, packed
+from normgrad.operators.recipes import Glance, OffTrack, Recipe, outputs_to_make, packed, recipe_for
 
-_MOST_RECIPES = 1024
+_MOST_KEYS = 1024
+_MOST_LAYOUTS = 16  # of calls with the same key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +31,7 @@ class Operator(Generic[P, R]):
         self._gather: Callable[..., Any] = gather
         self.__signature__ = inspect.signature(gather)
         self._glance = Glance(signature)
-        self._recipes: dict[Hashable, Recipe] = {}
+        self._recipes: dict[Hashable, list[Recipe]] = {}
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -40,17 +41,18 @@ class Operator(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         arguments, out, product = self._arguments(args, kwargs)
+        if out is not None:
+            arguments |= self._outputs(out)
         key: Hashable = None
-        if out is None:
-            try:
-                layout, addresses = self._glance.at(arguments)
-                key = (*layout, product, requested_backend())
-                recipe = self._recipes.get(key)
-                if recipe is not None:
+        try:
+            layout, addresses, tensors = self._glance.at(arguments, outputs=out is not None)
+            key = (*layout, product, requested_backend())
+            for recipe in self._recipes.get(key, ()):
+                if recipe.fits(addresses, tensors):
                     return recipe.serve(arguments, addresses)
-            except OffTrack:
-                pass
-        return self._call_in_full(arguments | self._outputs(out), product, key)
+        except OffTrack:
+            pass
+        return self._call_in_full(arguments, product, key)
 
     def _call_in_full(self, arguments: dict[str, Any], product: Product | None, key: Hashable) -> R:
         """Check and run a call, and leave a recipe for the next one with the same key."""
@@ -61,19 +63,28 @@ class Operator(Generic[P, R]):
         # Without the views' owners, which the arguments keep alive: a recipe must not.
         problem = Problem(self.signature, {name: view.disowned() for name, view in views.items()}, call.attributes)
         backend = backend_for(problem)
-        recipe = Recipe(problem, backend, backend.prepare(problem), to_make)
-        launch(problem, problem.addresses, recipe.kernel, backend)
+        kernel = backend.prepare(problem)
+        launch(problem, problem.addresses, kernel, backend)
+        wanted = frozenset(output.name for output in self.signature.outputs if output.wanted(call))
         if key is not None:
-            if len(self._recipes) >= _MOST_RECIPES:
-                self._recipes.clear()
-            self._recipes[key] = recipe
+            names = self._glance.names(arguments)
+            self._keep(key, recipe_for(problem, backend, kernel, to_make, arguments, names, wanted))
         for name in call.views:
             if self.signature.is_written(name):
                 note_written(arguments[name])
         kind = kind_of(arguments["input"])
-        brought = {output.name: arguments[output.name] for output in self.signature.outputs if output.wanted(call)}
-        finished = {name: kind.finish(array) for name, array in made.items()}
-        return packed([(brought | finished).get(name) for name in self.signature.output_names])
+        results = {**arguments, **{name: kind.finish(array) for name, array in made.items()}}
+        return packed([results[name] if name in wanted else None for name in self.signature.output_names])
+
+    def _keep(self, key: Hashable, recipe: Recipe | None) -> None:
+        if recipe is None:
+            return
+        if len(self._recipes) >= _MOST_KEYS:
+            self._recipes.clear()
+        same_key = self._recipes.setdefault(key, [])
+        if len(same_key) >= _MOST_LAYOUTS:
+            same_key.clear()
+        same_key.append(recipe)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""

@@ -1,7 +1,4 @@
-"""Which forward pass a module takes, ours or PyTorch's: what measured faster.
-
-Times over ours, by ``benchmarks/torch_modules.py``; above 1 ours is the faster.
-"""
+"""What a module takes of ours and what of PyTorch's: whichever ``benchmarks/torch_tables.py`` measured faster."""
 
 from __future__ import annotations
 
@@ -10,6 +7,13 @@ from torch import Tensor
 
 _16_BITS = (torch.float16, torch.bfloat16)
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
+
+#: float32 on a CPU: below so many elements the way to a kernel in Python takes longer than all of PyTorch's work, and
+#: both passes are PyTorch's.
+LEAST_FLOAT32 = 1 << 15
+
+#: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
+LEAST_STREAMED = 1 << 23
 
 #: LayerNorm on an H200: 16-bit rows of more elements than this are PyTorch's.
 LONGEST_16_BIT_ROW = 8192
@@ -21,24 +25,33 @@ MOST_PLACES_LAST = 256
 LEAST_FLOAT16 = 1 << 16
 
 
+def all_is_pytorchs(input: Tensor) -> bool:
+    """Whether to leave both passes to PyTorch."""
+    return input.is_cpu and input.dtype == torch.float32 and input.numel() < LEAST_FLOAT32
+
+
 def our_layer_norm(input: Tensor, row: int, weight: Tensor | None) -> bool:
     """Whether to take our forward pass for rows of that length."""
     if _narrows_statistics(input, weight):
         return True
     if input.is_cpu:
-        return False
+        return _is_streamed(input)
     return input.dtype == torch.float32 or row <= LONGEST_16_BIT_ROW
 
 
 def our_group_norm(input: Tensor, places: int, weight: Tensor | None) -> bool:
     """Whether to take our forward pass for channels of that many places."""
-    if not input.is_cpu or _narrows_statistics(input, weight):
+    if not input.is_cpu or _narrows_statistics(input, weight) or _is_streamed(input):
         return True
     if input.is_contiguous():
         return input.dtype == torch.float16 and input.numel() >= LEAST_FLOAT16
     if not any(input.is_contiguous(memory_format=last) for last in _CHANNELS_LAST.get(input.dim(), ())):
         return True  # PyTorch's would need a copy
     return input.dtype in _16_BITS and places <= MOST_PLACES_LAST
+
+
+def _is_streamed(input: Tensor) -> bool:
+    return input.dtype == torch.float32 and input.numel() >= LEAST_STREAMED
 
 
 def _narrows_statistics(input: Tensor, weight: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normgrad.torch.choices import our_group_norm, our_layer_norm
+from normgrad.torch.choices import all_is_pytorchs, our_group_norm, our_layer_norm
 from normgrad.torch.library import RUN
 
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
@@ -36,6 +36,8 @@ def layer_norm(
     if not _is_taken(input, weight, bias) or rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     if _is_eager(input):
+        if all_is_pytorchs(input):
+            return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
         return _layer_norm(input, weight, bias, tuple(normalized_shape), eps)
     return torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
 
@@ -50,6 +52,8 @@ def group_norm(
         return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     sizes = (input.shape[0], input.shape[1], math.prod(input.shape[2:]), num_groups)
     if _is_eager(input):
+        if all_is_pytorchs(input):
+            return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
         return _group_norm(input, weight, bias, sizes, eps)
     return torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)[0]
 

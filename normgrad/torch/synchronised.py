@@ -164,7 +164,9 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, *args: Any) -> Tensor:
-    """What a collective makes of the ranks' tensors."""
+    """What a collective makes of the ranks' tensors; the group's name is the last argument."""
+    if tensor.is_cuda and _is_gloo(args[-1], tensor.device.type):
+        return _exchanged(purpose, collective, tensor.cpu(), *args).to(tensor.device)
     wait = torch.ops._c10d_functional.wait_tensor
     if torch.compiler.is_compiling():
         traced: Tensor = wait(collective(tensor, *args))
@@ -177,3 +179,10 @@ def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, 
             f"group's timeout ({error})"
         ) from error
     return done
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_gloo(group_name: str, device: str) -> bool:
+    """Whether a group's collectives are gloo's for a kind of device: on tensors of a GPU these end the process."""
+    group = dist.distributed_c10d._resolve_process_group(group_name)
+    return bool(group._get_backend(torch.device(device)).name() == "gloo")

@@ -22,6 +22,12 @@ OURS = {"LayerNorm": normgrad.torch.LayerNorm, "GroupNorm": normgrad.torch.Group
 SHAPES = {"LayerNorm": (4, 6, 10, 10), "GroupNorm": (4, 6, 10, 10)}
 
 
+@pytest.fixture(autouse=True)
+def small_tensors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small tensors show what large ones do."""
+    monkeypatch.setattr(choices, "LEAST_FLOAT32", 0)
+
+
 def pair(name: str, *args: Any, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
     """PyTorch's module and ours, with the same parameters, which are not ones and zeros."""
     theirs, ours = getattr(torch.nn, name)(*args, **options), OURS[name](*args, **options)
@@ -71,6 +77,7 @@ def test_pytorchs_own_samples(name: str, dtype: torch.dtype) -> None:
 
 
 @every_module
+@pytest.mark.usefixtures("one_thread")
 def test_gradgrad(name: str) -> None:
     """PyTorch's check of second derivatives, in float64, where the module is PyTorch's own function."""
     for sample in modules(name, torch.float64):
@@ -162,6 +169,21 @@ def test_choices_speak_of_layout_and_dtype() -> None:
     assert choices.our_group_norm(x.contiguous(memory_format=torch.channels_last), 256, weight)
     assert not choices.our_group_norm(x.float(), 256, weight)
     assert choices.our_group_norm(x.float().transpose(0, 1), 256, weight)
+    large = torch.empty(4, 128, 128, 128)
+    assert choices.our_layer_norm(large, 128, weight)
+    assert choices.our_group_norm(large, 128 * 128, weight)
+    assert not choices.our_layer_norm(large.bfloat16(), 128, weight)
+
+
+@every_module
+def test_small_tensors_of_float32_are_pytorchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name]).requires_grad_()
+    assert "Norm" in type(ours(x).grad_fn).__name__
+    assert type(ours(x).grad_fn).__name__ != type(theirs(x).grad_fn).__name__
+    monkeypatch.setattr(choices, "LEAST_FLOAT32", x.numel() + 1)
+    assert type(ours(x).grad_fn).__name__ == type(theirs(x).grad_fn).__name__
+    torch.testing.assert_close(results(ours, x), results(theirs, x), rtol=0, atol=0)
 
 
 @every_module

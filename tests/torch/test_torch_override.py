@@ -127,6 +127,7 @@ def test_noncontiguous_samples(name: str) -> None:
 
 
 @every_operator
+@pytest.mark.usefixtures("one_thread")
 def test_gradgradcheck(name: str) -> None:
     """PyTorch's numerical check of second derivatives, which is for float64, with the override on."""
     checked = 0
@@ -171,6 +172,7 @@ def test_second_derivatives_and_forward_mode_in_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 @every_dtype
+@pytest.mark.usefixtures("one_thread")
 def test_pytorchs_own_modules(name: str, dtype: torch.dtype, counter: Counter) -> None:
     for sample in modules(name, dtype):
         module = getattr(torch.nn, name)(*sample.constructor_input.args, **sample.constructor_input.kwargs).to(dtype)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from normgrad.torch import SyncBatchNorm, convert_sync_batchnorm
+from support.processes import run_python
 
 BATCH_NORMS = [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm]
 OPTIONS = [
@@ -173,3 +174,19 @@ def test_wrong_shapes(shape: tuple[int, ...], text: str) -> None:
     for norm in (SyncBatchNorm(3), SyncBatchNorm(3).eval()):
         with pytest.raises(ValueError, match=text):
             norm(torch.zeros(shape))
+
+
+def test_gloo_is_known_by_the_device_that_it_serves(tmp_path: Path) -> None:
+    """On tensors of a GPU its collectives end the process, so they are given tensors of the host."""
+    code = f"""
+import warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist
+from normgrad.torch.synchronised import _is_gloo
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+name = dist.group.WORLD.group_name
+compiled = torch.compile(lambda x: x + _is_gloo(name, "cuda"), fullgraph=True, backend="aot_eager")
+print(_is_gloo(name, "cpu"), _is_gloo(name, "cuda"), compiled(torch.zeros(1)).item())
+dist.destroy_process_group()
+"""
+    assert run_python(code) == "True True 1.0\n"

@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs that others publish, through autograd as their users call them."""
+"""Kernels for NVIDIA GPUs that others publish, as their users call them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,19 @@ class Liger(_ByAutograd):
         raise Unavailable(f"Liger has no {work.case.operator}")
 
 
-class Quack(_ByAutograd):
-    """QuACK's LayerNorm."""
+class Quack:
+    """QuACK's LayerNorm, of which it publishes the backward pass as a function."""
 
     name = "QuACK"
 
-    def _forward(self, work: Workload) -> Forward:
-        import quack
-
-        if work.case.operator != "layer_norm_backward" or not hasattr(quack, "layernorm"):
+    def prepare(self, work: Workload) -> Iterable[Contender]:
+        if work.case.operator != "layer_norm_backward":
             raise Unavailable(f"QuACK has no {work.case.operator}")
-        return lambda x, weight, bias: quack.layernorm(x, weight, bias=bias, eps=EPS)
+        try:
+            from quack.rmsnorm import layernorm_bwd
+        except ImportError as error:
+            raise Unavailable(f"QuACK cannot be used: {error}") from None
+        a = arguments_as_torch(work.arguments, "cuda")
+        rstd, mean = a["rstd"].reshape(-1), a["mean"].reshape(-1)
+        run = partial(layernorm_bwd, a["input"], a["weight"], a["grad_out"], rstd, mean)
+        yield Contender(self.name, Role.PEER, run, partial(results_of, run))

@@ -105,7 +105,15 @@ def _layer_norm(a: dict[str, Any]) -> Prepared:
 
 
 def _group_norm_backward(a: dict[str, Any]) -> Prepared:
-    return partial(_aten("native_group_norm_backward"), *_group_norm_backward_values(a))
+    return partial(_group_norm_backward_operator(a), *_group_norm_backward_values(a))
+
+
+def _group_norm_backward_operator(a: dict[str, Any]) -> Any:
+    """PyTorch's operator; on a GPU with the contiguous copies that it wants and that its own autograd makes."""
+    operator = _aten("native_group_norm_backward")
+    if not a["input"].is_cuda:
+        return operator
+    return lambda dy, x, *rest: operator(dy.contiguous(), x.contiguous(), *rest)
 
 
 def _group_norm_backward_values(a: dict[str, Any]) -> tuple[Any, ...]:
@@ -115,8 +123,9 @@ def _group_norm_backward_values(a: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _group_norm(a: dict[str, Any]) -> Prepared:
-    sizes = (a["N"], a["C"], a["HxW"], a["group"])
-    return partial(_aten("native_group_norm"), a["input"], a["weight"], a["bias"], *sizes, a.get("eps", 1e-5))
+    rest = (a["weight"], a["bias"], a["N"], a["C"], a["HxW"], a["group"], a.get("eps", 1e-5))
+    operator, x = _aten("native_group_norm"), a["input"]
+    return (lambda: operator(x.contiguous(), *rest)) if x.is_cuda else partial(operator, x, *rest)
 
 
 def _batch_norm_stats_on_cpu(a: dict[str, Any]) -> Prepared:
@@ -221,7 +230,7 @@ def _named(function: Callable[..., Any], *names: str) -> Callable[[dict[str, Any
 
 _FORMULAS: dict[str, Callable[[dict[str, Any]], Formula]] = {
     "layer_norm_backward": lambda a: (_aten("native_layer_norm_backward"), _layer_norm_backward_values(a)),
-    "group_norm_backward": lambda a: (_aten("native_group_norm_backward"), _group_norm_backward_values(a)),
+    "group_norm_backward": lambda a: (_group_norm_backward_operator(a), _group_norm_backward_values(a)),
     "layer_norm": lambda a: (_layer_norm(a), ()),
     "group_norm": lambda a: (_group_norm(a), ()),
     "batch_norm_stats": _named(lambda x, eps: _var_mean(x.float(), eps), "input", "eps"),

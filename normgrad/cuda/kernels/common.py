@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import target_info
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -36,6 +37,14 @@ def float64_of_bits(bits):
 
 
 @triton.jit
+def divided(value, divisor, reciprocal):
+    """A quotient of float64 in less time than a division: exact where it has few digits."""
+    near = value * reciprocal
+    exact = near + tl.fma(-near, divisor, value) * reciprocal
+    return tl.where(near - near == 0.0, exact, near)
+
+
+@triton.jit
 def high(value):
     """The nearest float32 of a float64."""
     return value.to(tl.float32)
@@ -60,9 +69,7 @@ def put(pointers, value, mask):
     dtype: tl.constexpr = pointers.dtype.element_ty
     if INTERPRETED and dtype == tl.bfloat16:
         # The interpreter cuts off what the GPU rounds, and spoils subnormals.
-        bits = value.to(tl.int32, bitcast=True)
-        nearest = tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
-        tl.store(pointers, (nearest >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), mask=mask)
+        tl.store(pointers, (_nearest_bfloat16(value) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), mask=mask)
     else:
         tl.store(pointers, value.to(dtype), mask=mask)
 
@@ -78,6 +85,97 @@ def wide(value):
     return result
 
 
+# How 16-bit data comes: as it is, or two numbers in an int32. The compiler gives every 16-bit number a register of its
+# own, and takes pairs apart and puts them together more often than it has to.
+SINGLE = tl.constexpr(0)
+BFLOAT16_PAIRS = tl.constexpr(1)
+FLOAT16_PAIRS = tl.constexpr(2)
+
+_BFLOAT16_APART = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+_FLOAT16_APART = tl.constexpr(
+    "{.reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high;}"
+)
+
+
+@triton.jit
+def apart(pairs, KIND: tl.constexpr):
+    """Pairs as float32 numbers, side by side in the last dimension; made anew wherever they are needed."""
+    if INTERPRETED:
+        if KIND == BFLOAT16_PAIRS:
+            first = (pairs << 16).to(tl.float32, bitcast=True)
+            second = (pairs & -65536).to(tl.float32, bitcast=True)
+        else:
+            first = (pairs & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            second = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == BFLOAT16_PAIRS:
+        first, second = tl.inline_asm_elementwise(
+            _BFLOAT16_APART, "=r,=r,r", [pairs], (tl.float32, tl.float32), is_pure=False, pack=1
+        )
+    else:
+        first, second = tl.inline_asm_elementwise(
+            _FLOAT16_APART, "=f,=f,r", [pairs], (tl.float32, tl.float32), is_pure=False, pack=1
+        )
+    return tl.interleave(first, second)
+
+
+@triton.jit
+def first_of_pair(pair, KIND: tl.constexpr):
+    """The first number of each pair in float32."""
+    if KIND == BFLOAT16_PAIRS:
+        first = (pair << 16).to(tl.float32, bitcast=True)
+    else:
+        first = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return first
+
+
+@triton.jit
+def _nearest_bfloat16(value):
+    """The bits of the nearest bfloat16, as the high half of an int32."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
+
+
+@triton.jit
+def together(values, SHAPE: tl.constexpr, KIND: tl.constexpr):
+    """Numbers as pairs, each rounded to nearest even; SHAPE is that of the pairs, and 2."""
+    first, second = tl.split(tl.reshape(values, SHAPE))
+    if INTERPRETED:
+        if KIND == BFLOAT16_PAIRS:
+            low = (_nearest_bfloat16(first) >> 16) & 0xFFFF
+            pairs = low | (_nearest_bfloat16(second) & -65536)
+        else:
+            low = first.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+            pairs = low | (second.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    elif KIND == BFLOAT16_PAIRS:
+        pairs = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], tl.int32, is_pure=True, pack=1
+        )
+    else:
+        pairs = tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], tl.int32, is_pure=True, pack=1
+        )
+    return pairs
+
+
+@triton.jit
+def numbers(data, KIND: tl.constexpr):
+    """Loaded data in float32, made anew wherever it is needed rather than kept."""
+    if KIND == SINGLE:
+        result = wide(again(data))
+    else:
+        result = apart(data, KIND)
+    return result
+
+
+@triton.jit
+def put_numbers(pointers, values, mask, SHAPE: tl.constexpr, KIND: tl.constexpr):
+    """Store float32 numbers as the data comes: one by one, or as pairs; SHAPE is that of the pairs, and 2."""
+    if KIND == SINGLE:
+        put(pointers, values, mask)
+    else:
+        tl.store(pointers, together(values, SHAPE, KIND), mask=mask)
+
+
 @triton.jit
 def again(value):
     """The same loaded values, which the compiler takes for new ones.
@@ -87,16 +185,19 @@ def again(value):
     if INTERPRETED or value.dtype == tl.float32:
         result = value
     else:
-        result = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
+        result = tl.inline_asm_elementwise("mov.b16 $0, $1;", "=h,h", [value], value.dtype, is_pure=False, pack=1)
     return result
 
 
 @triton.jit
-def add_exactly(total, rest, value):
-    """Add to a float32 sum and collect in ``rest`` what rounding left out."""
+def add_with_rest(total, rest, value):
+    """Add to a float32 sum and collect in ``rest`` what rounding left out.
+
+    Exactly where the sum is larger than the value, and otherwise but for a rounding or two of the value: all in all
+    that is a rounding or two of the sum of the values' sizes, however many they are.
+    """
     grown = total + value
-    added = grown - total
-    return grown, rest + ((total - (grown - added)) + (value - added))
+    return grown, rest + (value - (grown - total))
 
 
 @triton.jit
@@ -107,8 +208,8 @@ def rounded_sum(total, rest):
 
 @triton.jit
 def wait_for_launch_before():
-    """Wait until all that the launch before this one wrote can be read."""
-    if not INTERPRETED:
+    """Wait until all that the launch before this one wrote can be read; older GPUs start no launch before."""
+    if not INTERPRETED and target_info.cuda_capability_geq(9):
         tl.extra.cuda.gdc_wait()
 
 
@@ -140,32 +241,40 @@ def publish(first, second, slots, mask):
     tl.atomic_xchg(slots, _bits(first) | (_bits(second) << 32), mask=mask, sem="relaxed")
 
 
-# A value may be held by several threads, each of which loaded it for itself, while the sum over all values asks only
-# one of them: the others look again here.
-_OWN_COPY = tl.constexpr(
+# Every thread looks for itself, since several may hold the same value. No loop of Triton's, which would keep the loop
+# around it from loading ahead. A slot outside the mask gives 0.
+_LOOK = tl.constexpr(
     """{
-    .reg .pred written;
+    .reg .pred wanted;
+    setp.ne.s32 wanted, $2, 0;
+    mov.b64 $0, 0;
+    @wanted ld.relaxed.gpu.global.b64 $0, [$1];
+    }"""
+)
+_LOOK_AGAIN = tl.constexpr(
+    """{
+    .reg .pred missing;
     mov.b64 $0, $1;
     look:
-    setp.ne.s64 written, $0, -1;
-    @written bra done;
-    ld.relaxed.gpu.global.b64 $0, [$2];
-    bra look;
-    done:
+    setp.eq.s64 missing, $0, -1;
+    @missing nanosleep.u32 32;
+    @missing ld.relaxed.gpu.global.b64 $0, [$2];
+    @missing bra look;
     }"""
 )
 
 
 @triton.jit
 def _written(slots, mask, WAIT: tl.constexpr):
-    """What is in the slots; with WAIT once it is there."""
-    packed = tl.load(slots, mask=mask, other=0, volatile=True)
+    """What is in the slots; with WAIT once all of it is there."""
     if WAIT:
-        while tl.sum((packed == EMPTY).to(tl.int32)) > 0:
-            packed = tl.load(slots, mask=mask, other=0, volatile=True)
-        packed = tl.inline_asm_elementwise(
-            _OWN_COPY, "=&l,l,l", [packed, slots.to(tl.int64)], tl.int64, is_pure=False, pack=1
-        )
+        places = slots.to(tl.int64)
+        wanted = tl.broadcast_to(mask, slots.shape).to(tl.int32)
+        # A look at all of them first, so that their ways through the memory overlap.
+        packed = tl.inline_asm_elementwise(_LOOK, "=&l,l,r", [places, wanted], tl.int64, is_pure=False, pack=1)
+        packed = tl.inline_asm_elementwise(_LOOK_AGAIN, "=&l,l,l", [packed, places], tl.int64, is_pure=False, pack=1)
+    else:
+        packed = tl.load(slots, mask=mask, other=0)
     return packed
 
 
@@ -176,6 +285,19 @@ def collect(slots, mask, WAIT: tl.constexpr):
     first = (packed & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
     second = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return first.to(tl.float64), second.to(tl.float64)
+
+
+@triton.jit
+def settled(values, SIZE: tl.constexpr):
+    """A few values, one by one: the threads that hold what they were made of need not be those that use them.
+
+    Otherwise the compiler has every thread collect all slots for itself, to save itself this exchange.
+    """
+    place = tl.arange(0, SIZE)
+    result = tl.zeros((SIZE,), values.dtype)
+    for item in tl.static_range(SIZE):
+        result = tl.where(place == item, tl.sum(tl.where(place == item, values, 0.0)), result)
+    return result
 
 
 @triton.jit

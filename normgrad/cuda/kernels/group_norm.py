@@ -1,8 +1,8 @@
 """GroupNorm, forward and backward, for any strides of sample, channel and place.
 
-A tile is [PLACES, GROUPS, CHANNELS]: several whole groups where channels lie side by side in memory, part of one group
-where places do. A team of PARTS programs holds the GROUPS groups of a sample between them, in registers, so that the
-data is read once; teams walk over the samples' groups.
+A tile is [GROUPS, CHANNELS, PLACES]: several whole groups where they are small, part of one group where they are not. A
+team of PARTS programs holds the GROUPS groups of a sample between them, in registers, so that the data is read once;
+teams walk over the samples' groups. The results of a tile follow when the next is loaded and its sums are on their way.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import triton.language as tl
 
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
+    SINGLE,
     SUMS,
     WHOLE,
-    again,
     collect,
     collect_wide,
+    divided,
     float64,
     float64_of_bits,
     high,
     int64,
     low,
+    numbers,
     publish,
     publish_wide,
     put,
+    put_numbers,
+    settled,
     sum_pair,
     wait_for_launch_before,
     wide,
@@ -36,9 +40,9 @@ def _offsets(
     channel_stride,
     place_stride,
     D: tl.constexpr,
-    PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    PLACES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
@@ -47,7 +51,7 @@ def _offsets(
     if WIDE:
         places = places.to(tl.int64)
         channels = channels.to(tl.int64)
-    return places[:, None, None] * place_stride + channels[None, :, :] * channel_stride
+    return channels[:, :, None] * channel_stride + places[None, None, :] * place_stride
 
 
 @triton.jit
@@ -57,12 +61,34 @@ def _first(pointer, sample, channel, place, sample_stride, channel_stride, place
 
 
 @triton.jit
-def _slots_of(slots, sample, groups, group, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
+def _in_tile(place, within, HxW, D: tl.constexpr, GROUPS: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
+    """Which elements of a tile its groups have: all, but where the sizes do not divide."""
+    places_left = tl.minimum(HxW - place, PLACES).to(tl.int32)
+    places = tl.arange(0, PLACES) < places_left
+    return tl.broadcast_to((within < D)[None, :, None] & places[None, None, :], (GROUPS, CHANNELS, PLACES))
+
+
+@triton.jit
+def _groups_of(item, items, group, group_blocks, GROUPS: tl.constexpr):
+    """The sample and the first group of an item, and which of its groups there are."""
+    groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+    return item // group_blocks, groups, (groups < group) & (item >= 0) & (item < items)
+
+
+@triton.jit
+def _tile_mask(known, in_tile, MASKED: tl.constexpr):
+    mask = known[:, None, None]
+    if MASKED:
+        mask = mask & in_tile
+    return mask
+
+
+@triton.jit
+def _slots_of(slots, sample, groups, known, group, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
     """All slots of the groups, and which of them there are."""
     parts = tl.arange(0, PADDED)
-    mask = (groups < group)[:, None] & (parts < PARTS)[None, :]
     first = int64(sample) * group
-    return slots + ((first + groups)[:, None] * PARTS + parts[None, :]) * WORDS, mask
+    return slots + ((first + groups)[:, None] * PARTS + parts[None, :]) * WORDS, known[:, None] & (parts < PARTS)[None]
 
 
 @triton.jit
@@ -96,108 +122,106 @@ def group_norm_backward(
     PLACE_PARTS: tl.constexpr,
     PARTS: tl.constexpr,  # place parts × channel parts
     PADDED_PARTS: tl.constexpr,
-    WIDE: tl.constexpr,  # offsets in a tile need 64 bits
-    PREFETCH: tl.constexpr,
+    MASKED: tl.constexpr,  # the tiles are more than the groups
+    WIDE: tl.constexpr,  # offsets in a tile, or the number of items, need 64 bits
     STAGES: tl.constexpr,
+    PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
+    LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     program = tl.program_id(0)
     part = program % PARTS
-    team = int64(program // PARTS)
+    team = program // PARTS
     place_part = part % PLACE_PARTS
     place = int64(place_part) * PLACES
-    channel_in_group = int64(part // PLACE_PARTS) * CHANNELS
+    channel_in_group = (part // PLACE_PARTS) * CHANNELS
     within = channel_in_group + tl.arange(0, CHANNELS)
-    in_tile = (place + tl.arange(0, PLACES) < HxW)[:, None, None] & (within < D)[None, None, :]
-    read_x = _offsets(input_channel, input_place, D, PLACES, GROUPS, CHANNELS, WIDE)
-    read_dy = _offsets(grad_out_channel, grad_out_place, D, PLACES, GROUPS, CHANNELS, WIDE)
-    written = _offsets(grad_input_channel, grad_input_place, D, PLACES, GROUPS, CHANNELS, WIDE)
+    in_tile = _in_tile(place, within, HxW, D, GROUPS, CHANNELS, PLACES)
+    word, word_in_tile = place, in_tile
+    if PAIRS != SINGLE:
+        word = place // 2
+        word_in_tile = _in_tile(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS)
+    read_x = _offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    read_dy = _offsets(grad_out_channel, grad_out_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    written = _offsets(grad_input_channel, grad_input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
     per_group = 1.0 / (float64(D) * float64(HxW))
-    items = int64(samples) * group_blocks
-    if PREFETCH:
-        groups = (team % group_blocks) * GROUPS + tl.arange(0, GROUPS)
-        mask = in_tile & (groups < group)[None, :, None] & (team < items)
-        sample = team // group_blocks
-        channel = (team % group_blocks) * GROUPS * D + channel_in_group
-        x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
-        dy_at = _first(grad_out, sample, channel, place, grad_out_sample, grad_out_channel, grad_out_place)
-        next_x = tl.load(x_at + read_x, mask=mask, other=0.0)
-        next_dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
-    if PARTS > 1 and PHASE == WHOLE:
-        wait_for_launch_before()
-    for item in tl.range(team, items, teams, num_stages=STAGES):
-        sample = item // group_blocks
-        groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
-        channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        channels = groups[:, None] * D + within[None, :]
-        known = (groups < group)[:, None] & (within < D)[None, :]
-        mask = in_tile & (groups < group)[None, :, None]
-        if PREFETCH:
-            x, dy = next_x, next_dy
-            ahead = item + teams
-            groups_ahead = (ahead % group_blocks) * GROUPS + tl.arange(0, GROUPS)
-            mask_ahead = in_tile & (groups_ahead < group)[None, :, None] & (ahead < items)
-            sample_ahead = ahead // group_blocks
-            channel_ahead = (ahead % group_blocks) * GROUPS * D + channel_in_group
-            x_at = _first(input, sample_ahead, channel_ahead, place, input_sample, input_channel, input_place)
-            dy_at = _first(
-                grad_out, sample_ahead, channel_ahead, place, grad_out_sample, grad_out_channel, grad_out_place
-            )
-            next_x = tl.load(x_at + read_x, mask=mask_ahead, other=0.0)
-            next_dy = tl.load(dy_at + read_dy, mask=mask_ahead, other=0.0)
-        else:
-            x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
-            dy_at = _first(grad_out, sample, channel, place, grad_out_sample, grad_out_channel, grad_out_place)
-            x = tl.load(x_at + read_x, mask=mask, other=0.0)
-            dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
-        statistic = int64(sample) * group + groups
-        mu = wide(tl.load(mean + statistic, mask=groups < group, other=0.0))[None, :, None]
-        rs = wide(tl.load(rstd + statistic, mask=groups < group, other=0.0))[None, :, None]
-        g = wide(dy)
-        x_hat = tl.where(mask, (wide(x) - mu) * rs, 0.0)  # 0·Inf must not reach the sums
+    items = samples * group_blocks
+    if WIDE:
+        items = int64(samples) * group_blocks
+        team = int64(team)
+    if LAG:
+        x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
+        dy_before = tl.zeros((GROUPS, CHANNELS, WORDS), grad_out.dtype.element_ty)
+        mu_before = tl.zeros((GROUPS,), tl.float32)
+        rs_before = tl.zeros((GROUPS,), tl.float32)
         if weight is not None:
-            scale = wide(tl.load(weight + channels, mask=known, other=0.0))
+            scale_before = tl.zeros((GROUPS, CHANNELS), tl.float32)
+        wait_for_launch_before()
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
+        done = item - LAG * teams
+        sample, groups, known = _groups_of(item, items, group, group_blocks, GROUPS)
+        channel = (item % group_blocks) * GROUPS * D + channel_in_group
+        mask = _tile_mask(known, word_in_tile, MASKED)
+        x_at = _first(input, sample, channel, word, input_sample, input_channel, input_place)
+        dy_at = _first(grad_out, sample, channel, word, grad_out_sample, grad_out_channel, grad_out_place)
+        x = tl.load(x_at + read_x, mask=mask, other=0)
+        dy = tl.load(dy_at + read_dy, mask=mask, other=0)
+        statistic = int64(sample) * group + groups
+        mu = wide(tl.load(mean + statistic, mask=known, other=0.0))
+        rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))
+        channels = groups[:, None] * D + within[None, :]
+        known_channels = known[:, None] & (within < D)[None, :]
+        if weight is not None:
+            scale = wide(tl.load(weight + channels, mask=known_channels, other=0.0))
         if PHASE != OUTPUTS:
-            sum_dy, sum_dyx = sum_pair(g, g * x_hat, 0)
+            g = numbers(dy, PAIRS)
+            x_hat = (numbers(x, PAIRS) - mu[:, None, None]) * rs[:, None, None]
+            if MASKED:
+                x_hat = tl.where(in_tile, x_hat, 0.0)  # 0·Inf must not reach the sums
+            sum_g, sum_gx = sum_pair(g, g * x_hat, 2)
             line = partial + (int64(sample) * PLACE_PARTS + place_part) * (group * D) + channels
             if WANT_WEIGHT:
-                tl.store(line, sum_dyx, mask=known)
+                tl.store(line, sum_gx, mask=known_channels)
                 line += int64(samples) * PLACE_PARTS * (group * D)
             if WANT_BIAS:
-                tl.store(line, sum_dy, mask=known)
-        if WANT_INPUT:
-            if PHASE != OUTPUTS:
+                tl.store(line, sum_g, mask=known_channels)
+            if WANT_INPUT:
                 if weight is not None:
-                    sum_dy = sum_dy * scale
-                    sum_dyx = sum_dyx * scale
-                sum_g, sum_gx = sum_pair(sum_dy, sum_dyx, 1)
+                    sum_g = sum_g * scale
+                    sum_gx = sum_gx * scale
+                sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
+                if PARTS > 1:
+                    publish(sum_g, sum_gx, slots + statistic * PARTS + part, known)
+        if WANT_INPUT and PHASE != SUMS:
+            if LAG:
+                sample, groups, known = _groups_of(done, items, group, group_blocks, GROUPS)
+                channel = (done % group_blocks) * GROUPS * D + channel_in_group
+                x, x_before = x_before, x
+                dy, dy_before = dy_before, dy
+                mu, mu_before = mu_before, mu
+                rs, rs_before = rs_before, rs
+                if weight is not None:
+                    scale, scale_before = scale_before, scale
             if PARTS > 1:
-                if PHASE != OUTPUTS:
-                    publish(sum_g, sum_gx, slots + statistic * PARTS + part, groups < group)
-                if PHASE != SUMS:
-                    slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS, 1)
-                    all_g, all_gx = collect(slot, given, PHASE == WHOLE)
-                    total_g = tl.sum(all_g, axis=1)
-                    total_gx = tl.sum(all_gx, axis=1)
-            else:
-                total_g = sum_g.to(tl.float64)
-                total_gx = sum_gx.to(tl.float64)
-            if PHASE != SUMS:
-                mean_g = (total_g * per_group).to(tl.float32)[None, :, None]
-                mean_gx = (total_gx * per_group).to(tl.float32)[None, :, None]
-                g = wide(again(dy))
-                if weight is not None:
-                    g *= scale[None, :, :]
-                x_hat = (wide(again(x)) - mu) * rs
-                result = rs * (g - mean_g - x_hat * mean_gx)
-                target = _first(
-                    grad_input, sample, channel, place, grad_input_sample, grad_input_channel, grad_input_place
-                )
-                put(target + written, result, mask)
+                slot, given = _slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 1)
+                all_g, all_gx = collect(slot, given, PHASE == WHOLE)
+                sum_g = settled(tl.sum(all_g, axis=1), GROUPS)
+                sum_gx = settled(tl.sum(all_gx, axis=1), GROUPS)
+            mean_g = (sum_g.to(tl.float64) * per_group).to(tl.float32)[:, None, None]
+            mean_gx = (sum_gx.to(tl.float64) * per_group).to(tl.float32)[:, None, None]
+            g = numbers(dy, PAIRS)
+            if weight is not None:
+                g *= scale[:, :, None]
+            slope = rs[:, None, None] * mean_gx
+            result = rs[:, None, None] * (g - mean_g - (numbers(x, PAIRS) - mu[:, None, None]) * slope)
+            target = _first(grad_input, sample, channel, word, grad_input_sample, grad_input_channel, grad_input_place)
+            mask = _tile_mask(known, word_in_tile, MASKED)
+            put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
 
 
 @triton.jit
@@ -223,67 +247,92 @@ def group_norm_forward(
     output_place,
     mean_stride,
     rstd_stride,
-    D: tl.constexpr,  # channels of a group
+    D: tl.constexpr,
     PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr,
     PLACE_PARTS: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
+    MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised groups of a team and their statistics."""
+    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     program = tl.program_id(0)
     part = program % PARTS
-    team = int64(program // PARTS)
+    team = program // PARTS
     place = int64(part % PLACE_PARTS) * PLACES
-    channel_in_group = int64(part // PLACE_PARTS) * CHANNELS
+    channel_in_group = (part // PLACE_PARTS) * CHANNELS
     within = channel_in_group + tl.arange(0, CHANNELS)
-    in_tile = (place + tl.arange(0, PLACES) < HxW)[:, None, None] & (within < D)[None, None, :]
-    read = _offsets(input_channel, input_place, D, PLACES, GROUPS, CHANNELS, WIDE)
-    written = _offsets(output_channel, output_place, D, PLACES, GROUPS, CHANNELS, WIDE)
-    count = _held(part, HxW, D, PLACES, CHANNELS, PLACE_PARTS)
-    counts = _held(tl.arange(0, PADDED_PARTS), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
+    in_tile = _in_tile(place, within, HxW, D, GROUPS, CHANNELS, PLACES)
+    word, word_in_tile = place, in_tile
+    if PAIRS != SINGLE:
+        word = place // 2
+        word_in_tile = _in_tile(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS)
+    read = _offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    written = _offsets(output_channel, output_place, D, GROUPS, CHANNELS, WORDS, WIDE)
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
-    if PARTS > 1 and PHASE == WHOLE:
+    per_group = 1.0 / whole
+    count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
+    per_part = 1.0 / count
+    counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
+    items = samples * group_blocks
+    if WIDE:
+        items = int64(samples) * group_blocks
+        team = int64(team)
+    if LAG:
+        x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
-    for item in tl.range(team, int64(samples) * group_blocks, teams, num_stages=STAGES):
-        sample = item // group_blocks
-        groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
+        done = item - LAG * teams
+        sample, groups, known = _groups_of(item, items, group, group_blocks, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        channels = groups[:, None] * D + within[None, :]
-        known = (groups < group)[:, None] & (within < D)[None, :]
-        mask = in_tile & (groups < group)[None, :, None]
-        x_at = _first(input, sample, channel, place, input_sample, input_channel, input_place)
-        x = wide(tl.load(x_at + read, mask=mask, other=0.0))
-        statistic = int64(sample) * group + groups
-        if PARTS == 1 or PHASE != OUTPUTS:
+        x_at = _first(input, sample, channel, word, input_sample, input_channel, input_place)
+        x = tl.load(x_at + read, mask=_tile_mask(known, word_in_tile, MASKED), other=0)
+        if PHASE != OUTPUTS:
+            values = numbers(x, PAIRS)
             # In float64, since the output near the mean is only as precise as the mean is.
-            centre = tl.sum(tl.sum(x.to(tl.float64), axis=0), axis=1) / count
-            away = tl.where(mask, x - high(centre)[None, :, None] - low(centre)[None, :, None], 0.0)
-            squares = tl.sum(tl.sum(away * away, axis=0), axis=1).to(tl.float64)
-        if PARTS > 1:
-            if PHASE != OUTPUTS:
-                publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, groups < group)
-            if PHASE != SUMS:
-                slot, given = _slots_of(slots, sample, groups, group, PARTS, PADDED_PARTS, 2)
+            centre = divided(tl.sum(tl.sum(values.to(tl.float64), axis=2), axis=1), count, per_part)
+            away = values - high(centre)[:, None, None] - low(centre)[:, None, None]
+            if MASKED:
+                away = tl.where(in_tile, away, 0.0)
+            squares = tl.sum(tl.sum(away * away, axis=2), axis=1).to(tl.float64)
+            if PARTS > 1:
+                statistic = int64(sample) * group + groups
+                publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, known)
+        if PHASE != SUMS:
+            if LAG:
+                sample, groups, known = _groups_of(done, items, group, group_blocks, GROUPS)
+                channel = (done % group_blocks) * GROUPS * D + channel_in_group
+                x, x_before = x_before, x
+            channels = groups[:, None] * D + within[None, :]
+            known_channels = known[:, None] & (within < D)[None, :]
+            if PARTS > 1:
+                slot, given = _slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
                 centres, all_squares = collect_wide(slot, given, PHASE == WHOLE)
-                centre = tl.sum(tl.where(given, centres * counts, 0.0), axis=1) / whole
+                centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_group)
                 apart = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
-        if PHASE != SUMS:
-            inverse = (1.0 / tl.sqrt(squares / whole + eps)).to(tl.float32)
-            result = (x - high(centre)[None, :, None] - low(centre)[None, :, None]) * inverse[None, :, None]
+                centre = settled(centre, GROUPS)
+                squares = settled(squares, GROUPS)
+            inverse = (1.0 / tl.sqrt(squares * per_group + eps)).to(tl.float32)
+            away = numbers(x, PAIRS) - high(centre)[:, None, None] - low(centre)[:, None, None]
+            result = away * inverse[:, None, None]
             if weight is not None:
-                result *= wide(tl.load(weight + channels, mask=known, other=0.0))[None, :, :]
+                result *= wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
             if bias is not None:
-                result += wide(tl.load(bias + channels, mask=known, other=0.0))[None, :, :]
-            target = _first(output, sample, channel, place, output_sample, output_channel, output_place)
-            put(target + written, result, mask)
-            first = (groups < group) & (part == 0)
+                result += wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
+            target = _first(output, sample, channel, word, output_sample, output_channel, output_place)
+            mask = _tile_mask(known, word_in_tile, MASKED)
+            put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
+            statistic = int64(sample) * group + groups
+            first = known & (part == 0)
             put(mean + statistic * mean_stride, high(centre), first)
             put(rstd + statistic * rstd_stride, inverse, first)
 

@@ -1,8 +1,8 @@
 """GroupNorm where the channels of a place lie side by side in memory.
 
-A program has a stretch of places of a block of whole groups, and goes over it twice: for the sums, and once the sums of
-the other stretches are known, for the results. The stretches under way together are small enough for the L2 cache,
-so that the memory is read once.
+A program has a stretch of STEPS·PLACES places of a block of whole groups. One of a single step stays in registers until
+the sums of the other stretches are known; a longer one is read again then, while it is still in the L2 cache. In
+between, the program makes the sums of its next stretch.
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ import triton.language as tl
 
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
+    SINGLE,
     SUMS,
     WHOLE,
+    add_with_rest,
     collect,
     collect_wide,
+    divided,
+    first_of_pair,
     float64,
     float64_of_bits,
     high,
     int64,
     low,
+    numbers,
     publish,
     publish_wide,
     put,
+    put_numbers,
+    rounded_sum,
     sum_pair,
     wait_for_launch_before,
     wide,
 )
-
-
-@triton.jit
-def _offsets(channel_stride, place_stride, PLACES: tl.constexpr, CHANNELS: tl.constexpr, FAR: tl.constexpr):
-    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
-    places = tl.arange(0, PLACES)
-    channels = tl.arange(0, CHANNELS)
-    if FAR:
-        places = places.to(tl.int64)
-        channels = channels.to(tl.int64)
-    return places[:, None] * place_stride + channels[None, :] * channel_stride
+from normgrad.cuda.kernels.group_norm_blocks import (
+    known_channels,
+    of_channels,
+    of_groups,
+    slots_of,
+    tile_mask,
+    tile_offsets,
+)
 
 
 @triton.jit
@@ -73,94 +77,142 @@ def group_norm_backward_channels(
     STEPS: tl.constexpr,  # tiles of a stretch
     PARTS: tl.constexpr,  # stretches of a sample
     PADDED_PARTS: tl.constexpr,
+    MASKED: tl.constexpr,  # the stretches are more than the places
+    WIDE: tl.constexpr,  # offsets in a tile, or the number of items, need 64 bits
     STAGES: tl.constexpr,
-    FAR: tl.constexpr,  # offsets in a tile need 64 bits
+    PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The gradients of the blocks of groups of a team, a stretch of places per program."""
+    LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    HELD: tl.constexpr = STEPS == 1
+    PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
+    WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
     part = program % PARTS
-    team = int64(program // PARTS)
+    team = program // PARTS
     begin = int64(part) * (PLACES * STEPS)
     within = tl.arange(0, CHANNELS)
     group_within = tl.arange(0, PADDED_GROUPS)
     member = (within[None, :] // D == group_within[:, None]) & (within < GROUPS * D)[None, :]
-    read_x = _offsets(input_channel, input_place, PLACES, CHANNELS, FAR)
-    read_dy = _offsets(grad_out_channel, grad_out_place, PLACES, CHANNELS, FAR)
-    written = _offsets(grad_input_channel, grad_input_place, PLACES, CHANNELS, FAR)
+    read_x = tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
+    read_dy = tile_offsets(grad_out_channel, grad_out_place, PLACES, WORDS, WIDE)
+    written = tile_offsets(grad_input_channel, grad_input_place, PLACES, WORDS, WIDE)
     per_group = 1.0 / (float64(D) * float64(HxW))
-    if PARTS > 1 and PHASE == WHOLE:
-        wait_for_launch_before()
-    for item in range(team, int64(samples) * group_blocks, teams):
-        sample = item // group_blocks
-        block = item % group_blocks
-        channels = block * (GROUPS * D) + within
-        known = (within < GROUPS * D) & (channels < group * D)
-        groups = block * GROUPS + group_within
-        known_group = (group_within < GROUPS) & (groups < group)
-        statistic = sample * group + channels // D
-        mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
-        rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
-        x_at = input + sample * input_sample + block * (GROUPS * D) * input_channel + begin * input_place
-        dy_at = grad_out + sample * grad_out_sample + block * (GROUPS * D) * grad_out_channel + begin * grad_out_place
+    C = group * D
+    items = samples * group_blocks
+    if WIDE:
+        items = int64(samples) * group_blocks
+        team = int64(team)
+    if LAG:
+        mu_before = tl.zeros((CHANNELS,), tl.float32)
+        rs_before = tl.zeros((CHANNELS,), tl.float32)
         if weight is not None:
-            scale = wide(tl.load(weight + channels, mask=known, other=0.0))
+            scale_before = tl.zeros((CHANNELS,), tl.float32)
+        if HELD:
+            x_before = tl.zeros((PLACES, WORDS), input.dtype.element_ty)
+            dy_before = tl.zeros((PLACES, WORDS), grad_out.dtype.element_ty)
+        wait_for_launch_before()
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES if HELD else 1):
+        done = item - LAG * teams
+        sample = item // group_blocks
+        channel = (item % group_blocks) * (GROUPS * D)
+        word = channel // PER_WORD
+        known = known_channels(item, items, channel, C, CHANNELS, GROUPS * D)
+        known_words = known_channels(item, items, word, C // PER_WORD, WORDS, GROUPS * D // PER_WORD)
+        statistic = int64(sample) * group + (channel + within) // D
+        x_at = input + int64(sample) * input_sample + int64(word) * input_channel + begin * input_place
+        dy_at = grad_out + int64(sample) * grad_out_sample + int64(word) * grad_out_channel + begin * grad_out_place
+        if HELD:
+            mask = tile_mask(begin, HxW, known_words, PLACES, MASKED)
+            x = tl.load(x_at + read_x, mask=mask, other=0)
+            dy = tl.load(dy_at + read_dy, mask=mask, other=0)
+        mu = wide(tl.load(mean + statistic, mask=known, other=0.0))
+        rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))
+        if weight is not None:
+            scale = wide(tl.load(weight + channel + within, mask=known, other=0.0))
         if PHASE != OUTPUTS:
-            all_dy = tl.zeros((PLACES, CHANNELS), tl.float32)
-            all_dyx = tl.zeros((PLACES, CHANNELS), tl.float32)
-            for step in tl.range(0, STEPS, num_stages=STAGES):
-                first = int64(step) * PLACES
-                mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
-                x = tl.load(x_at + first * input_place + read_x, mask=mask, other=0.0)
-                dy = wide(tl.load(dy_at + first * grad_out_place + read_dy, mask=mask, other=0.0))
-                x_hat = tl.where(mask, (wide(x) - mu) * rs, 0.0)  # 0·Inf must not reach the sums
-                all_dy += dy
-                all_dyx += dy * x_hat
-            sum_dy, sum_dyx = sum_pair(all_dy, all_dyx, 0)
-            line = partial + (sample * PARTS + part) * (group * D) + channels
+            if HELD:
+                g = numbers(dy, PAIRS)
+                x_hat = (numbers(x, PAIRS) - mu[None, :]) * rs[None, :]
+                if MASKED:  # 0·Inf must not reach the sums
+                    x_hat = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), x_hat, 0.0)
+                sum_g, sum_gx = sum_pair(g, g * x_hat, 0)
+            else:
+                all_g = tl.zeros((PLACES, CHANNELS), tl.float32)
+                all_gx = tl.zeros((PLACES, CHANNELS), tl.float32)
+                rest_g = tl.zeros((PLACES, CHANNELS), tl.float32)
+                rest_gx = tl.zeros((PLACES, CHANNELS), tl.float32)
+                for step in tl.range(0, STEPS, num_stages=STAGES):
+                    ahead = int64(step) * PLACES
+                    mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
+                    x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
+                    g = numbers(tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0), PAIRS)
+                    x_hat = (numbers(x, PAIRS) - mu[None, :]) * rs[None, :]
+                    if MASKED:
+                        x_hat = tl.where(tile_mask(begin + ahead, HxW, known, PLACES, MASKED), x_hat, 0.0)
+                    all_g, rest_g = add_with_rest(all_g, rest_g, g)
+                    all_gx, rest_gx = add_with_rest(all_gx, rest_gx, g * x_hat)
+                sum_g, sum_gx = sum_pair(rounded_sum(all_g, rest_g), rounded_sum(all_gx, rest_gx), 0)
+            line = partial + (int64(sample) * PARTS + part) * C + channel + within
             if WANT_WEIGHT:
-                tl.store(line, sum_dyx, mask=known)
-                line += int64(samples) * PARTS * (group * D)
+                tl.store(line, sum_gx, mask=known)
+                line += int64(samples) * PARTS * C
             if WANT_BIAS:
-                tl.store(line, sum_dy, mask=known)
+                tl.store(line, sum_g, mask=known)
             if WANT_INPUT:
                 if weight is not None:
-                    sum_dy *= scale
-                    sum_dyx *= scale
-                of_groups = tl.where(member, sum_dy[None, :], 0.0)
-                of_groups_x = tl.where(member, sum_dyx[None, :], 0.0)
-                sum_g, sum_gx = sum_pair(of_groups, of_groups_x, 1)
+                    sum_g *= scale
+                    sum_gx *= scale
+                sum_g, sum_gx = of_groups(sum_g, sum_gx, member)
                 if PARTS > 1:
-                    publish(sum_g, sum_gx, slots + (sample * group + groups) * PARTS + part, known_group)
+                    groups = channel // D + group_within
+                    place = slots + (int64(sample) * group + groups) * PARTS + part
+                    publish(sum_g, sum_gx, place, (group_within < GROUPS) & (groups < group) & (item < items))
         if WANT_INPUT and PHASE != SUMS:
+            if LAG:
+                mu, mu_before = mu_before, mu
+                rs, rs_before = rs_before, rs
+                if weight is not None:
+                    scale, scale_before = scale_before, scale
+                if HELD:
+                    x, x_before = x_before, x
+                    dy, dy_before = dy_before, dy
+            sample = done // group_blocks
+            channel = (done % group_blocks) * (GROUPS * D)
+            word = channel // PER_WORD
+            known = known_channels(done, items, channel, C, CHANNELS, GROUPS * D)
+            known_words = known_channels(done, items, word, C // PER_WORD, WORDS, GROUPS * D // PER_WORD)
             if PARTS > 1:
-                parts = tl.arange(0, PADDED_PARTS)
-                given = known_group[:, None] & (parts < PARTS)[None, :]
-                places = slots + (sample * group + groups)[:, None] * PARTS + parts[None, :]
-                all_g, all_gx = collect(places, given, PHASE == WHOLE)
-                total_g = tl.sum(all_g, axis=1)
-                total_gx = tl.sum(all_gx, axis=1)
-            else:
-                total_g = sum_g.to(tl.float64)
-                total_gx = sum_gx.to(tl.float64)
-            of_groups = tl.where(member, (total_g * per_group).to(tl.float32)[:, None], 0.0)
-            of_groups_x = tl.where(member, (total_gx * per_group).to(tl.float32)[:, None], 0.0)
-            mean_g, mean_gx = sum_pair(of_groups, of_groups_x, 0)
-            target = grad_input + sample * grad_input_sample + block * (GROUPS * D) * grad_input_channel
+                slot, given = slots_of(
+                    slots, sample, channel, done >= 0, group, D, GROUPS, PADDED_GROUPS, PARTS, PADDED_PARTS, 1
+                )
+                all_sums, all_sums_x = collect(slot, given, PHASE == WHOLE)
+                sum_g = tl.sum(all_sums, axis=1)
+                sum_gx = tl.sum(all_sums_x, axis=1)
+            mean_g = (sum_g.to(tl.float64) * per_group).to(tl.float32)
+            mean_gx = (sum_gx.to(tl.float64) * per_group).to(tl.float32)
+            mean_g = of_channels(mean_g, D, CHANNELS, PADDED_GROUPS)[None, :]
+            slope = (rs * of_channels(mean_gx, D, CHANNELS, PADDED_GROUPS))[None, :]
+            target = grad_input + int64(sample) * grad_input_sample + int64(word) * grad_input_channel
             target += begin * grad_input_place
+            x_at = input + int64(sample) * input_sample + int64(word) * input_channel + begin * input_place
+            dy_at = grad_out + int64(sample) * grad_out_sample + int64(word) * grad_out_channel
+            dy_at += begin * grad_out_place
             for step in tl.range(0, STEPS, num_stages=STAGES):
-                first = int64(step) * PLACES
-                mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
-                x = tl.load(x_at + first * input_place + read_x, mask=mask, other=0.0)
-                g = wide(tl.load(dy_at + first * grad_out_place + read_dy, mask=mask, other=0.0))
+                ahead = int64(step) * PLACES
+                mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
+                if not HELD:
+                    x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
+                    dy = tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0)
+                g = numbers(dy, PAIRS)
                 if weight is not None:
                     g *= scale[None, :]
-                x_hat = (wide(x) - mu) * rs
-                result = rs * (g - mean_g[None, :] - x_hat * mean_gx[None, :])
-                put(target + first * grad_input_place + written, result, mask)
+                result = rs[None, :] * (g - mean_g - (numbers(x, PAIRS) - mu[None, :]) * slope)
+                put_numbers(target + ahead * grad_input_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)
 
 
 @triton.jit
@@ -194,79 +246,126 @@ def group_norm_forward_channels(
     STEPS: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    FAR: tl.constexpr,
+    PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised groups of a team and their statistics, a stretch of places per program."""
+    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    HELD: tl.constexpr = STEPS == 1
+    PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
+    WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
     part = program % PARTS
-    team = int64(program // PARTS)
+    team = program // PARTS
     begin = int64(part) * (PLACES * STEPS)
     within = tl.arange(0, CHANNELS)
     group_within = tl.arange(0, PADDED_GROUPS)
     member = (within[None, :] // D == group_within[:, None]) & (within < GROUPS * D)[None, :]
-    read = _offsets(input_channel, input_place, PLACES, CHANNELS, FAR)
-    written = _offsets(output_channel, output_place, PLACES, CHANNELS, FAR)
-    count = float64(D) * float64(HxW)
+    read = tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
+    written = tile_offsets(output_channel, output_place, PLACES, WORDS, WIDE)
+    whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
-    if PARTS > 1 and PHASE == WHOLE:
+    parts = tl.arange(0, PADDED_PARTS)
+    per_group = 1.0 / whole
+    per_part = 1.0 / (tl.minimum(HxW - begin, PLACES * STEPS).to(tl.float64) * D)
+    counts = tl.maximum(tl.minimum(HxW - int64(parts) * (PLACES * STEPS), PLACES * STEPS), 0).to(tl.float64) * D
+    C = group * D
+    items = samples * group_blocks
+    if WIDE:
+        items = int64(samples) * group_blocks
+        team = int64(team)
+    if LAG:
+        if HELD:
+            x_before = tl.zeros((PLACES, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
-    for item in range(team, int64(samples) * group_blocks, teams):
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES if HELD else 1):
+        done = item - LAG * teams
         sample = item // group_blocks
-        block = item % group_blocks
-        channels = block * (GROUPS * D) + within
-        known = (within < GROUPS * D) & (channels < group * D)
-        groups = block * GROUPS + group_within
-        known_group = (group_within < GROUPS) & (groups < group)
-        x_at = input + sample * input_sample + block * (GROUPS * D) * input_channel + begin * input_place
-        # About the first number of the group: a constant group has no variance at all.
-        origin = input + sample * input_sample
-        about = wide(tl.load(origin + (channels // D) * D * input_channel, mask=known, other=0.0)).to(tl.float64)
+        channel = (item % group_blocks) * (GROUPS * D)
+        word = channel // PER_WORD
+        known = known_channels(item, items, channel, C, CHANNELS, GROUPS * D)
+        known_words = known_channels(item, items, word, C // PER_WORD, WORDS, GROUPS * D // PER_WORD)
+        x_at = input + int64(sample) * input_sample + int64(word) * input_channel + begin * input_place
+        if HELD:
+            mask = tile_mask(begin, HxW, known_words, PLACES, MASKED)
+            x = tl.load(x_at + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
-            all_away = tl.zeros((PLACES, CHANNELS), tl.float64)
-            all_squares = tl.zeros((PLACES, CHANNELS), tl.float64)
-            for step in tl.range(0, STEPS, num_stages=STAGES):
-                first = int64(step) * PLACES
-                mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
-                x = wide(tl.load(x_at + first * input_place + read, mask=mask, other=0.0)).to(tl.float64)
-                away = tl.where(mask, x - about[None, :], 0.0)
-                all_away += away
-                all_squares += away * away
-            sum_away, sum_squares = sum_pair(all_away, all_squares, 0)
-            of_groups = tl.where(member, sum_away[None, :], 0.0)
-            of_groups_squares = tl.where(member, sum_squares[None, :], 0.0)
-            sum_away, sum_squares = sum_pair(of_groups, of_groups_squares, 1)
-            if PARTS > 1:
-                place = slots + ((sample * group + groups) * PARTS + part) * 2
-                publish_wide(sum_away, sum_squares, place, known_group)
-        if PHASE != SUMS:
-            if PARTS > 1:
-                parts = tl.arange(0, PADDED_PARTS)
-                given = known_group[:, None] & (parts < PARTS)[None, :]
-                places = slots + ((sample * group + groups)[:, None] * PARTS + parts[None, :]) * 2
-                all_sums, all_sums_squares = collect_wide(places, given, PHASE == WHOLE)
-                sum_away = tl.sum(all_sums, axis=1)
-                sum_squares = tl.sum(all_sums_squares, axis=1)
-            drift = sum_away / count
+            # About the group's first number here: a constant group has no variance at all.
+            first_within = (within // D) * D
+            about = tl.load(x_at + first_within // PER_WORD * input_channel, mask=known, other=0)
+            if PAIRS == SINGLE:
+                about = wide(about)
+            else:
+                about = first_of_pair(about, PAIRS)
+            about = tl.where(about - about == 0.0, about, 0.0).to(tl.float64)
+            if HELD:
+                away = numbers(x, PAIRS).to(tl.float64) - about[None, :]
+                away = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), away, 0.0)
+                sum_away, sum_squares = sum_pair(away, away * away, 0)
+            else:
+                all_away = tl.zeros((PLACES, CHANNELS), tl.float64)
+                all_squares = tl.zeros((PLACES, CHANNELS), tl.float64)
+                for step in tl.range(0, STEPS, num_stages=STAGES):
+                    ahead = int64(step) * PLACES
+                    mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
+                    x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
+                    away = numbers(x, PAIRS).to(tl.float64) - about[None, :]
+                    away = tl.where(tile_mask(begin + ahead, HxW, known, PLACES, MASKED), away, 0.0)
+                    all_away += away
+                    all_squares += away * away
+                sum_away, sum_squares = sum_pair(all_away, all_squares, 0)
+            sum_away, sum_squares = of_groups(sum_away, sum_squares, member)
+            origin = tl.sum(tl.where(member & (within == first_within)[None, :], about[None, :], 0.0), axis=1)
+            drift = sum_away * per_part
+            centre = origin + drift
             squares = sum_squares - drift * sum_away
             squares = tl.where(squares < 0.0, 0.0, squares)
-            inverse = (1.0 / tl.sqrt(squares / count + eps)).to(tl.float32)
-            first_of_group = origin + groups * D * input_channel
-            centre = wide(tl.load(first_of_group, mask=known_group, other=0.0)).to(tl.float64) + drift
-            statistic = sample * group + groups
-            put(mean + statistic * mean_stride, high(centre), known_group & (part == 0))
-            put(rstd + statistic * rstd_stride, inverse, known_group & (part == 0))
-            wide_centre = about + tl.sum(tl.where(member, drift[:, None], 0.0), axis=0)
-            scale = tl.sum(tl.where(member, inverse[:, None], 0.0), axis=0)
-            target = output + sample * output_sample + block * (GROUPS * D) * output_channel + begin * output_place
+            if PARTS > 1:
+                groups = channel // D + group_within
+                place = slots + ((int64(sample) * group + groups) * PARTS + part) * 2
+                publish_wide(centre, squares, place, (group_within < GROUPS) & (groups < group) & (item < items))
+        if PHASE != SUMS:
+            if LAG and HELD:
+                x, x_before = x_before, x
+            sample = done // group_blocks
+            channel = (done % group_blocks) * (GROUPS * D)
+            word = channel // PER_WORD
+            known = known_channels(done, items, channel, C, CHANNELS, GROUPS * D)
+            known_words = known_channels(done, items, word, C // PER_WORD, WORDS, GROUPS * D // PER_WORD)
+            groups = channel // D + group_within
+            known_groups = (group_within < GROUPS) & (groups < group) & (done >= 0)
+            statistic = int64(sample) * group + groups
+            if PARTS > 1:
+                slot, given = slots_of(
+                    slots, sample, channel, done >= 0, group, D, GROUPS, PADDED_GROUPS, PARTS, PADDED_PARTS, 2
+                )
+                centres, all_squares = collect_wide(slot, given, PHASE == WHOLE)
+                centre = divided(tl.sum(tl.where(given, centres * counts[None, :], 0.0), axis=1), whole, per_group)
+                apart = centres - centre[:, None]
+                squares = tl.sum(tl.where(given, all_squares + apart * apart * counts[None, :], 0.0), axis=1)
+            inverse = (1.0 / tl.sqrt(squares * per_group + eps)).to(tl.float32)
+            put(mean + statistic * mean_stride, high(centre), known_groups & (part == 0))
+            put(rstd + statistic * rstd_stride, inverse, known_groups & (part == 0))
+            near = of_channels(high(centre), D, CHANNELS, PADDED_GROUPS)[None, :]
+            rest = of_channels(low(centre), D, CHANNELS, PADDED_GROUPS)[None, :]
+            scale = of_channels(inverse, D, CHANNELS, PADDED_GROUPS)[None, :]
+            if weight is not None:
+                factor = wide(tl.load(weight + channel + within, mask=known, other=0.0))[None, :]
+            if bias is not None:
+                shift = wide(tl.load(bias + channel + within, mask=known, other=0.0))[None, :]
+            target = output + int64(sample) * output_sample + int64(word) * output_channel + begin * output_place
+            x_at = input + int64(sample) * input_sample + int64(word) * input_channel + begin * input_place
             for step in tl.range(0, STEPS, num_stages=STAGES):
-                first = int64(step) * PLACES
-                mask = (begin + first + tl.arange(0, PLACES) < HxW)[:, None] & known[None, :]
-                x = wide(tl.load(x_at + first * input_place + read, mask=mask, other=0.0))
-                result = (x - high(wide_centre)[None, :] - low(wide_centre)[None, :]) * scale[None, :]
+                ahead = int64(step) * PLACES
+                mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
+                if not HELD:
+                    x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
+                result = (numbers(x, PAIRS) - near - rest) * scale
                 if weight is not None:
-                    result *= wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
+                    result *= factor
                 if bias is not None:
-                    result += wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
-                put(target + first * output_place + written, result, mask)
+                    result += shift
+                put_numbers(target + ahead * output_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)

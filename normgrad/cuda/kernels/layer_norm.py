@@ -11,22 +11,26 @@ import triton.language as tl
 
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
+    SINGLE,
     SUMS,
     WHOLE,
-    add_exactly,
-    again,
+    add_with_rest,
     collect,
     collect_wide,
+    divided,
     float64,
     float64_of_bits,
     high,
     indices,
     int64,
     low,
+    numbers,
     publish,
     publish_wide,
     put,
+    put_numbers,
     rounded_sum,
+    settled,
     sum_pair,
     wait_for_launch_before,
     wide,
@@ -51,8 +55,8 @@ def _first(pointer, tile, part, row_stride, column_stride, ROWS: tl.constexpr, C
 
 
 @triton.jit
-def _row_mask(rows, M, in_row, MASKED: tl.constexpr):
-    mask = (rows < M)[:, None]
+def _row_mask(known, in_row, MASKED: tl.constexpr):
+    mask = known[:, None]
     if MASKED:
         mask = mask & in_row
     return mask
@@ -62,7 +66,7 @@ def _row_mask(rows, M, in_row, MASKED: tl.constexpr):
 def _slots_of(slots, rows, M, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
     """All slots of the rows, and which of them there are."""
     parts = tl.arange(0, PADDED)
-    mask = (rows < M)[:, None] & (parts < PARTS)[None, :]
+    mask = ((rows >= 0) & (rows < M))[:, None] & (parts < PARTS)[None, :]
     return slots + (rows[:, None] * PARTS + parts[None, :]) * WORDS, mask
 
 
@@ -93,94 +97,106 @@ def layer_norm_backward(
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
+    PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
+    LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
     columns = indices(part, COLUMNS)
     in_row = (columns < N)[None, :]
+    word_in_row = in_row if PAIRS == SINGLE else (indices(part, WORDS) < N // 2)[None, :]
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
-    read_x = _offsets(input_row, input_column, ROWS, COLUMNS, WIDE)
-    read_dy = _offsets(grad_out_row, grad_out_column, ROWS, COLUMNS, WIDE)
-    written = _offsets(grad_input_row, grad_input_column, ROWS, COLUMNS, WIDE)
+    read_x = _offsets(input_row, input_column, ROWS, WORDS, WIDE)
+    read_dy = _offsets(grad_out_row, grad_out_column, ROWS, WORDS, WIDE)
+    written = _offsets(grad_input_row, grad_input_column, ROWS, WORDS, WIDE)
     weight_sum = tl.zeros((COLUMNS,), tl.float32)
     weight_rest = tl.zeros((COLUMNS,), tl.float32)
     bias_sum = tl.zeros((COLUMNS,), tl.float32)
     bias_rest = tl.zeros((COLUMNS,), tl.float32)
     if weight is not None:
-        scale = tl.load(weight + columns, mask=columns < N, other=0.0)[None, :]
+        scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if PREFETCH:
         rows = indices(team, ROWS)
-        mask = _row_mask(rows, M, in_row, MASKED)
-        x_at = _first(input, team, part, input_row, input_column, ROWS, COLUMNS)
-        dy_at = _first(grad_out, team, part, grad_out_row, grad_out_column, ROWS, COLUMNS)
-        next_x = tl.load(x_at + read_x, mask=mask, other=0.0)
-        next_dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
+        mask = _row_mask(rows < M, word_in_row, MASKED)
+        next_x = tl.load(_first(input, team, part, input_row, input_column, ROWS, WORDS) + read_x, mask=mask, other=0)
+        next_dy = tl.load(
+            _first(grad_out, team, part, grad_out_row, grad_out_column, ROWS, WORDS) + read_dy, mask=mask, other=0
+        )
         next_mean = tl.load(mean + rows, mask=rows < M, other=0.0)
         next_rstd = tl.load(rstd + rows, mask=rows < M, other=0.0)
-    if PARTS > 1 and PHASE == WHOLE:
+    if LAG:
+        x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
+        dy_before = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
+        mu_before = tl.zeros((ROWS,), tl.float32)
+        rs_before = tl.zeros((ROWS,), tl.float32)
         wait_for_launch_before()
-    for tile in tl.range(team, tiles, teams, num_stages=STAGES):
-        rows = indices(tile, ROWS)
-        mask = _row_mask(rows, M, in_row, MASKED)
+    for tile in tl.range(team, tiles + LAG * teams, teams, num_stages=STAGES):
+        done = tile - LAG * teams
+        ahead = tile + teams if PREFETCH else tile
+        rows = indices(ahead, ROWS)
+        mask = _row_mask(rows < M, word_in_row, MASKED)
+        x = tl.load(_first(input, ahead, part, input_row, input_column, ROWS, WORDS) + read_x, mask=mask, other=0)
+        dy = tl.load(
+            _first(grad_out, ahead, part, grad_out_row, grad_out_column, ROWS, WORDS) + read_dy, mask=mask, other=0
+        )
+        mu = tl.load(mean + rows, mask=rows < M, other=0.0)
+        rs = tl.load(rstd + rows, mask=rows < M, other=0.0)
         if PREFETCH:
-            x, dy, mu, rs = next_x, next_dy, next_mean, next_rstd
-            ahead = indices(tile + teams, ROWS)
-            mask_ahead = _row_mask(ahead, M, in_row, MASKED)
-            x_at = _first(input, tile + teams, part, input_row, input_column, ROWS, COLUMNS)
-            dy_at = _first(grad_out, tile + teams, part, grad_out_row, grad_out_column, ROWS, COLUMNS)
-            next_x = tl.load(x_at + read_x, mask=mask_ahead, other=0.0)
-            next_dy = tl.load(dy_at + read_dy, mask=mask_ahead, other=0.0)
-            next_mean = tl.load(mean + ahead, mask=ahead < M, other=0.0)
-            next_rstd = tl.load(rstd + ahead, mask=ahead < M, other=0.0)
-        else:
-            x_at = _first(input, tile, part, input_row, input_column, ROWS, COLUMNS)
-            dy_at = _first(grad_out, tile, part, grad_out_row, grad_out_column, ROWS, COLUMNS)
-            x = tl.load(x_at + read_x, mask=mask, other=0.0)
-            dy = tl.load(dy_at + read_dy, mask=mask, other=0.0)
-            mu = tl.load(mean + rows, mask=rows < M, other=0.0)
-            rs = tl.load(rstd + rows, mask=rows < M, other=0.0)
-        mu = wide(mu)[:, None]
-        rs = wide(rs)[:, None]
-        g = wide(dy)
-        x_hat = (wide(x) - mu) * rs
+            x, next_x = next_x, x
+            dy, next_dy = next_dy, dy
+            mu, next_mean = next_mean, mu
+            rs, next_rstd = next_rstd, rs
+        rows = indices(tile, ROWS)
+        mu = wide(mu)
+        rs = wide(rs)
+        g = numbers(dy, PAIRS)
+        x_hat = (numbers(x, PAIRS) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
             if WANT_WEIGHT:
-                weight_sum, weight_rest = add_exactly(weight_sum, weight_rest, tl.sum(g * x_hat, axis=0))
+                weight_sum, weight_rest = add_with_rest(weight_sum, weight_rest, tl.sum(g * x_hat, axis=0))
             if WANT_BIAS:
-                bias_sum, bias_rest = add_exactly(bias_sum, bias_rest, tl.sum(g, axis=0))
+                bias_sum, bias_rest = add_with_rest(bias_sum, bias_rest, tl.sum(g, axis=0))
         if WANT_INPUT:
-            if weight is not None:
-                g *= wide(scale)
-            if PARTS == 1:
+            if PHASE != OUTPUTS:
+                if weight is not None:
+                    g *= scale
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
-                mean_g = (sum_g.to(tl.float64) * per_row).to(tl.float32)[:, None]
-                mean_gx = (sum_gx.to(tl.float64) * per_row).to(tl.float32)[:, None]
-            else:
-                if PHASE != OUTPUTS:
-                    sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
+                if PARTS > 1:
                     publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
-                if PHASE != SUMS:
+            if PHASE != SUMS:
+                rows = indices(done, ROWS)
+                known = rows < M
+                if LAG:
+                    known = known & (rows >= 0)
+                    x, x_before = x_before, x
+                    dy, dy_before = dy_before, dy
+                    mu, mu_before = mu_before, mu
+                    rs, rs_before = rs_before, rs
+                if PARTS > 1:
                     places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 1)
                     all_g, all_gx = collect(places, given, PHASE == WHOLE)
-                    mean_g = (tl.sum(all_g, axis=1) * per_row).to(tl.float32)[:, None]
-                    mean_gx = (tl.sum(all_gx, axis=1) * per_row).to(tl.float32)[:, None]
-            if PHASE != SUMS:
-                g = wide(again(dy))
+                    sum_g = settled(tl.sum(all_g, axis=1), ROWS)
+                    sum_gx = settled(tl.sum(all_gx, axis=1), ROWS)
+                mean_g = (sum_g.to(tl.float64) * per_row).to(tl.float32)[:, None]
+                mean_gx = (sum_gx.to(tl.float64) * per_row).to(tl.float32)[:, None]
+                g = numbers(dy, PAIRS)
                 if weight is not None:
-                    g *= wide(scale)
-                x_hat = (wide(again(x)) - mu) * rs
-                result = rs * (g - mean_g - x_hat * mean_gx)
-                target = _first(grad_input, tile, part, grad_input_row, grad_input_column, ROWS, COLUMNS)
-                put(target + written, result, mask)
+                    g *= scale
+                slope = rs[:, None] * mean_gx
+                result = rs[:, None] * (g - mean_g - (numbers(x, PAIRS) - mu[:, None]) * slope)
+                target = _first(grad_input, done, part, grad_input_row, grad_input_column, ROWS, WORDS)
+                mask = _row_mask(known, word_in_row, MASKED)
+                put_numbers(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
     if PHASE != OUTPUTS:
         line = partial + int64(team) * N + columns
         if WANT_WEIGHT:
@@ -216,57 +232,72 @@ def layer_norm_forward(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised rows of a team and their statistics."""
+    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
     columns = indices(part, COLUMNS)
     in_row = (columns < N)[None, :]
-    read = _offsets(input_row, input_column, ROWS, COLUMNS, WIDE)
-    written = _offsets(output_row, output_column, ROWS, COLUMNS, WIDE)
+    word_in_row = in_row if PAIRS == SINGLE else (indices(part, WORDS) < N // 2)[None, :]
+    read = _offsets(input_row, input_column, ROWS, WORDS, WIDE)
+    written = _offsets(output_row, output_column, ROWS, WORDS, WIDE)
     eps = float64_of_bits(eps_bits)
+    whole = float64(N)
+    per_row = 1.0 / whole
     count = float64(tl.minimum(N - part * COLUMNS, COLUMNS))
+    per_part = 1.0 / count
     parts = tl.arange(0, PADDED_PARTS)
     counts = tl.maximum(tl.minimum(N - parts * COLUMNS, COLUMNS), 0).to(tl.float64)[None, :]
     if weight is not None:
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if bias is not None:
         shift = wide(tl.load(bias + columns, mask=columns < N, other=0.0))[None, :]
-    if PARTS > 1 and PHASE == WHOLE:
+    if LAG:
+        x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
-    for tile in tl.range(team, tl.cdiv(M, ROWS), teams, num_stages=STAGES):
+    for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
+        done = tile - LAG * teams
         rows = indices(tile, ROWS)
-        mask = _row_mask(rows, M, in_row, MASKED)
-        x_at = _first(input, tile, part, input_row, input_column, ROWS, COLUMNS)
-        x = wide(tl.load(x_at + read, mask=mask, other=0.0))
-        if PARTS == 1 or PHASE != OUTPUTS:
+        mask = _row_mask(rows < M, word_in_row, MASKED)
+        x = tl.load(_first(input, tile, part, input_row, input_column, ROWS, WORDS) + read, mask=mask, other=0)
+        if PHASE != OUTPUTS:
+            values = numbers(x, PAIRS)
             # In float64, since the output near the mean is only as precise as the mean is.
-            centre = tl.sum(x.to(tl.float64), axis=1) / count
-            away = x - high(centre)[:, None] - low(centre)[:, None]
+            centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
+            away = values - high(centre)[:, None] - low(centre)[:, None]
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
             squares = tl.sum(away * away, axis=1).to(tl.float64)
-        if PARTS > 1:
-            if PHASE != OUTPUTS:
+            if PARTS > 1:
                 publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
-            if PHASE != SUMS:
+        if PHASE != SUMS:
+            rows = indices(done, ROWS)
+            known = rows < M
+            if LAG:
+                known = known & (rows >= 0)
+                x, x_before = x_before, x
+            if PARTS > 1:
                 places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2)
                 centres, all_squares = collect_wide(places, given, PHASE == WHOLE)
-                centre = tl.sum(tl.where(given, centres * counts, 0.0), axis=1) / float64(N)
+                centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
                 apart = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
-        if PHASE != SUMS:
-            inverse = (1.0 / tl.sqrt(squares / float64(N) + eps)).to(tl.float32)
-            result = (x - high(centre)[:, None] - low(centre)[:, None]) * inverse[:, None]
+                centre = settled(centre, ROWS)
+                squares = settled(squares, ROWS)
+            inverse = (1.0 / tl.sqrt(squares * per_row + eps)).to(tl.float32)
+            result = (numbers(x, PAIRS) - high(centre)[:, None] - low(centre)[:, None]) * inverse[:, None]
             if weight is not None:
                 result = result * scale
             if bias is not None:
                 result = result + shift
-            target = _first(output, tile, part, output_row, output_column, ROWS, COLUMNS)
-            put(target + written, result, mask)
-            first = (rows < M) & (part == 0)
+            target = _first(output, done, part, output_row, output_column, ROWS, WORDS)
+            put_numbers(target + written, result, _row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
+            first = known & (part == 0)
             if mean is not None:
                 put(mean + rows * mean_stride, high(centre), first)
             if rstd is not None:
