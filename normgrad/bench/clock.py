@@ -17,6 +17,8 @@ BATCH = 5e-4
 #: How long the processor rests before a contender's turn: OpenMP's threads keep a core busy for several milliseconds
 #: after their work, and whoever came next would share it with them.
 REST = 0.02
+#: How long calls that are not timed go on after it: threads that slept take several calls to find their cores again.
+WARM_UP = 0.01
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 300
 _MOST_CALLS = 10_000
 
@@ -39,9 +41,12 @@ class Clock(Protocol):
 
 
 def wall_clock(run: Run, calls: int) -> float:
-    """Time on the host, after a rest; a call that is not timed leaves the caches as a loop of calls would."""
+    """Time on the host, after a rest; calls that are not timed leave caches and threads as a loop of calls would."""
     time.sleep(REST)
+    start = time.perf_counter()
     run()
+    while time.perf_counter() - start < WARM_UP:
+        run()
     repeat = range(calls)
     start = time.perf_counter()
     for _ in repeat:
@@ -99,7 +104,7 @@ def measure(
     with _no_collection():
         for name, run in runs.items():
             calls[name], seconds = _calls_to_fill(run, batch, clock)
-            round_time += (calls[name] + 1) * seconds + (REST if clock is wall_clock else 0.0)
+            round_time += (calls[name] + 1) * seconds + (REST + WARM_UP if clock is wall_clock else 0.0)
         rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget / round_time))) if runs else 0
         seconds_of: dict[str, list[float]] = {name: [] for name in runs}
         for order in _orders(list(runs), rounds):

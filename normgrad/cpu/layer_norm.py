@@ -20,7 +20,7 @@ from normgrad.cpu.variants import Kernel
 
 _BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
-_SHARED_FROM = 1 << 17  # elements: below, one thread is faster
+_SHARED_FROM = 1 << 18  # elements: below, one thread is faster
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _PAIR = 32  # columns that are worked on at once
 _FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients

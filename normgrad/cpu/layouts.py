@@ -20,7 +20,7 @@ _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
 _GRAIN = 32768  # elements that are taken at a time
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
-SHARED_FROM = 1 << 17  # elements: below, one thread is faster
+SHARED_FROM = 1 << 18  # elements: below, one thread is faster
 _LANES = 32
 
 
