@@ -1,0 +1,143 @@
+"""Writes the tables of ``docs/performance.md`` from what was measured, of the grid too where that was.
+
+normgrad bench --startup --json benchmarks/results/cpu_2_cores.json --csv benchmarks/results/cpu_2_cores.csv
+normgrad bench --grid --json benchmarks/results/cpu_2_cores_grid.json --csv benchmarks/results/cpu_2_cores_grid.csv
+python benchmarks/cpu_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from normgrad.bench.cases import TARGETS
+from normgrad.bench.results import geometric_mean
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "cpu_2_cores.json"
+GRID = RESULTS.with_name("cpu_2_cores_grid.json")
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+SMALL = 1 << 20  # bytes: below, the limit says little
+ORDERS = {"contiguous": "", "channels_last": "last"}
+
+Row = dict[str, Any]
+Case = dict[str, Row]  # by contender
+
+
+def cases(rows: Iterable[Row]) -> Iterator[Case]:
+    """The measurements of every case together; who was wrong or took no part is not among them."""
+    for _, group in groupby(rows, lambda row: tuple(row[k] for k in ("operator", "shape", "group", "dtype", "layout"))):
+        found = {row["contender"]: row for row in group if row["seconds"] is not None}
+        if "normgrad" in found:
+            yield found
+
+
+def table(titles: list[str], rows: Iterable[list[str]]) -> list[str]:
+    """In Markdown, with an empty line after it."""
+    return ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles), *(f"| {' | '.join(r)} |" for r in rows), ""]
+
+
+def name_of(case: Case) -> str:
+    """An operator, its sizes, dtype and order."""
+    row = case["normgrad"]
+    group = "" if row["group"] is None else f" / {row['group']}"
+    return f"`{row['operator']}` {row['shape']}{group} {row['dtype']} {ORDERS[row['layout']]}".rstrip()
+
+
+def times_pytorch(case: Case, ours: str = "normgrad") -> float | None:
+    """PyTorch's time over ours."""
+    return case["PyTorch"]["seconds"] / case[ours]["seconds"] if "PyTorch" in case else None
+
+
+def means(found: list[Case]) -> list[str]:
+    """A row for each operator, dtype and order."""
+    groups: dict[tuple[str, str, str], list[Case]] = {}
+    for case in found:
+        row = case["normgrad"]
+        if row["bytes"] >= SMALL:
+            groups.setdefault((row["operator"], row["dtype"], row["layout"]), []).append(case)
+    rows = []
+    for (operator, dtype, layout), group in groups.items():
+        shares = [case["normgrad"]["of_limit"] for case in group]
+        speeds = [speed for case in group if (speed := times_pytorch(case)) is not None]
+        error = max(case["normgrad"]["error_of_bound"] for case in group)
+        mean, target = geometric_mean(shares) or 0.0, TARGETS.get(operator)
+        verdict = ""
+        if target is not None:
+            reached = min(shares) >= target.every_case and mean >= target.geometric_mean
+            verdict = f"{target.every_case:.0%} and {target.geometric_mean:.0%}: {'' if reached else 'not '}reached"
+        against = f"{geometric_mean(speeds):.2f}" if speeds else "–"
+        cells = [f"{min(shares):.0%}", f"{mean:.0%}", against, f"{error:.3f}", verdict]
+        rows.append([f"`{operator}`", dtype, ORDERS[layout], *cells])
+    return table(["operator", "dtype", "order", "worst", "mean", "× PyTorch", "error / bound", "target"], rows)
+
+
+def below(found: list[Case]) -> list[str]:
+    """The cases below their operator's target for every case, furthest first."""
+    rows = []
+    for case in sorted(found, key=lambda case: case["normgrad"]["of_limit"] or 0.0):
+        row = case["normgrad"]
+        target = TARGETS.get(row["operator"])
+        if row["bytes"] >= SMALL and target is not None and row["of_limit"] < target.every_case:
+            speed = times_pytorch(case)
+            rows.append([name_of(case), f"{row['of_limit']:.0%}", "–" if speed is None else f"{speed:.2f}"])
+    return table(["case below its target", "of limit", "× PyTorch"], rows)
+
+
+def slower(found: list[Case], title: str) -> list[str]:
+    """The cases in which PyTorch is faster than the plan's run or, where it was timed, the plain call; worst first."""
+    compared, behind = 0, []
+    for case in found:
+        speeds = [times_pytorch(case, ours) for ours in ("normgrad", "normgrad call") if ours in case]
+        known = [speed for speed in speeds if speed is not None]
+        compared += bool(known)
+        if min(known, default=1.0) < 1:
+            behind.append((min(known), [name_of(case), *(f"{speed:.2f}" for speed in known), ""][:3]))
+    lines = [f"{title}: slower than PyTorch in {len(behind)} of {compared} cases.", ""]
+    if behind:
+        lines += table(["case", "plan, × PyTorch", "call, × PyTorch"], [cells for _, cells in sorted(behind)])
+    return lines
+
+
+def calls(stored: dict[str, Any]) -> list[str]:
+    """What whole calls cost, and the start."""
+    rows = [
+        [entry["case"], *(f"{1e6 * seconds:.1f}" for seconds in entry["seconds"].values())]
+        for entry in stored["overhead"]
+    ]
+    lines = ["Whole calls on small data, µs:", "", *table(["case", *stored["overhead"][0]["seconds"]], rows)]
+    if stored["startup"]:
+        rows = [[_told(value) for value in entry.values()] for entry in stored["startup"]]
+        lines += [
+            "The first call in a fresh process:",
+            "",
+            *table([name.replace("_", " ") for name in stored["startup"][0]], rows),
+        ]
+    return lines
+
+
+def _told(value: Any) -> str:
+    return f"{value:.2f} s" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    """Put the tables into the page."""
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+    machine, found = stored["machine"], list(cases(stored["results"]))
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("numpy", "numba", "torch"))
+    lines = [f"{machine['processor']}, {machine['cores']} cores, {versions}, {machine['date'][:10]}.", ""]
+    lines += means(found) + below(found) + slower(found, "The default sizes") + calls(stored)
+    if GRID.exists():
+        grid = json.loads(GRID.read_text(encoding="utf-8"))
+        lines += slower(list(cases(grid["results"])), "The grid")
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(before + BEGIN + "\n".join(lines) + END + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
