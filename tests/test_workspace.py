@@ -12,6 +12,7 @@ from normgrad import ContractError, Plan
 from normgrad.contract.view import Memory
 from support.dtypes import FLOATS
 from support.refusals import OUTPUTS, base_call, planned
+from support.six_channels import SIX_CHANNELS, six_channels
 
 GUARD = 64
 
@@ -42,6 +43,21 @@ def test_workspace_size_is_the_truth(backend: str, operator: str, dtype: str, of
     for name, value in by_us.items():
         if isinstance(value, np.ndarray):
             assert value.tobytes() == by_library[name].tobytes(), name
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("operator", sorted(SIX_CHANNELS))
+def test_what_a_workspace_holds_decides_nothing(backend: str, operator: str, dtype: str, channels_last: bool) -> None:
+    """Six channels leave most of a vector empty: no number, subnormal, NaN or huge, may reach a result from there."""
+    call = six_channels(operator, dtype, channels_last)
+    found = []
+    for number in (0, 1, 0x7FC00000, 0x7F000000):
+        plan = planned(operator, call)
+        workspace = np.full(plan.workspace_size // 4 + 1, number, np.int32).view(np.uint8)[: plan.workspace_size]
+        plan.run(workspace)
+        found.append([call[name].tobytes() for name in OUTPUTS[operator]])
+    assert all(these == found[0] for these in found)
 
 
 def test_one_byte_short(backend: str) -> None:

@@ -291,7 +291,7 @@ def batch_norm_elemt_backward(desc, kind, layout):
     if fetch_add(p, FIRST, 1) == 0:
         fine = channel_gradients(kind, columns, desc, desc[TABLES])
         if columns:
-            mark_all(desc[TABLES], desc[PITCH], fine)
+            mark_all(kind, desc, desc[TABLES], fine)
         fetch_add(p, FIRST + 1, 1)
     finish_phase(p, FIRST, 0, 1)
     _make_all(kind, layout, BACKWARD, desc, p, columns)
@@ -306,7 +306,7 @@ def batch_norm_elemt(desc, kind, layout):
     if fetch_add(p, FIRST, 1) == 0:
         fine = channel_normals(kind, columns, desc, desc[TABLES])
         if columns:
-            mark_all(desc[TABLES], desc[PITCH], fine)
+            mark_all(kind, desc, desc[TABLES], fine)
         fetch_add(p, FIRST + 1, 1)
     finish_phase(p, FIRST, 0, 1)
     _make_all(kind, layout, FORWARD, desc, p, columns)

@@ -155,7 +155,7 @@ def _settle_columns_backward(kind, layout, direction, desc, unit, table):
     fine = True
     for q in range(desc[GROUPS]):
         fine = group_gradients(kind, True, desc, unit, q, table) and fine
-    mark_all(table, desc[PITCH], fine)
+    mark_all(kind, desc, table, fine)
 
 
 @device
@@ -164,7 +164,7 @@ def _settle_columns_forward(kind, layout, direction, desc, unit, table):
     fine = True
     for q in range(desc[GROUPS]):
         fine = group_statistics(kind, True, desc, unit, q, table, eps) and fine
-    mark_all(table, desc[PITCH], fine)
+    mark_all(kind, desc, table, fine)
 
 
 @device

@@ -49,8 +49,11 @@ def _fill(table, pitch, lane, first, second, third, fourth, fine):
 
 
 @device
-def mark_all(table, pitch, fine):
-    """In columns one flag speaks for all channels: they stand in one vector."""
+def mark_all(kind, desc, table, fine):
+    """In columns one flag speaks for all channels, which share vectors; lanes without a channel are to give zeros."""
+    pitch = desc[PITCH]
+    for c in range(desc[CHANNELS], pitch):
+        _fill(table, pitch, lane_of_column(kind, c), 0.0, 0.0, 0.0, 0.0, True)
     store(F32, table, 4 * pitch, np.float32(fine))
 
 
