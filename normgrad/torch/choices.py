@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from normgrad.torch.outputs import order_of
+
 _16_BITS = (torch.float16, torch.bfloat16)
-_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 #: float32 on a CPU: below so many elements the way to a kernel in Python takes longer than all of PyTorch's work, and
 #: both passes are PyTorch's.
@@ -45,7 +46,7 @@ def our_group_norm(input: Tensor, places: int, weight: Tensor | None) -> bool:
         return True
     if input.is_contiguous():
         return input.dtype == torch.float16 and input.numel() >= LEAST_FLOAT16
-    if not any(input.is_contiguous(memory_format=last) for last in _CHANNELS_LAST.get(input.dim(), ())):
+    if order_of(input) == torch.contiguous_format:
         return True  # PyTorch's would need a copy
     return input.dtype in _16_BITS and places <= MOST_PLACES_LAST
 

@@ -17,8 +17,8 @@ from torch.autograd import forward_ad
 
 from normgrad.torch.choices import all_is_pytorchs, our_group_norm, our_layer_norm
 from normgrad.torch.library import RUN
+from normgrad.torch.outputs import DTYPES
 
-_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _MOST_DIMENSIONS = 8
 
@@ -62,7 +62,7 @@ def _as_autocast_has_it(*tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors in float32 where PyTorch's autocast casts these functions' arguments: on CUDA."""
     data = tensors[0]
     if data is not None and data.is_cuda and torch.is_autocast_enabled("cuda"):
-        return tuple(tensor.float() if tensor is not None and tensor.dtype in _DTYPES else tensor for tensor in tensors)
+        return tuple(tensor.float() if tensor is not None and tensor.dtype in DTYPES else tensor for tensor in tensors)
     return tensors
 
 
@@ -71,7 +71,7 @@ def _is_taken(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool
     dtype = input.dtype
     given = [parameter.dtype for parameter in (weight, bias) if parameter is not None]
     return (
-        dtype in _DTYPES
+        dtype in DTYPES
         and (input.is_cpu or input.is_cuda)
         and input.dim() <= _MOST_DIMENSIONS
         and (not given or (given[0] in (dtype, torch.float32) and given[0] == given[-1]))

@@ -14,6 +14,18 @@ from torch import Tensor
 Results = tuple[Tensor | None, ...]
 
 
+#: The data that the contract takes.
+DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
+def order_of(input: Tensor) -> torch.memory_format:
+    """Channels last where a tensor lies so and not otherwise contiguous."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim(), torch.contiguous_format)
+    if input.is_contiguous() or not input.is_contiguous(memory_format=layout):
+        return torch.contiguous_format
+    return layout
+
+
 def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
     return like.new_empty(shape, dtype=torch.float32)
 

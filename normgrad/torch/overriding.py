@@ -19,9 +19,7 @@ from normgrad.contract.status import RUNTIME, ContractError
 from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
 from normgrad.torch.kernels import TorchKernel, are_plain
-from normgrad.torch.outputs import Results
-
-_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+from normgrad.torch.outputs import DTYPES, Results, order_of
 
 
 def _layer_norm_results(
@@ -55,15 +53,8 @@ def _group_norm_results(
     """As PyTorch lays them out: channels last on the CPU where the input is, otherwise contiguous."""
     dtype = mean.dtype if weight is None else weight.dtype
     parameters = [input.new_empty(C, dtype=dtype) if wanted else None for wanted in output_mask[1:]]
-    layout = _channels_last(input) if input.is_cpu else torch.contiguous_format
+    layout = order_of(input) if input.is_cpu else torch.contiguous_format
     return torch.empty_like(input, memory_format=layout) if output_mask[0] else None, *parameters
-
-
-def _channels_last(input: Tensor) -> torch.memory_format:
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim(), torch.contiguous_format)
-    if input.is_contiguous() or not input.is_contiguous(memory_format=layout):
-        return torch.contiguous_format
-    return layout
 
 
 def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
@@ -74,7 +65,7 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
         found = kernel.recalled(args) if _in_force else None
         if found is not None:
             return found
-        if _in_force and args[1].dtype in _DTYPES and are_plain(args):
+        if _in_force and args[1].dtype in DTYPES and are_plain(args):
             try:
                 return kernel(*args)
             except ContractError as error:
