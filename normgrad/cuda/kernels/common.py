@@ -168,6 +168,31 @@ def numbers(data, KIND: tl.constexpr):
 
 
 @triton.jit
+def precise(data, KIND: tl.constexpr):
+    """Loaded data as the formulas take it: float32 as float64, so that results have one rounding; 16 bits as float32.
+
+    Made anew wherever it is needed, as ``numbers`` are.
+    """
+    if data.dtype != tl.float32:
+        result = numbers(data, KIND)
+    elif INTERPRETED:
+        result = data.to(tl.float64)
+    else:
+        result = tl.inline_asm_elementwise("cvt.f64.f32 $0, $1;", "=d,f", [data], tl.float64, is_pure=False, pack=1)
+    return result
+
+
+@triton.jit
+def away_from(values, centre):
+    """How far values are from a centre of float64, in their own precision."""
+    if values.dtype == tl.float64:
+        result = values - centre
+    else:
+        result = values - high(centre) - low(centre)
+    return result
+
+
+@triton.jit
 def put_numbers(pointers, values, mask, SHAPE: tl.constexpr, KIND: tl.constexpr):
     """Store float32 numbers as the data comes: one by one, or as pairs; SHAPE is that of the pairs, and 2."""
     if KIND == SINGLE:
@@ -191,19 +216,23 @@ def again(value):
 
 @triton.jit
 def add_with_rest(total, rest, value):
-    """Add to a float32 sum and collect in ``rest`` what rounding left out.
+    """Add to a sum and collect in ``rest`` what rounding left out of it, if it is float32; of float64 that is nothing.
 
     Exactly where the sum is larger than the value, and otherwise but for a rounding or two of the value: all in all
     that is a rounding or two of the sum of the values' sizes, however many they are.
     """
     grown = total + value
-    return grown, rest + (value - (grown - total))
+    if total.dtype == tl.float32:
+        rest += value - (grown - total)
+    return grown, rest
 
 
 @triton.jit
 def rounded_sum(total, rest):
     """A sum with what rounding left out of it; that is NaN where the sum is infinite."""
-    return tl.where(rest == rest, total + rest, total)
+    if total.dtype == tl.float32:
+        total = tl.where(rest == rest, total + rest, total)
+    return total
 
 
 @triton.jit
@@ -230,14 +259,14 @@ def sum_pair(first, second, axis: tl.constexpr):
 
 @triton.jit
 def _bits(value):
-    """float32 as the low half of an int64; any NaN as the usual one, so that no value looks EMPTY."""
-    usual = tl.where(value == value, value, float("nan"))
+    """A value as float32 in the low half of an int64; any NaN as the usual one, so that no value looks EMPTY."""
+    usual = tl.where(value == value, value, float("nan")).to(tl.float32)
     return usual.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
 
 
 @triton.jit
 def publish(first, second, slots, mask):
-    """Write two float32 values to a slot of 8 bytes, so that they arrive together."""
+    """Write two values as float32 to a slot of 8 bytes, so that they arrive together."""
     tl.atomic_xchg(slots, _bits(first) | (_bits(second) << 32), mask=mask, sem="relaxed")
 
 

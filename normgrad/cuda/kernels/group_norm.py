@@ -15,6 +15,7 @@ from normgrad.cuda.kernels.common import (
     SINGLE,
     SUMS,
     WHOLE,
+    away_from,
     collect,
     collect_wide,
     divided,
@@ -22,8 +23,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
-    low,
-    numbers,
+    precise,
     publish,
     publish_wide,
     put,
@@ -179,8 +179,8 @@ def group_norm_backward(
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known_channels, other=0.0))
         if PHASE != OUTPUTS:
-            g = numbers(dy, PAIRS)
-            x_hat = (numbers(x, PAIRS) - mu[:, None, None]) * rs[:, None, None]
+            g = precise(dy, PAIRS)
+            x_hat = (precise(x, PAIRS) - mu[:, None, None]) * rs[:, None, None]
             if MASKED:
                 x_hat = tl.where(in_tile, x_hat, 0.0)  # 0·Inf must not reach the sums
             sum_g, sum_gx = sum_pair(g, g * x_hat, 2)
@@ -212,13 +212,13 @@ def group_norm_backward(
                 all_g, all_gx = collect(slot, given, PHASE == WHOLE)
                 sum_g = settled(tl.sum(all_g, axis=1), GROUPS)
                 sum_gx = settled(tl.sum(all_gx, axis=1), GROUPS)
-            mean_g = (sum_g.to(tl.float64) * per_group).to(tl.float32)[:, None, None]
-            mean_gx = (sum_gx.to(tl.float64) * per_group).to(tl.float32)[:, None, None]
-            g = numbers(dy, PAIRS)
+            g = precise(dy, PAIRS)
+            mean_g = (sum_g.to(tl.float64) * per_group).to(g.dtype)[:, None, None]
+            mean_gx = (sum_gx.to(tl.float64) * per_group).to(g.dtype)[:, None, None]
             if weight is not None:
                 g *= scale[:, :, None]
             slope = rs[:, None, None] * mean_gx
-            result = rs[:, None, None] * (g - mean_g - (numbers(x, PAIRS) - mu[:, None, None]) * slope)
+            result = rs[:, None, None] * (g - mean_g - (precise(x, PAIRS) - mu[:, None, None]) * slope)
             target = _first(grad_input, sample, channel, word, grad_input_sample, grad_input_channel, grad_input_place)
             mask = _tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
@@ -296,10 +296,10 @@ def group_norm_forward(
         x_at = _first(input, sample, channel, word, input_sample, input_channel, input_place)
         x = tl.load(x_at + read, mask=_tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
-            values = numbers(x, PAIRS)
             # In float64, since the output near the mean is only as precise as the mean is.
-            centre = divided(tl.sum(tl.sum(values.to(tl.float64), axis=2), axis=1), count, per_part)
-            away = values - high(centre)[:, None, None] - low(centre)[:, None, None]
+            total = tl.sum(tl.sum(precise(x, PAIRS).to(tl.float64), axis=2), axis=1)
+            centre = divided(total, count, per_part)
+            away = away_from(precise(x, PAIRS), centre[:, None, None])
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
             squares = tl.sum(tl.sum(away * away, axis=2), axis=1).to(tl.float64)
@@ -321,9 +321,9 @@ def group_norm_forward(
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
                 centre = settled(centre, GROUPS)
                 squares = settled(squares, GROUPS)
-            inverse = (1.0 / tl.sqrt(squares * per_group + eps)).to(tl.float32)
-            away = numbers(x, PAIRS) - high(centre)[:, None, None] - low(centre)[:, None, None]
-            result = away * inverse[:, None, None]
+            inverse = 1.0 / tl.sqrt(squares * per_group + eps)
+            away = away_from(precise(x, PAIRS), centre[:, None, None])
+            result = away * inverse.to(away.dtype)[:, None, None]
             if weight is not None:
                 result *= wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
             if bias is not None:
@@ -334,7 +334,7 @@ def group_norm_forward(
             statistic = int64(sample) * group + groups
             first = known & (part == 0)
             put(mean + statistic * mean_stride, high(centre), first)
-            put(rstd + statistic * rstd_stride, inverse, first)
+            put(rstd + statistic * rstd_stride, high(inverse), first)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     add_with_rest,
+    away_from,
     collect,
     collect_wide,
     divided,
@@ -24,8 +25,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
-    low,
-    numbers,
+    precise,
     publish,
     publish_wide,
     put,
@@ -89,6 +89,7 @@ def group_norm_backward_channels(
     """The gradients of the blocks of groups of a team, a stretch of places per program."""
     LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
     HELD: tl.constexpr = STEPS == 1
+    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
@@ -136,22 +137,22 @@ def group_norm_backward_channels(
             scale = wide(tl.load(weight + channel + within, mask=known, other=0.0))
         if PHASE != OUTPUTS:
             if HELD:
-                g = numbers(dy, PAIRS)
-                x_hat = (numbers(x, PAIRS) - mu[None, :]) * rs[None, :]
+                g = precise(dy, PAIRS)
+                x_hat = (precise(x, PAIRS) - mu[None, :]) * rs[None, :]
                 if MASKED:  # 0·Inf must not reach the sums
                     x_hat = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), x_hat, 0.0)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 0)
             else:
-                all_g = tl.zeros((PLACES, CHANNELS), tl.float32)
-                all_gx = tl.zeros((PLACES, CHANNELS), tl.float32)
+                all_g = tl.zeros((PLACES, CHANNELS), PRECISION)
+                all_gx = tl.zeros((PLACES, CHANNELS), PRECISION)
                 rest_g = tl.zeros((PLACES, CHANNELS), tl.float32)
                 rest_gx = tl.zeros((PLACES, CHANNELS), tl.float32)
                 for step in tl.range(0, STEPS, num_stages=STAGES):
                     ahead = int64(step) * PLACES
                     mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                     x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
-                    g = numbers(tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0), PAIRS)
-                    x_hat = (numbers(x, PAIRS) - mu[None, :]) * rs[None, :]
+                    g = precise(tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0), PAIRS)
+                    x_hat = (precise(x, PAIRS) - mu[None, :]) * rs[None, :]
                     if MASKED:
                         x_hat = tl.where(tile_mask(begin + ahead, HxW, known, PLACES, MASKED), x_hat, 0.0)
                     all_g, rest_g = add_with_rest(all_g, rest_g, g)
@@ -193,8 +194,8 @@ def group_norm_backward_channels(
                 all_sums, all_sums_x = collect(slot, given, PHASE == WHOLE)
                 sum_g = tl.sum(all_sums, axis=1)
                 sum_gx = tl.sum(all_sums_x, axis=1)
-            mean_g = (sum_g.to(tl.float64) * per_group).to(tl.float32)
-            mean_gx = (sum_gx.to(tl.float64) * per_group).to(tl.float32)
+            mean_g = (sum_g.to(tl.float64) * per_group).to(PRECISION)
+            mean_gx = (sum_gx.to(tl.float64) * per_group).to(PRECISION)
             mean_g = of_channels(mean_g, D, CHANNELS, PADDED_GROUPS)[None, :]
             slope = (rs * of_channels(mean_gx, D, CHANNELS, PADDED_GROUPS))[None, :]
             target = grad_input + int64(sample) * grad_input_sample + int64(word) * grad_input_channel
@@ -208,10 +209,10 @@ def group_norm_backward_channels(
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
                     dy = tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0)
-                g = numbers(dy, PAIRS)
+                g = precise(dy, PAIRS)
                 if weight is not None:
                     g *= scale[None, :]
-                result = rs[None, :] * (g - mean_g - (numbers(x, PAIRS) - mu[None, :]) * slope)
+                result = rs[None, :] * (g - mean_g - (precise(x, PAIRS) - mu[None, :]) * slope)
                 put_numbers(target + ahead * grad_input_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)
 
 
@@ -255,6 +256,7 @@ def group_norm_forward_channels(
     """The normalised groups of a team and their statistics, a stretch of places per program."""
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     HELD: tl.constexpr = STEPS == 1
+    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
@@ -302,7 +304,7 @@ def group_norm_forward_channels(
                 about = first_of_pair(about, PAIRS)
             about = tl.where(about - about == 0.0, about, 0.0).to(tl.float64)
             if HELD:
-                away = numbers(x, PAIRS).to(tl.float64) - about[None, :]
+                away = precise(x, PAIRS).to(tl.float64) - about[None, :]
                 away = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), away, 0.0)
                 sum_away, sum_squares = sum_pair(away, away * away, 0)
             else:
@@ -312,7 +314,7 @@ def group_norm_forward_channels(
                     ahead = int64(step) * PLACES
                     mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                     x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
-                    away = numbers(x, PAIRS).to(tl.float64) - about[None, :]
+                    away = precise(x, PAIRS).to(tl.float64) - about[None, :]
                     away = tl.where(tile_mask(begin + ahead, HxW, known, PLACES, MASKED), away, 0.0)
                     all_away += away
                     all_squares += away * away
@@ -346,12 +348,11 @@ def group_norm_forward_channels(
                 centre = divided(tl.sum(tl.where(given, centres * counts[None, :], 0.0), axis=1), whole, per_group)
                 apart = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts[None, :], 0.0), axis=1)
-            inverse = (1.0 / tl.sqrt(squares * per_group + eps)).to(tl.float32)
+            inverse = 1.0 / tl.sqrt(squares * per_group + eps)
             put(mean + statistic * mean_stride, high(centre), known_groups & (part == 0))
-            put(rstd + statistic * rstd_stride, inverse, known_groups & (part == 0))
-            near = of_channels(high(centre), D, CHANNELS, PADDED_GROUPS)[None, :]
-            rest = of_channels(low(centre), D, CHANNELS, PADDED_GROUPS)[None, :]
-            scale = of_channels(inverse, D, CHANNELS, PADDED_GROUPS)[None, :]
+            put(rstd + statistic * rstd_stride, high(inverse), known_groups & (part == 0))
+            centre = of_channels(centre, D, CHANNELS, PADDED_GROUPS)[None, :]
+            scale = of_channels(inverse, D, CHANNELS, PADDED_GROUPS).to(PRECISION)[None, :]
             if weight is not None:
                 factor = wide(tl.load(weight + channel + within, mask=known, other=0.0))[None, :]
             if bias is not None:
@@ -363,7 +364,7 @@ def group_norm_forward_channels(
                 mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
-                result = (numbers(x, PAIRS) - near - rest) * scale
+                result = away_from(precise(x, PAIRS), centre) * scale
                 if weight is not None:
                     result *= factor
                 if bias is not None:
