@@ -25,7 +25,8 @@ class Chip:
 class RowTile:
     """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
 
-    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor.
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
+    follow ``later`` turns after the sums.
     """
 
     rows: int
@@ -35,6 +36,7 @@ class RowTile:
     resident: int
     prefetch: bool = True
     stages: int = 1
+    later: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class StreamTile:
 
 @dataclass(frozen=True, slots=True)
 class SumsTile:
-    """A tile of BatchNorm's sums: as ``StreamTile``, four of them at a time, by ``resident`` programs."""
+    """A tile of BatchNorm's sums: as ``StreamTile``, ``FOLD`` numbers of which are added up at once."""
 
     rows: int
     places: int
@@ -90,7 +92,7 @@ class SumsTile:
     resident: int
     stages: int
 
-    TILES: ClassVar[int] = 4
+    FOLD: ClassVar[int] = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +312,10 @@ def stream_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjace
 
 
 def sums_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> SumsTile:
-    """The tile for BatchNorm's sums: a vector of 16 bytes a thread, which keeps sums for each of its elements."""
+    """The tile for BatchNorm's sums: vectors of 16 bytes a thread, which keeps sums for each element of one."""
     warps, resident = 4, 4
-    room = min(warps * 512 // itemsize, chip.largest_tile)
-    stages = staged(3, resident, 2 * SumsTile.TILES * room * itemsize, chip)
+    room = min(SumsTile.FOLD * warps * 512 // itemsize, chip.largest_tile)
+    stages = staged(3, resident, 2 * room * itemsize, chip)
     return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, resident, stages)
 
 

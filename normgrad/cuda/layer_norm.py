@@ -11,7 +11,7 @@ from normgrad.contract.plan import Problem
 from normgrad.cuda.configurations import Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
 from normgrad.cuda.launch import float64_bits
-from normgrad.cuda.problem import Operand, Steps, paired
+from normgrad.cuda.problem import Operand, Steps, paired, paired_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 
@@ -60,6 +60,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
                 **_constants(tile, N, [grad_out, x, grad_input]),
                 "PREFETCH": tile.prefetch,
                 "STAGES": tile.stages,
+                "LATER": tile.later,
                 "PAIRS": pairs,
                 "WANT_INPUT": want_input,
                 "WANT_WEIGHT": "grad_weight" in wanted,
@@ -81,7 +82,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
     pairs, (x, output) = paired([steps.data("input", (M, N)), steps.output("output", (M, N))], N)
-    vectors = [steps.vector(name) for name in ("weight", "bias")]
+    vectors = [paired_vector(steps.vector(name), pairs) for name in ("weight", "bias")]
     mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
     tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
     counts = M, N, float64_bits(problem.attributes["eps"]), teams.count
@@ -92,6 +93,6 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         kernels.layer_norm_forward,
         tile,
         [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, N, [x, output]) | {"STAGES": tile.stages, "PAIRS": pairs},
+        _constants(tile, N, [x, output]) | {"STAGES": tile.stages, "LATER": tile.later, "PAIRS": pairs},
     )
     return steps

@@ -15,7 +15,8 @@ from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
 from normgrad.cuda.configurations import blocks, power_of_two
-from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, FLOAT16_PAIRS, SINGLE, copy_strided, sum_columns
+from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, FLOAT16_PAIRS, SINGLE
+from normgrad.cuda.kernels.memory import copy_strided, sum_columns
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
@@ -174,6 +175,14 @@ def paired(operands: Sequence[Operand], side_by_side: int, axis: int = -1) -> tu
     if kind == SINGLE.value or side_by_side % 2 or not (even and begin_well):
         return SINGLE.value, list(operands)
     return kind, [_as_pairs(operand) for operand in operands]
+
+
+def paired_vector(vector: Argument, pairs: int) -> Argument:
+    """A vector of 16 bits as pairs too, beside data that comes as pairs, where its memory allows it."""
+    if pairs == SINGLE.value or not isinstance(vector, Given | Scratch) or vector.dtype not in _PAIRS:
+        return vector
+    aligned = isinstance(vector, Scratch) or vector.aligned
+    return replace(vector, dtype=INT32) if aligned else vector
 
 
 def _as_pairs(operand: Operand) -> Operand:
