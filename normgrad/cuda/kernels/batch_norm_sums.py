@@ -1,8 +1,8 @@
 """The sums over a channel that synchronised BatchNorm is made of; tiles as in ``batch_norm_tiles``.
 
 A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own for each element of
-a vector, so that none waits for another before the end; of a few numbers at a time, whose sum is float32 where the data
-has 16 bits. Another launch takes the parts together.
+a vector, so that none waits for another before the end; of a few numbers at a time, whose sum is float32 where those
+have 16 bits. Another launch takes the parts together.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ def data_of(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
-    """A tile as the sums take it: float32 as float64, 16 bits as float32."""
+    """A tile of data in a wider dtype."""
     at = tile_at(
         pointer, rows, place_blocks, block, sample_stride, channel_stride, place_stride, PLACES, CHANNELS, WIDE
     )
     if MASKED:
-        values = wide(tl.load(at, mask=mask, other=0.0))
+        values = tl.load(at, mask=mask, other=0.0)
     else:
-        values = wide(tl.load(at))
-    if pointer.dtype.element_ty == tl.float32:
-        values = values.to(tl.float64)
-    return values
+        values = tl.load(at)
+    return wide(values).to(DTYPE)
 
 
 @triton.jit
@@ -95,8 +94,9 @@ def _add_sums(
     """The sums, with those of one more tile."""
     rows = rows_from(first, ROWS, WIDE)
     mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    dy = data_of(grad_out, rows, mask, place_blocks, block, *grad_out_strides, PLACES, CHANNELS, MASKED, WIDE)
-    x = data_of(input, rows, mask, place_blocks, block, *input_strides, PLACES, CHANNELS, MASKED, WIDE)
+    WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
+    dy = data_of(grad_out, rows, mask, place_blocks, block, *grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
+    x = data_of(input, rows, mask, place_blocks, block, *input_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
     xmu = x - centre
     if MASKED:
         xmu = tl.where(mask, xmu, 0.0)  # no 0·Inf in the sums
