@@ -26,7 +26,7 @@ class RowTile:
     """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
 
     ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
-    follow ``later`` turns after the sums.
+    follow ``later`` turns after the sums. ``exact``: sums of float32 are those of float64, which takes small tiles.
     """
 
     rows: int
@@ -37,6 +37,7 @@ class RowTile:
     prefetch: bool = True
     stages: int = 1
     later: int = 1
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

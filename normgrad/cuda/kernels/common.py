@@ -176,41 +176,6 @@ def numbers(data, KIND: tl.constexpr):
 
 
 @triton.jit
-def precise(data, KIND: tl.constexpr):
-    """Loaded data as the formulas take it: float32 as float64, so that results have one rounding; 16 bits as float32.
-
-    Made anew wherever it is needed, as ``numbers`` are.
-    """
-    if data.dtype != tl.float32:
-        result = numbers(data, KIND)
-    elif INTERPRETED:
-        result = data.to(tl.float64)
-    else:
-        result = tl.inline_asm_elementwise("cvt.f64.f32 $0, $1;", "=d,f", [data], tl.float64, is_pure=False, pack=1)
-    return result
-
-
-@triton.jit
-def scaled(values, scale):
-    """Values times float32 numbers, which are made float64 here, if at all, rather than kept so."""
-    if values.dtype == tl.float64:
-        result = values * precise(scale, SINGLE)
-    else:
-        result = values * scale
-    return result
-
-
-@triton.jit
-def away_from(values, centre):
-    """How far values are from a centre of float64, in their own precision."""
-    if values.dtype == tl.float64:
-        result = values - centre
-    else:
-        result = values - high(centre) - low(centre)
-    return result
-
-
-@triton.jit
 def put_numbers(pointers, values, mask, SHAPE: tl.constexpr, KIND: tl.constexpr):
     """Store float32 numbers as the data comes: one by one, or as pairs; SHAPE is that of the pairs, and 2."""
     if KIND == SINGLE:

@@ -16,7 +16,6 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     add_with_rest,
-    away_from,
     collect,
     collect_wide,
     divided,
@@ -25,7 +24,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
-    precise,
+    numbers,
     publish,
     publish_wide,
     put,
@@ -35,6 +34,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import gradient, normalised, precise, summed
 from normgrad.cuda.kernels.group_norm_blocks import (
     known_channels,
     of_channels,
@@ -89,7 +89,8 @@ def group_norm_backward_channels(
     """The gradients of the blocks of groups of a team, a stretch of places per program."""
     LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
     HELD: tl.constexpr = STEPS == 1
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
+    # The roundings of few numbers are seen in their sums.
+    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS == 1 and HELD and D * PLACES <= 512
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
@@ -137,22 +138,22 @@ def group_norm_backward_channels(
             scale = wide(tl.load(weight + channel + within, mask=known, other=0.0))
         if PHASE != OUTPUTS:
             if HELD:
-                g = precise(dy, PAIRS)
-                x_hat = (precise(x, PAIRS) - mu[None, :]) * rs[None, :]
+                g = summed(dy, PAIRS, EXACT)
+                x_hat = (summed(x, PAIRS, EXACT) - mu[None, :]) * rs[None, :]
                 if MASKED:  # 0·Inf must not reach the sums
                     x_hat = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), x_hat, 0.0)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 0)
             else:
-                all_g = tl.zeros((PLACES, CHANNELS), PRECISION)
-                all_gx = tl.zeros((PLACES, CHANNELS), PRECISION)
+                all_g = tl.zeros((PLACES, CHANNELS), tl.float32)
+                all_gx = tl.zeros((PLACES, CHANNELS), tl.float32)
                 rest_g = tl.zeros((PLACES, CHANNELS), tl.float32)
                 rest_gx = tl.zeros((PLACES, CHANNELS), tl.float32)
                 for step in tl.range(0, STEPS, num_stages=STAGES):
                     ahead = int64(step) * PLACES
                     mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                     x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
-                    g = precise(tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0), PAIRS)
-                    x_hat = (precise(x, PAIRS) - mu[None, :]) * rs[None, :]
+                    g = numbers(tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0), PAIRS)
+                    x_hat = (numbers(x, PAIRS) - mu[None, :]) * rs[None, :]
                     if MASKED:
                         x_hat = tl.where(tile_mask(begin + ahead, HxW, known, PLACES, MASKED), x_hat, 0.0)
                     all_g, rest_g = add_with_rest(all_g, rest_g, g)
@@ -166,8 +167,8 @@ def group_norm_backward_channels(
                 tl.store(line, sum_g, mask=known)
             if WANT_INPUT:
                 if weight is not None:
-                    sum_g *= scale
-                    sum_gx *= scale
+                    sum_g = sum_g.to(tl.float64) * scale
+                    sum_gx = sum_gx.to(tl.float64) * scale
                 sum_g, sum_gx = of_groups(sum_g, sum_gx, member)
                 if PARTS > 1:
                     groups = channel // D + group_within
@@ -194,10 +195,11 @@ def group_norm_backward_channels(
                 all_sums, all_sums_x = collect(slot, given, PHASE == WHOLE)
                 sum_g = tl.sum(all_sums, axis=1)
                 sum_gx = tl.sum(all_sums_x, axis=1)
-            mean_g = (sum_g.to(tl.float64) * per_group).to(PRECISION)
-            mean_gx = (sum_gx.to(tl.float64) * per_group).to(PRECISION)
-            mean_g = of_channels(mean_g, D, CHANNELS, PADDED_GROUPS)[None, :]
-            slope = (rs * of_channels(mean_gx, D, CHANNELS, PADDED_GROUPS))[None, :]
+            mean_g = of_channels(sum_g.to(tl.float64) * per_group, D, CHANNELS, PADDED_GROUPS)[None, :]
+            mean_gx = of_channels(sum_gx.to(tl.float64) * per_group, D, CHANNELS, PADDED_GROUPS)[None, :]
+            by_channel = None
+            if weight is not None:
+                by_channel = scale[None, :]
             target = grad_input + int64(sample) * grad_input_sample + int64(word) * grad_input_channel
             target += begin * grad_input_place
             x_at = input + int64(sample) * input_sample + int64(word) * input_channel + begin * input_place
@@ -209,10 +211,8 @@ def group_norm_backward_channels(
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
                     dy = tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0)
-                g = precise(dy, PAIRS)
-                if weight is not None:
-                    g *= scale[None, :]
-                result = rs[None, :] * (g - mean_g - (precise(x, PAIRS) - mu[None, :]) * slope)
+                g, values = precise(dy, PAIRS), precise(x, PAIRS)
+                result = gradient(g, values, mu[None, :], rs[None, :], by_channel, mean_g, mean_gx)
                 put_numbers(target + ahead * grad_input_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)
 
 
@@ -256,7 +256,6 @@ def group_norm_forward_channels(
     """The normalised groups of a team and their statistics, a stretch of places per program."""
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     HELD: tl.constexpr = STEPS == 1
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
@@ -304,7 +303,7 @@ def group_norm_forward_channels(
                 about = first_of_pair(about, PAIRS)
             about = tl.where(about - about == 0.0, about, 0.0).to(tl.float64)
             if HELD:
-                away = precise(x, PAIRS).to(tl.float64) - about[None, :]
+                away = numbers(x, PAIRS).to(tl.float64) - about[None, :]
                 away = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), away, 0.0)
                 sum_away, sum_squares = sum_pair(away, away * away, 0)
             else:
@@ -314,7 +313,7 @@ def group_norm_forward_channels(
                     ahead = int64(step) * PLACES
                     mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                     x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
-                    away = precise(x, PAIRS).to(tl.float64) - about[None, :]
+                    away = numbers(x, PAIRS).to(tl.float64) - about[None, :]
                     away = tl.where(tile_mask(begin + ahead, HxW, known, PLACES, MASKED), away, 0.0)
                     all_away += away
                     all_squares += away * away
@@ -352,7 +351,9 @@ def group_norm_forward_channels(
             put(mean + statistic * mean_stride, high(centre), known_groups & (part == 0))
             put(rstd + statistic * rstd_stride, high(inverse), known_groups & (part == 0))
             centre = of_channels(centre, D, CHANNELS, PADDED_GROUPS)[None, :]
-            scale = of_channels(inverse, D, CHANNELS, PADDED_GROUPS).to(PRECISION)[None, :]
+            inverse = of_channels(inverse, D, CHANNELS, PADDED_GROUPS)[None, :]
+            factor = None
+            shift = None
             if weight is not None:
                 factor = wide(tl.load(weight + channel + within, mask=known, other=0.0))[None, :]
             if bias is not None:
@@ -364,9 +365,5 @@ def group_norm_forward_channels(
                 mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
-                result = away_from(precise(x, PAIRS), centre) * scale
-                if weight is not None:
-                    result *= factor
-                if bias is not None:
-                    result += shift
+                result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
                 put_numbers(target + ahead * output_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)

@@ -15,7 +15,6 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     apart,
-    away_from,
     collect,
     collect_wide,
     divided,
@@ -27,18 +26,18 @@ from normgrad.cuda.kernels.common import (
     kept,
     look,
     look_again,
-    precise,
+    numbers,
     publish,
     publish_wide,
     put,
     put_numbers,
-    scaled,
     settled,
     sum_pair,
     two_of,
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, summed
 
 
 @triton.jit
@@ -100,7 +99,7 @@ def layer_norm_backward(
     input,  # [M, N]
     mean,  # [M]
     rstd,  # [M]
-    weight,  # [N], in pairs perhaps, or None
+    weight,  # [N], or None
     grad_input,  # [M, N], or None
     partial,  # float32 [wanted, teams, N]: the weight sums of each team
     slots,  # int64 [M, PARTS]
@@ -123,6 +122,7 @@ def layer_norm_backward(
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
+    EXACT: tl.constexpr,  # the sums of float32 are those of float64
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
@@ -130,7 +130,6 @@ def layer_norm_backward(
 ):
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
     LAG: tl.constexpr = LATER if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     program = tl.program_id(0)
     part = program % PARTS
@@ -145,8 +144,9 @@ def layer_norm_backward(
     written = _offsets(grad_input_row, grad_input_column, ROWS, WORDS, WIDE)
     weight_sum = tl.zeros((COLUMNS,), tl.float64)
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
+    scale = None
     if weight is not None:
-        scale = _of_columns(weight, part, N, COLUMNS)
+        scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if PREFETCH:
         rows = indices(team, ROWS)
         mask = _row_mask(rows < M, word_in_row, MASKED)
@@ -191,8 +191,8 @@ def layer_norm_backward(
         rows = indices(tile, ROWS)
         mu = wide(mu)
         rs = wide(rs)
-        g = precise(dy, PAIRS)
-        x_hat = (precise(x, PAIRS) - mu[:, None]) * rs[:, None]
+        g = summed(dy, PAIRS, EXACT)
+        x_hat = (summed(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
@@ -203,7 +203,7 @@ def layer_norm_backward(
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:
-                    g = scaled(g, _unpacked(scale, PAIRS))
+                    g *= summed(scale, SINGLE, EXACT)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                 if PARTS > 1:
                     publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
@@ -228,13 +228,10 @@ def layer_norm_backward(
                 if PARTS > 1:
                     sum_g = settled(tl.sum(all_g, axis=1), ROWS)
                     sum_gx = settled(tl.sum(all_gx, axis=1), ROWS)
-                mean_g = (sum_g.to(tl.float64) * per_row).to(PRECISION)[:, None]
-                mean_gx = (sum_gx.to(tl.float64) * per_row).to(PRECISION)[:, None]
-                g = precise(dy, PAIRS)
-                if weight is not None:
-                    g = scaled(g, _unpacked(scale, PAIRS))
-                slope = rs[:, None] * mean_gx
-                result = rs[:, None] * (g - mean_g - (precise(x, PAIRS) - mu[:, None]) * slope)
+                mean_g = (sum_g.to(tl.float64) * per_row)[:, None]
+                mean_gx = (sum_gx.to(tl.float64) * per_row)[:, None]
+                g, values = precise(dy, PAIRS), precise(x, PAIRS)
+                result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
                 target = _first(grad_input, done, part, grad_input_row, grad_input_column, ROWS, WORDS)
                 mask = _row_mask(known, word_in_row, MASKED)
                 put_numbers(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
@@ -315,8 +312,9 @@ def layer_norm_forward(
         x = tl.load(_first(input, tile, part, input_row, input_column, ROWS, WORDS) + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
-            centre = divided(tl.sum(precise(x, PAIRS).to(tl.float64), axis=1), count, per_part)
-            away = away_from(precise(x, PAIRS), centre[:, None])
+            values = numbers(x, PAIRS)
+            centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
+            away = away_from(values, centre[:, None])
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
             squares = tl.sum(away * away, axis=1).to(tl.float64)
@@ -342,12 +340,13 @@ def layer_norm_forward(
                 centre = settled(centre, ROWS)
                 squares = settled(squares, ROWS)
             inverse = 1.0 / tl.sqrt(squares * per_row + eps)
-            away = away_from(precise(x, PAIRS), centre[:, None])
-            result = away * inverse.to(away.dtype)[:, None]
+            factor = None
+            term = None
             if weight is not None:
-                result = scaled(result, _unpacked(scale, PAIRS))
+                factor = _unpacked(scale, PAIRS)
             if bias is not None:
-                result = result + _unpacked(shift, PAIRS)
+                term = _unpacked(shift, PAIRS)
+            result = normalised(numbers(x, PAIRS), centre[:, None], inverse[:, None], factor, term)
             target = _first(output, done, part, output_row, output_column, ROWS, WORDS)
             put_numbers(target + written, result, _row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
