@@ -97,6 +97,6 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         kernels.layer_norm_forward,
         tile,
         [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, N, [x, output]) | {"STAGES": tile.stages, "LATER": tile.later, "PAIRS": pairs},
+        _constants(tile, N, [x, output]) | {"STAGES": tile.stages, "PAIRS": pairs},
     )
     return steps

@@ -24,8 +24,8 @@ def precise(data, KIND: tl.constexpr):
 
 
 @triton.jit
-def summed(data, KIND: tl.constexpr, EXACT: tl.constexpr):
-    """Loaded data as the sums take it: float32 as float64 where the sums are to be EXACT."""
+def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """Loaded data in float32, or where it is to be EXACT, as the formulas take it."""
     return precise(data, KIND) if EXACT else numbers(data, KIND)
 
 

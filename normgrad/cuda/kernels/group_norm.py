@@ -31,7 +31,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, summed
+from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, wider
 
 
 @triton.jit
@@ -180,8 +180,8 @@ def group_norm_backward(
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known_channels, other=0.0))
         if PHASE != OUTPUTS:
-            g = summed(dy, PAIRS, EXACT)
-            x_hat = (summed(x, PAIRS, EXACT) - mu[:, None, None]) * rs[:, None, None]
+            g = wider(dy, PAIRS, EXACT)
+            x_hat = (wider(x, PAIRS, EXACT) - mu[:, None, None]) * rs[:, None, None]
             if MASKED:
                 x_hat = tl.where(in_tile, x_hat, 0.0)  # 0·Inf must not reach the sums
             sum_g, sum_gx = sum_pair(g, g * x_hat, 2)
@@ -300,7 +300,7 @@ def group_norm_forward(
         x = tl.load(x_at + read, mask=_tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
-            values = summed(x, PAIRS, EXACT)
+            values = wider(x, PAIRS, EXACT)
             centre = divided(tl.sum(tl.sum(values.to(tl.float64), axis=2), axis=1), count, per_part)
             away = away_from(values, centre[:, None, None])
             if MASKED:

@@ -34,7 +34,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import gradient, normalised, precise, summed
+from normgrad.cuda.kernels.formulas import gradient, normalised, precise, wider
 from normgrad.cuda.kernels.group_norm_blocks import (
     known_channels,
     of_channels,
@@ -138,8 +138,8 @@ def group_norm_backward_channels(
             scale = wide(tl.load(weight + channel + within, mask=known, other=0.0))
         if PHASE != OUTPUTS:
             if HELD:
-                g = summed(dy, PAIRS, EXACT)
-                x_hat = (summed(x, PAIRS, EXACT) - mu[None, :]) * rs[None, :]
+                g = wider(dy, PAIRS, EXACT)
+                x_hat = (wider(x, PAIRS, EXACT) - mu[None, :]) * rs[None, :]
                 if MASKED:  # 0·Inf must not reach the sums
                     x_hat = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), x_hat, 0.0)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 0)
@@ -211,8 +211,8 @@ def group_norm_backward_channels(
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
                     dy = tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0)
-                g, values = precise(dy, PAIRS), precise(x, PAIRS)
-                result = gradient(g, values, mu[None, :], rs[None, :], by_channel, mean_g, mean_gx)
+                grads, values = precise(dy, PAIRS), precise(x, PAIRS)
+                result = gradient(grads, values, mu[None, :], rs[None, :], by_channel, mean_g, mean_gx)
                 put_numbers(target + ahead * grad_input_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)
 
 

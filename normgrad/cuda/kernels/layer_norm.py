@@ -37,7 +37,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, summed
+from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, wider
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def layer_norm_backward(
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
-    EXACT: tl.constexpr,  # the sums of float32 are those of float64
+    EXACT: tl.constexpr,  # float32 is computed with as float64
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
@@ -162,9 +162,8 @@ def layer_norm_backward(
         mu_before = tl.zeros((ROWS,), tl.float32)
         rs_before = tl.zeros((ROWS,), tl.float32)
         wait_for_launch_before()
-    if (
-        LAG == 2
-    ):  # zeros of their own: the compiler carries what has changed by the end of a turn that starts with these
+    if LAG == 2:
+        # Zeros of their own, since Triton carries on what a first turn, which starts with these, has changed.
         x_earlier = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         dy_earlier = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
         mu_earlier = tl.zeros((ROWS,), tl.float32)
@@ -191,19 +190,22 @@ def layer_norm_backward(
         rows = indices(tile, ROWS)
         mu = wide(mu)
         rs = wide(rs)
-        g = summed(dy, PAIRS, EXACT)
-        x_hat = (summed(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
+        g = wider(dy, PAIRS, EXACT)
+        x_hat = (wider(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
             if WANT_WEIGHT:
-                weight_sum += tl.sum(g * x_hat, axis=0)
+                product = g * x_hat
+                if input.dtype.element_ty == tl.float32:  # with few rows each rounding of a sum is seen
+                    product = product.to(tl.float64)
+                weight_sum += tl.sum(product, axis=0)
             if WANT_BIAS:
                 bias_sum += tl.sum(g, axis=0)
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:
-                    g *= summed(scale, SINGLE, EXACT)
+                    g *= wider(scale, SINGLE, EXACT)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                 if PARTS > 1:
                     publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
@@ -230,7 +232,7 @@ def layer_norm_backward(
                     sum_gx = settled(tl.sum(all_gx, axis=1), ROWS)
                 mean_g = (sum_g.to(tl.float64) * per_row)[:, None]
                 mean_gx = (sum_gx.to(tl.float64) * per_row)[:, None]
-                g, values = precise(dy, PAIRS), precise(x, PAIRS)
+                g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
                 target = _first(grad_input, done, part, grad_input_row, grad_input_column, ROWS, WORDS)
                 mask = _row_mask(known, word_in_row, MASKED)
@@ -270,12 +272,11 @@ def layer_norm_forward(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    LATER: tl.constexpr,
     PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised rows of a team and their statistics."""
-    LAG: tl.constexpr = LATER if PARTS > 1 and PHASE == WHOLE else 0
+    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     program = tl.program_id(0)
     part = program % PARTS
@@ -299,14 +300,8 @@ def layer_norm_forward(
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
-    if LAG == 2:
-        x_earlier = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
     for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
-        if LAG == 2:
-            places, given = _slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 2)
-            seen_centres = look(places, given)
-            seen_squares = look(places + 1, given)
         rows = indices(tile, ROWS)
         mask = _row_mask(rows < M, word_in_row, MASKED)
         x = tl.load(_first(input, tile, part, input_row, input_column, ROWS, WORDS) + read, mask=mask, other=0)
@@ -326,14 +321,9 @@ def layer_norm_forward(
             if LAG:
                 known = known & (rows >= 0)
                 x, x_before = x_before, x
-            if LAG == 2:
-                x, x_earlier = x_earlier, kept(x)
-                centres = look_again(seen_centres, places).to(tl.float64, bitcast=True)
-                all_squares = look_again(seen_squares, places + 1).to(tl.float64, bitcast=True)
-            elif PARTS > 1:
+            if PARTS > 1:
                 places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2)
                 centres, all_squares = collect_wide(places, given, PHASE == WHOLE)
-            if PARTS > 1:
                 centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
                 between = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
