@@ -25,7 +25,7 @@ from normgrad.cuda.configurations import (
 )
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
-from normgrad.cuda.problem import Operand, Steps, grid_strides, paired
+from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
 
@@ -137,6 +137,11 @@ def test_numbers_at_an_odd_place_are_no_pairs() -> None:
     memory = np.zeros(33, np.float16)
     operand = Operand(Given("input", FLOAT16, False), (8, 1), _even(memory[1:]))
     assert paired([operand], 8)[0] == SINGLE.value
+
+
+@pytest.mark.parametrize(("address", "bits"), [(32, 15), (24, 3), (20, 3), (18, 0), (17, 0)])
+def test_code_counts_on_no_more_alignment_than_there_was(address: int, bits: int) -> None:
+    assert zero_bits(address) == bits
 
 
 def _even(array: np.ndarray) -> bool:

@@ -105,6 +105,9 @@ class Measured:
     percent: float
 
 
+# For float32 rows of so few columns that each rounding is seen; chosen without a measurement.
+NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
+
 # Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
 # same. By the bytes of an element; each holds rows of up to its columns.
 ROW_TILES = {
@@ -139,9 +142,6 @@ SHARED_ROW_TILES = {
     ),
 }
 
-
-# For float32 rows of so few columns that each rounding is seen; chosen without a measurement.
-NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
 
 #: How many programs may share a group whose channels lie side by side: each collects the sums of all the others.
 MOST_PARTS = 64

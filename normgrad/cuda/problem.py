@@ -36,6 +36,11 @@ class Operand:
     even: bool = True
 
 
+def zero_bits(address: int) -> int:
+    """The bits of an address that the code may take for zero: those below a vector, a pair of 16 bits, or none."""
+    return next((size - 1 for size in (VECTOR_ACCESS, INT32.itemsize) if address % size == 0), 0)
+
+
 def grid_strides(view: View, sizes: Shape) -> Shape | None:
     """The strides with which the view's elements, in order, form a grid of these sizes; None where they form none."""
     if view.numel == 0:
