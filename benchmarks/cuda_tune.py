@@ -17,7 +17,6 @@ from normgrad.cuda.configurations import (
     StreamTile,
     SumsTile,
     blocks,
-    channel_block,
     power_of_two,
 )
 from normgrad.cuda.configurations import _stream_shape as stream_shape
@@ -56,10 +55,16 @@ GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64
 # Elements of a tile, warps, residents, stages.
 PLACES = [(4096, 4, 3, 3), (4096, 4, 4, 3), (2048, 4, 4, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
 PLACES += [(4096, 8, 2, 3), (4096, 4, 2, 3), (8192, 8, 2, 1), (4096, 4, 3, 2)]
-# Elements of a tile, tiles of a stretch, warps, residents, stages.
-CHANNELS = [(8192, 1, 8, 1, 3), (8192, 1, 8, 1, 4), (4096, 1, 4, 2, 3), (4096, 1, 4, 3, 3), (4096, 1, 8, 2, 3)]
-CHANNELS += [(8192, 1, 8, 2, 3), (4096, 1, 8, 1, 4), (2048, 1, 4, 4, 3), (4096, 1, 4, 2, 4)]
-CHANNELS += [(4096, 16, 8, 2, 3), (2048, 16, 4, 4, 3), (2048, 8, 4, 4, 3), (2048, 32, 4, 3, 3), (4096, 32, 8, 1, 3)]
+# Places, channels, warps, residents, stages, held or read again.
+CHANNELS = {
+    "bfloat16": [(128, 64, 4, 3, 2, False), (128, 64, 8, 3, 2, False), (128, 64, 8, 2, 2, False)],
+    "float32": [(128, 32, 4, 3, 2, False), (128, 32, 8, 3, 2, False), (64, 64, 4, 3, 2, False)],
+}
+CHANNELS["bfloat16"] += [(64, 64, 4, 4, 2, False), (64, 64, 4, 3, 3, False), (256, 64, 8, 1, 2, False)]
+CHANNELS["bfloat16"] += [(128, 64, 4, 3, 1, False), (128, 64, 4, 4, 1, False), (64, 64, 4, 6, 1, False)]
+CHANNELS["bfloat16"] += [(128, 64, 8, 2, 2, True), (64, 64, 4, 4, 2, True), (128, 64, 4, 2, 3, True)]
+CHANNELS["float32"] += [(64, 32, 4, 4, 2, False), (256, 32, 8, 1, 2, False), (128, 32, 4, 3, 1, False)]
+CHANNELS["float32"] += [(128, 32, 8, 2, 2, True), (64, 32, 4, 4, 2, True), (128, 32, 4, 2, 3, True)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 STREAMS = [(32, 4), (64, 4)]
@@ -111,23 +116,13 @@ def group_cases() -> list[Case]:
 
 def channel_cases() -> list[Case]:
     """GroupNorm's, where channels do."""
-    found: list[Case] = []
-    for sizes in GROUPS:
-        _, C, HxW, group = sizes
-        D = C // group
-        for operator in ("group_norm_backward", "group_norm"):
-            for dtype in DTYPES:
-                for width in (64, 128):
-                    groups = channel_block(D, group, 2 if dtype == "bfloat16" else 4, width)
-                    channels = power_of_two(groups * D)
-                    for room, steps, warps, resident, stages in CHANNELS:
-                        places = room // channels
-                        parts = blocks(HxW, places * steps)
-                        if parts > min(132 * resident, 256) or channels != width or (steps > 1 and HxW < 4096):
-                            continue
-                        tile = ChannelsTile(places, channels, groups, steps, parts, warps, resident, stages)
-                        found.append(Case(operator, sizes, dtype, "channels_last", tile))
-    return found
+    return [
+        Case(operator, sizes, dtype, "channels_last", ChannelsTile(*choice))
+        for sizes in GROUPS
+        for operator in ("group_norm_backward", "group_norm")
+        for dtype in DTYPES
+        for choice in CHANNELS[dtype]
+    ]
 
 
 def batch_cases() -> list[Case]:

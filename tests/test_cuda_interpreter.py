@@ -95,7 +95,9 @@ class TestLayerNorm:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (0, 4, 3, 2), (2, 4, 0, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (2, 36, 40, 12), (1, 40, 9, 2), (0, 4, 3, 2), (2, 4, 0, 2)]
+)
 class TestGroupNorm:
     @staticmethod
     def _data(sizes: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:

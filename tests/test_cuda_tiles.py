@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
 from normgrad.cuda.configurations import (
+    ChannelsTile,
     Chip,
     channels_tile,
     forward_row_tile,
@@ -21,6 +22,7 @@ from normgrad.cuda.configurations import (
     stream_tile,
     sums_tile,
 )
+from normgrad.cuda.group_norm_channels import Items
 from normgrad.cuda.problem import grid_strides
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
@@ -93,19 +95,38 @@ def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, 
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 1000])
+@pytest.mark.parametrize("tensors", [1, 2])
+@pytest.mark.parametrize("C", [1, 2, 10, 300, 1000])
 @pytest.mark.parametrize("HxW", [1, 49, 3136, 65536, 2**31])
-@pytest.mark.parametrize("group", [1, 3, 32])
-def test_blocks_of_channels_cover_the_sample(chip: Chip, itemsize: int, D: int, HxW: int, group: int) -> None:
-    tile = channels_tile(D, HxW, group, itemsize, chip)
-    if tile is None:
-        assert chip.largest_tile < D
-        return
-    stretch = tile.places * tile.steps
-    assert (tile.parts - 1) * stretch < HxW <= tile.parts * stretch
-    assert 1 <= tile.groups <= group
-    assert tile.groups * D <= tile.channels
-    assert tile.places * tile.channels <= max(chip.largest_tile, tile.channels)
+def test_tiles_of_channels_fit(chip: Chip, itemsize: int, tensors: int, C: int, HxW: int) -> None:
+    tile = channels_tile(C, HxW, itemsize, chip, tensors)
+    assert 1 <= tile.places * tile.channels <= chip.largest_tile
+    assert tile.places < 2 * HxW
+    assert tile.channels < 2 * C
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 320, 100, 32), (3, 64, 49, 32), (1, 330, 9, 33), (2, 1300, 10, 13), (1, 96, 5, 1)]
+)
+@pytest.mark.parametrize("channels", [8, 64])
+def test_sections_are_the_fewest_blocks_that_no_group_reaches_beyond(
+    sizes: tuple[int, int, int, int], channels: int
+) -> None:
+    _, C, _, group = sizes
+    D = C // group
+    items = Items.of(sizes, ChannelsTile(4, channels, 4, 2, 1), Chip(2))
+    groups_in = [
+        {q for q in range(group) if q * D < (b + 1) * channels and b * channels < (q + 1) * D}
+        for b in range(-(-C // channels))
+    ]
+    first = 0
+    for section in range(items.sections):
+        blocks = groups_in[section * items.section : (section + 1) * items.section]
+        assert first < min(set.union(*blocks)) + 1
+        first = max(set.union(*blocks)) + 1
+    assert first == group
+    assert max(sum(q in found for found in groups_in) for q in range(group)) <= items.overlap
+    assert items.programs * items.lag >= items.parts * items.section - 1
 
 
 @pytest.mark.parametrize("chip", CHIPS)

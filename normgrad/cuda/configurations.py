@@ -57,16 +57,17 @@ class GroupTile:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsTile:
-    """A tile of GroupNorm with the channels side by side: places × channels of whole groups, ``steps`` in a stretch."""
+    """A tile of GroupNorm with the channels side by side: places × channels.
+
+    ``held``: until the results are written, where that is a round later; otherwise it is read again.
+    """
 
     places: int
     channels: int
-    groups: int
-    steps: int
-    parts: int
     warps: int
     resident: int
-    stages: int = 3
+    stages: int
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +135,6 @@ SHARED_ROW_TILES = {
         Measured(RowTile(2, 4096, 64, 8, 1, prefetch=False, stages=4), "512×262144", 73),
     ),
 }
-
-
-#: How many programs may share a group whose channels lie side by side: each collects the sums of all the others.
-MOST_PARTS = 64
 
 
 def staged(stages: int, resident: int, nbytes: int, chip: Chip) -> int:
@@ -226,69 +223,13 @@ def group_tile(
     )
 
 
-def channel_block(D: int, group: int, itemsize: int, width: int) -> int:
-    """How many groups of D channels a block of ``width`` channels has: where few lanes idle and vectors are aligned."""
-    most = min(group, width // D)
-    aligned = [groups for groups in range(1, most + 1) if groups * D * itemsize % 16 == 0] or [most]
-    return min(reversed(aligned), key=lambda groups: blocks(group, groups) * power_of_two(groups * D))
-
-
-def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile | None:
-    """The tile for groups of D channels side by side, in one or two tensors; None where a group has too many."""
-    widest = min(1024, chip.largest_tile)
-    widths = [width for width in (64, 128, max(power_of_two(D), 64)) if D <= width <= widest]
-    if not widths:
-        return None
-    width = min(widths, key=lambda width: _lanes(D, group, channel_block(D, group, itemsize, width)))
-    groups = channel_block(D, group, itemsize, width)
-    channels = power_of_two(groups * D)
-    choice = _held(groups, blocks(HxW, max(4096 // channels, 1)), itemsize, tensors) or _stretch(HxW, tensors)
-    places = min(power_of_two(HxW), max(min(choice.room, chip.largest_tile) // channels, 1))
-    steps = choice.steps
-    while steps > 1 and blocks(HxW, places * steps) > MOST_PARTS:
-        steps *= 2
-    stages = staged(3, choice.resident, tensors * places * channels * itemsize, chip)
-    parts = blocks(HxW, places * steps)
-    return ChannelsTile(places, channels, groups, steps, parts, choice.warps, choice.resident, stages)
-
-
-@dataclass(frozen=True, slots=True)
-class _ChannelsChoice:
-    """Elements of a tile, tiles of a stretch, and who works on them."""
-
-    room: int
-    steps: int
-    warps: int
-    resident: int
-
-
-def _held(groups: int, parts: int, itemsize: int, tensors: int) -> _ChannelsChoice | None:
-    """How to hold stretches in registers, of which a group has ``parts`` at 4096 elements; None where they are many.
-
-    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (64, 64, 3136) and (6, 384, 3600) in 32 groups: backward in 16
-    bits 20, 42, 29, 25 % of a copy, in float32 52, 76, 40, 45; forward under 28, 28, 18, 14 and 39, 48, 27, 36.
-    """
-    if parts > (MOST_PARTS if tensors == 2 and itemsize == 4 else MOST_PARTS - 4):
-        return None
-    if tensors == 2:  # where there are many sums to collect, half as many programs with twice the places are faster
-        return _ChannelsChoice(8192, 1, 8, 1) if groups >= 8 else _ChannelsChoice(4096, 1, 4, 2)
-    return _ChannelsChoice(8192, 1, 8, 2) if groups >= 8 or parts > MOST_PARTS // 2 else _ChannelsChoice(4096, 1, 4, 3)
-
-
-def _stretch(HxW: int, tensors: int) -> _ChannelsChoice:
-    """How to read stretches twice.
-
-    Of (16, 320, 4096) backward 31 % in 16 bits, forward 29 and 43 in float32; of (8, 128, 65536) 40 and 50, forward 39
-    and 54.
-    """
-    if tensors == 1:
-        return _ChannelsChoice(4096, 16, 8, 2) if HxW > 16384 else _ChannelsChoice(2048, 16, 4, 4)
-    return _ChannelsChoice(4096, 32, 8, 1) if HxW > 16384 else _ChannelsChoice(2048, 32, 4, 3)
-
-
-def _lanes(D: int, group: int, groups: int) -> int:
-    """How many channels the blocks have, those that stay idle among them."""
-    return blocks(group, groups) * power_of_two(groups * D)
+def channels_tile(C: int, HxW: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile:
+    """The tile for channels side by side, in one or two tensors: blocks of 128 bytes."""
+    channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
+    places = min(power_of_two(HxW), 128, chip.largest_tile // channels)
+    warps, resident = 4, 3
+    stages = staged(2, resident, 2 * tensors * places * channels * itemsize, chip)
+    return ChannelsTile(places, channels, warps, resident, stages)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:
