@@ -55,16 +55,11 @@ GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64
 # Elements of a tile, warps, residents, stages.
 PLACES = [(4096, 4, 3, 3), (4096, 4, 4, 3), (2048, 4, 4, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
 PLACES += [(4096, 8, 2, 3), (4096, 4, 2, 3), (8192, 8, 2, 1), (4096, 4, 3, 2)]
-# Places, channels, warps, residents, stages, held or read again.
-CHANNELS = {
-    "bfloat16": [(128, 64, 4, 3, 2, False), (128, 64, 8, 3, 2, False), (128, 64, 8, 2, 2, False)],
-    "float32": [(128, 32, 4, 3, 2, False), (128, 32, 8, 3, 2, False), (64, 64, 4, 3, 2, False)],
-}
-CHANNELS["bfloat16"] += [(64, 64, 4, 4, 2, False), (64, 64, 4, 3, 3, False), (256, 64, 8, 1, 2, False)]
-CHANNELS["bfloat16"] += [(128, 64, 4, 3, 1, False), (128, 64, 4, 4, 1, False), (64, 64, 4, 6, 1, False)]
-CHANNELS["bfloat16"] += [(128, 64, 8, 2, 2, True), (64, 64, 4, 4, 2, True), (128, 64, 4, 2, 3, True)]
-CHANNELS["float32"] += [(64, 32, 4, 4, 2, False), (256, 32, 8, 1, 2, False), (128, 32, 4, 3, 1, False)]
-CHANNELS["float32"] += [(128, 32, 8, 2, 2, True), (64, 32, 4, 4, 2, True), (128, 32, 4, 2, 3, True)]
+# Of tiles to sum up: places, how many, warps, residents; of tiles of results: places, warps, residents.
+CHANNELS = [(128, 2, 4, 4, 128, 4, 4), (64, 4, 4, 5, 128, 4, 4), (64, 4, 4, 4, 128, 4, 4), (128, 2, 8, 2, 128, 4, 4)]
+CHANNELS += [(128, 2, 4, 3, 128, 4, 3), (128, 4, 4, 4, 128, 4, 4), (128, 1, 4, 4, 128, 4, 4), (32, 8, 4, 8, 128, 4, 4)]
+CHANNELS += [(128, 2, 4, 4, 64, 4, 5), (128, 2, 4, 4, 64, 4, 7), (128, 2, 4, 4, 32, 4, 8), (128, 2, 4, 4, 128, 8, 3)]
+CHANNELS += [(128, 2, 4, 4, 256, 8, 2)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 STREAMS = [(32, 4), (64, 4)]
@@ -116,13 +111,14 @@ def group_cases() -> list[Case]:
 
 def channel_cases() -> list[Case]:
     """GroupNorm's, where channels do."""
-    return [
-        Case(operator, sizes, dtype, "channels_last", ChannelsTile(*choice))
-        for sizes in GROUPS
-        for operator in ("group_norm_backward", "group_norm")
-        for dtype in DTYPES
-        for choice in CHANNELS[dtype]
-    ]
+    found = []
+    for sizes in GROUPS:
+        for operator in ("group_norm_backward", "group_norm"):
+            for dtype, channels in (("bfloat16", 64), ("float32", 32)):
+                for places, steps, *rest in CHANNELS:
+                    tile = ChannelsTile(channels, places, max(steps, blocks(sizes[2], 64 * places)), *rest)
+                    found.append(Case(operator, sizes, dtype, "channels_last", tile))
+    return found
 
 
 def batch_cases() -> list[Case]:

@@ -22,7 +22,7 @@ from normgrad.cuda.configurations import (
     stream_tile,
     sums_tile,
 )
-from normgrad.cuda.group_norm_channels import Items
+from normgrad.cuda.group_norm_channels import Blocks
 from normgrad.cuda.problem import grid_strides
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
@@ -105,28 +105,15 @@ def test_tiles_of_channels_fit(chip: Chip, itemsize: int, tensors: int, C: int, 
     assert tile.channels < 2 * C
 
 
-@pytest.mark.parametrize(
-    "sizes", [(2, 320, 100, 32), (3, 64, 49, 32), (1, 330, 9, 33), (2, 1300, 10, 13), (1, 96, 5, 1)]
-)
-@pytest.mark.parametrize("channels", [8, 64])
-def test_sections_are_the_fewest_blocks_that_no_group_reaches_beyond(
-    sizes: tuple[int, int, int, int], channels: int
-) -> None:
-    _, C, _, group = sizes
+@pytest.mark.parametrize("sizes", [(2, 320, 99, 32), (3, 64, 49, 32), (1, 330, 9, 33), (2, 1300, 8, 13), (1, 96, 5, 1)])
+@pytest.mark.parametrize("width", [8, 64])
+def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], width: int) -> None:
+    _, C, HxW, group = sizes
     D = C // group
-    items = Items.of(sizes, ChannelsTile(4, channels, 4, 2, 1), Chip(2))
-    groups_in = [
-        {q for q in range(group) if q * D < (b + 1) * channels and b * channels < (q + 1) * D}
-        for b in range(-(-C // channels))
-    ]
-    first = 0
-    for section in range(items.sections):
-        blocks = groups_in[section * items.section : (section + 1) * items.section]
-        assert first < min(set.union(*blocks)) + 1
-        first = max(set.union(*blocks)) + 1
-    assert first == group
-    assert max(sum(q in found for found in groups_in) for q in range(group)) <= items.overlap
-    assert items.programs * items.lag >= items.parts * items.section - 1
+    cut = Blocks(sizes, 2, ChannelsTile(width, 4, 2, 4, 4, 4, 4, 4))
+    assert cut.parts * cut.part >= HxW
+    assert cut.count * width >= C
+    assert max((q * D + D - 1) // width - q * D // width + 1 for q in range(group)) <= cut.over
 
 
 @pytest.mark.parametrize("chip", CHIPS)

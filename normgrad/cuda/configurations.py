@@ -57,17 +57,19 @@ class GroupTile:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsTile:
-    """A tile of GroupNorm with the channels side by side: places × channels.
+    """Tiles of GroupNorm with the channels side by side: a program sums up ``steps`` of places × channels.
 
-    ``held``: until the results are written, where that is a round later; otherwise it is read again.
+    Its results are made in tiles of their own, of as many channels.
     """
 
-    places: int
     channels: int
+    places: int
+    steps: int
     warps: int
     resident: int
-    stages: int
-    held: bool = False
+    result_places: int
+    result_warps: int
+    result_resident: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +229,8 @@ def channels_tile(C: int, HxW: int, itemsize: int, chip: Chip, tensors: int = 2)
     """The tile for channels side by side, in one or two tensors: blocks of 128 bytes."""
     channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
     places = min(power_of_two(HxW), 128, chip.largest_tile // channels)
-    warps, resident = 4, 3
-    stages = staged(2, resident, 2 * tensors * places * channels * itemsize, chip)
-    return ChannelsTile(places, channels, warps, resident, stages)
+    steps = max(blocks(min(HxW, 256), places), blocks(HxW, 64 * places))
+    return ChannelsTile(channels, places, steps, 4, 4, places, 4, 4)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:

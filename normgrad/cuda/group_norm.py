@@ -9,13 +9,10 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
-from normgrad.cuda.configurations import Chip, GroupTile, blocks, channels_tile, group_tile, power_of_two
-from normgrad.cuda.group_norm_channels import Items, Signals
+from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, power_of_two
 from normgrad.cuda.kernels import group_norm as kernels
-from normgrad.cuda.kernels.group_norm_channels import group_norm_backward_channels
-from normgrad.cuda.kernels.group_norm_channels_forward import group_norm_forward_channels
-from normgrad.cuda.launch import INT64, Scratch, float64_bits
-from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
+from normgrad.cuda.launch import Scratch, float64_bits
+from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 
@@ -95,16 +92,13 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         "WANT_WEIGHT": "grad_weight" in wanted,
         "WANT_BIAS": "grad_bias" in wanted,
     }
-    launches = _backward_channels if _channels_adjacent(problem, x) else _backward_places
-    partial, rows = launches(problem, chip, steps, operands, want)
+    if _channels_adjacent(problem, x):
+        partial, rows = channels.backward(_sizes(problem), chip, steps, operands, want)
+    else:
+        partial, rows = _backward_places(problem, chip, steps, operands, want)
     if wanted:
         steps.sum_columns(partial, rows, C, outputs)
     return steps
-
-
-def _partial(steps: Steps, want: dict[str, bool], rows: int, C: int) -> Scratch:
-    """Room for rows of the weight sums that are wanted."""
-    return steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
 
 
 def _backward_places(
@@ -114,7 +108,8 @@ def _backward_places(
     tile = _tile(problem, operands[1], chip, 2)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts if want["WANT_INPUT"] else 1, N * group_blocks, tile, chip)
-    partial = _partial(steps, want, N * tile.place_parts, C)
+    rows = N * tile.place_parts
+    partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
     slots = Slots.of(steps, teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     pairs, operands = paired(operands, HxW)
@@ -123,28 +118,7 @@ def _backward_places(
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_strides(operands)]
     constants = _constants(problem, tile, operands) | {"PAIRS": pairs} | want
     assemble(steps, teams, slots, kernels.group_norm_backward, tile, arguments, constants)
-    return partial, N * tile.place_parts
-
-
-def _backward_channels(
-    problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
-) -> tuple[Scratch, int]:
-    N, C, HxW, group = _sizes(problem)
-    items = Items.of(_sizes(problem), channels_tile(C, HxW, steps.itemsize, chip, 2), chip)
-    partial = _partial(steps, want, N * items.parts, C)
-    sums = steps.scratch(items.entries, INT64)
-    signals = Signals.of(steps, items)
-    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
-    pairs, operands = paired(operands, C, axis=1)
-    grad_out, x, grad_input = operands
-    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, sums]
-    counts = N, group, items.sections, HxW
-    arguments = [*tensors, signals.arrivals, signals.totals, *counts, *_strides(operands)]
-    constants = items.constants(HxW, operands) | {"PAIRS": pairs} | want
-    channels.assemble(
-        steps, items, signals, group_norm_backward_channels, arguments, constants, outputs=want["WANT_INPUT"]
-    )
-    return partial, N * items.parts
+    return partial, rows
 
 
 def forward(problem: Problem, chip: Chip) -> Steps:
@@ -157,13 +131,16 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     x = steps.data("input", whole)
     output = steps.output("output", whole)
     statistics = [steps.output(name, (N * group,)) for name in ("mean", "rstd")]
-    launches = _forward_channels if _channels_adjacent(problem, x) else _forward_places
-    launches(problem, chip, steps, [x, output], statistics)
+    eps_bits = float64_bits(problem.attributes["eps"])
+    if _channels_adjacent(problem, x):
+        channels.forward(_sizes(problem), chip, steps, [x, output], statistics, eps_bits)
+    else:
+        _forward_places(problem, chip, steps, [x, output], statistics, eps_bits)
     return steps
 
 
 def _forward_places(
-    problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand]
+    problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
 ) -> None:
     N, _, HxW, group = _sizes(problem)
     tile = _tile(problem, operands[0], chip, 1)
@@ -174,26 +151,7 @@ def _forward_places(
     pairs, operands = paired(operands, HxW)
     x, output = operands
     tensors = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), slots.memory]
-    counts = N, group, group_blocks, HxW, float64_bits(problem.attributes["eps"]), teams.count
+    counts = N, group, group_blocks, HxW, eps_bits, teams.count
     arguments = [*tensors, *counts, *_strides(operands), *_strides(statistics)]
     constants = _constants(problem, tile, operands) | {"PAIRS": pairs}
     assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants)
-
-
-def _forward_channels(
-    problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand]
-) -> None:
-    N, C, HxW, group = _sizes(problem)
-    tile = channels_tile(C, HxW, steps.itemsize, chip, 1)
-    items = Items.of(_sizes(problem), tile, chip)
-    moments = steps.scratch(2 * items.entries, INT64)
-    signals = Signals.of(steps, items)
-    vectors = [steps.vector(name) for name in ("weight", "bias")]
-    pairs, operands = paired(operands, C, axis=1)
-    x, output = operands
-    tensors = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), moments]
-    counts = N, group, items.sections, HxW, float64_bits(problem.attributes["eps"])
-    arguments = [*tensors, signals.arrivals, signals.totals, *counts, *_strides(operands), *_strides(statistics)]
-    rows = min(tile.warps * 32 * (VECTOR_ACCESS // steps.itemsize) // tile.channels, tile.places)
-    constants = items.constants(HxW, operands) | {"PAIRS": pairs, "ROWS": rows}
-    channels.assemble(steps, items, signals, group_norm_forward_channels, arguments, constants)

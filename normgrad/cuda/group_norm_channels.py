@@ -2,128 +2,145 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from normgrad.cuda.configurations import ChannelsTile, Chip, blocks, power_of_two
-from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE, empty_slots
-from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step
-from normgrad.cuda.problem import Operand, Steps
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.cuda.configurations import ChannelsTile, Chip, blocks, channels_tile, power_of_two
+from normgrad.cuda.kernels import group_norm_channels as kernels
+from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
+from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
 
-_BLOCK = 1024
 _ENTRIES = 1024
+
+Sizes = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Items:
-    """The items of work of a problem, and the programs that share them; in words of ``kernels.group_norm_blocks``."""
+class Blocks:
+    """How the data is cut into blocks, parts and tiles, in words of ``kernels.group_norm_blocks``."""
 
+    sizes: Sizes
+    itemsize: int
     tile: ChannelsTile
-    D: int
-    group: int
-    samples: int
-    parts: int
-    section: int
-    sections: int
-    programs: int
-    concurrent: bool
-
-    @classmethod
-    def of(cls, sizes: tuple[int, int, int, int], tile: ChannelsTile, chip: Chip) -> Items:
-        N, C, HxW, group = sizes
-        D, parts = C // group, blocks(HxW, tile.places)
-        channel_blocks = blocks(C, tile.channels)
-        section = min(D // math.gcd(tile.channels, D), channel_blocks)
-        sections = blocks(channel_blocks, section)
-        count = N * sections * section * parts
-        rounds = blocks(count, chip.multiprocessors * tile.resident)
-        return cls(tile, D, group, N, parts, section, sections, blocks(count, rounds), chip.concurrent)
 
     @property
-    def alone(self) -> bool:
-        """Whether no group has several items."""
-        return self.parts * self.section == 1
+    def depth(self) -> int:
+        """The channels of a group."""
+        return self.sizes[1] // self.sizes[3]
 
     @property
-    def lag(self) -> int:
-        """After how many rounds all items of an item's section have been begun."""
-        return blocks(self.parts * self.section - 1, self.programs)
+    def count(self) -> int:
+        return blocks(self.sizes[1], self.tile.channels)
 
     @property
-    def overlap(self) -> int:
+    def part(self) -> int:
+        """The places of a part."""
+        return self.tile.places * self.tile.steps
+
+    @property
+    def parts(self) -> int:
+        return blocks(self.sizes[2], self.part)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles of results a block has."""
+        return blocks(self.sizes[2], self.tile.result_places)
+
+    @property
+    def over(self) -> int:
         """How many blocks may have channels of a group."""
-        if self.tile.channels % self.D == 0 or self.D % self.tile.channels == 0:
-            return blocks(self.D, self.tile.channels)
-        return min(blocks(self.D - 1, self.tile.channels) + 1, self.section)
+        if self.tile.channels % self.depth == 0 or self.depth % self.tile.channels == 0:
+            return blocks(self.depth, self.tile.channels)
+        return min(blocks(self.depth - 1, self.tile.channels) + 1, self.count)
 
     @property
     def entries(self) -> int:
-        """How many sums of groups there are."""
-        return 1 if self.alone else self.samples * self.group * self.parts * self.overlap
+        return self.sizes[0] * self.sizes[3] * self.parts * self.over
 
-    def constants(self, HxW: int, operands: Sequence[Operand]) -> dict[str, Any]:
-        """The kernels' constants, but for what is wanted and the phase."""
-        tile, D = self.tile, self.D
-        strides = [operand.strides for operand in operands]
-        reach = max(tile.places * abs(place) + tile.channels * abs(channel) for _, channel, place in strides)
-        count = self.samples * self.sections * self.section * self.parts
-        groups = tile.channels // D if tile.channels % D == 0 else (tile.channels - 1) // D + 2
-        section_groups = power_of_two(min(self.group, blocks(self.section * tile.channels, D)))
+    def _constants(self, places: int, operands: Sequence[Operand]) -> dict[str, Any]:
+        D, channels = self.depth, self.tile.channels
+        reach = max(places * abs(place) + channels * abs(channel) for _, channel, place in _strides(operands))
         return {
             "D": D,
-            "PLACES": tile.places,
-            "CHANNELS": tile.channels,
-            "GROUPS": power_of_two(groups),
+            "CHANNELS": channels,
+            "GROUPS": channels // D if channels % D == 0 else power_of_two((channels - 1) // D + 2),
             "PARTS": self.parts,
-            "SECTION": self.section,
-            "SECTION_GROUPS": section_groups,
-            "OVER": self.overlap,
-            "ENTRIES": min(max(_ENTRIES // section_groups, 16), power_of_two(self.parts * self.overlap)),
-            "MASKED": HxW % tile.places != 0 or self.group * D % tile.channels != 0,
-            "WIDE": max(reach, count + (self.lag + 1) * self.programs, self.group * D) >= 2**31,
-            "STAGES": tile.stages,
+            "OVER": self.over,
+            "PLACES": places,
+            "MASKED": self.sizes[2] % places != 0 or self.sizes[1] % channels != 0,
+            "WIDE": max(reach, self.sizes[1]) >= 2**31,
         }
 
+    def sums(
+        self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
+    ) -> Step:
+        """The launch that makes entries."""
+        tile = self.tile
+        rows = tile.warps * 32 * (VECTOR_ACCESS // self.itemsize) // tile.channels
+        own = {"ROWS": min(max(rows, 1), tile.places), "STEPS": tile.steps}
+        if self.sizes[2] % self.part:
+            own["MASKED"] = True
+        every = self._constants(tile.places, operands) | own | dict(constants)
+        grid = self.sizes[0] * self.parts * self.count, 1, 1
+        return Step(kernel, grid, [*arguments, *_flat(operands)], every, Options(tile.warps, tile.resident))
 
-@dataclass(frozen=True)
-class Signals:
-    """How many items of each section are done, and what its groups' sums have come to."""
-
-    arrivals: Scratch
-    totals: Scratch
-
-    @classmethod
-    def of(cls, steps: Steps, items: Items) -> Signals:
-        arrivals = steps.scratch(items.samples * items.sections, INT64)
-        return cls(arrivals, steps.scratch(2 * items.samples * items.group, FLOAT64))
+    def results(
+        self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
+    ) -> Step:
+        """The launch that makes results of entries."""
+        tile = self.tile
+        every = self._constants(tile.result_places, operands) | dict(constants)
+        every["ENTRIES"] = min(max(_ENTRIES // every["GROUPS"], 16), power_of_two(self.parts * self.over))
+        grid = self.sizes[0] * self.tiles * self.count, 1, 1
+        return Step(kernel, grid, arguments, every, Options(tile.result_warps, tile.result_resident, follows=True))
 
 
-def assemble(
-    steps: Steps,
-    items: Items,
-    signals: Signals,
-    kernel: Any,
-    arguments: Sequence[Argument],
-    constants: Mapping[str, Any],
-    outputs: bool = True,
+def _strides(operands: Sequence[Operand]) -> list[tuple[int, ...]]:
+    return [operand.strides for operand in operands if operand.pointer is not None]
+
+
+def _flat(operands: Sequence[Operand]) -> list[int]:
+    return [stride for operand in operands for stride in operand.strides]
+
+
+def backward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
+) -> tuple[Scratch, int]:
+    """The launches of the backward pass; gives the weight sums of the parts, and how many rows they have."""
+    N, C, HxW, group = sizes
+    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, steps.itemsize, chip, 2))
+    rows = N * cut.parts
+    partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
+    sums = steps.scratch(cut.entries, INT64)
+    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
+    pairs, operands = paired(operands, C, axis=1)
+    grad_out, x, grad_input = operands
+    inputs = [grad_out.pointer, x.pointer, *vectors]
+    arguments = [*inputs, partial, sums, N, group, cut.count, HxW]
+    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs} | want, [grad_out, x]))
+    if want["WANT_INPUT"]:
+        arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW, *_flat(operands)]
+        steps.add(cut.results(kernels.group_norm_channel_gradients, arguments, {"PAIRS": pairs}, operands))
+    return partial, rows
+
+
+def forward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
 ) -> None:
-    """Add the launches: one if the programs can wait for each other or need not, otherwise one for each phase."""
-    tile = items.tile
-    options = Options(tile.warps, tile.resident)
-    grid = items.programs, 1, 1
-
-    def launch(phase: int, options: Options, lag: int = 0) -> Step:
-        held = tile.held and lag == 1
-        return Step(kernel, grid, arguments, {**constants, "LAG": lag, "HELD": held, "PHASE": phase}, options)
-
-    if items.alone or not outputs:
-        steps.add(launch(WHOLE.value, options))
-        return
-    count = items.samples * items.sections
-    steps.add(Step(empty_slots, (blocks(count, _BLOCK), 1, 1), [signals.arrivals, count], {"BLOCK": _BLOCK}))
-    if items.concurrent:
-        steps.add(launch(WHOLE.value, replace(options, cooperative=True, follows=True), items.lag))
-    else:
-        steps.add(launch(SUMS.value, options), launch(OUTPUTS.value, options))
+    """The launches of the forward pass."""
+    _, C, HxW, group = sizes
+    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, steps.itemsize, chip, 1))
+    moments = steps.scratch(2 * cut.entries, INT64)
+    vectors = [steps.vector(name) for name in ("weight", "bias")]
+    pairs, operands = paired(operands, C, axis=1)
+    x, output = operands
+    inputs = [x.pointer, moments, group, cut.count, HxW]
+    steps.add(cut.sums(forward_kernels.group_norm_channel_moments, inputs, {"PAIRS": pairs}, [x]))
+    pointers = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), moments]
+    counts = group, cut.count, cut.tiles, HxW, eps_bits
+    arguments = [*pointers, *counts, *_flat([*operands, *statistics])]
+    constants = {"PAIRS": pairs, "PART": cut.part}
+    steps.add(cut.results(forward_kernels.group_norm_channel_outputs, arguments, constants, operands))
