@@ -53,13 +53,27 @@ FORWARD_SHARED = [(2, 4096, 8, 2, 3), (2, 2048, 4, 4, 3), (2, 2048, 4, 3, 4), (1
 FORWARD_SHARED += [(4, 2048, 4, 3, 3), (1, 8192, 8, 2, 3)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
 # Elements of a tile, warps, residents, stages.
-PLACES = [(4096, 4, 3, 3), (4096, 4, 4, 3), (2048, 4, 4, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
-PLACES += [(4096, 8, 2, 3), (4096, 4, 2, 3), (8192, 8, 2, 1), (4096, 4, 3, 2)]
-# Of tiles to sum up: places, how many, warps, residents; of tiles of results: places, warps, residents.
-CHANNELS = [(128, 2, 4, 4, 128, 4, 4), (64, 4, 4, 5, 128, 4, 4), (64, 4, 4, 4, 128, 4, 4), (128, 2, 8, 2, 128, 4, 4)]
-CHANNELS += [(128, 2, 4, 3, 128, 4, 3), (128, 4, 4, 4, 128, 4, 4), (128, 1, 4, 4, 128, 4, 4), (32, 8, 4, 8, 128, 4, 4)]
-CHANNELS += [(128, 2, 4, 4, 64, 4, 5), (128, 2, 4, 4, 64, 4, 7), (128, 2, 4, 4, 32, 4, 8), (128, 2, 4, 4, 128, 8, 3)]
-CHANNELS += [(128, 2, 4, 4, 256, 8, 2)]
+PLACES = [(4096, 4, 4, 3), (4096, 4, 3, 3), (4096, 4, 2, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
+PLACES += [(4096, 8, 2, 3), (2048, 4, 4, 3)]
+# Of tiles to sum up: places, how many, warps, residents, stages; of tiles of results: places, warps, residents.
+CHANNELS = {
+    "group_norm_backward": [(128, 2, 4, 3, 3, 64, 4, 5), (128, 2, 4, 4, 2, 64, 4, 5), (128, 4, 4, 3, 3, 64, 4, 5)],
+    "group_norm": [(128, 4, 4, 4, 1, 128, 4, 4), (128, 4, 4, 3, 3, 128, 4, 4), (128, 4, 4, 4, 2, 128, 4, 4)],
+}
+CHANNELS["group_norm_backward"] += [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (128, 2, 8, 3, 3, 64, 4, 5)]
+CHANNELS["group_norm_backward"] += [
+    (128, 1, 4, 3, 3, 64, 4, 5),
+    (64, 4, 4, 4, 4, 64, 4, 5),
+    (128, 2, 4, 3, 3, 64, 4, 6),
+]
+CHANNELS["group_norm_backward"] += [
+    (128, 2, 4, 3, 3, 128, 4, 3),
+    (128, 2, 4, 3, 3, 64, 8, 3),
+    (128, 2, 4, 3, 3, 64, 2, 8),
+]
+CHANNELS["group_norm"] += [(128, 4, 4, 5, 3, 128, 4, 4), (128, 8, 4, 4, 3, 128, 4, 4), (64, 8, 4, 6, 3, 128, 4, 4)]
+CHANNELS["group_norm"] += [(128, 2, 4, 4, 1, 128, 4, 4), (128, 4, 4, 4, 1, 64, 4, 8), (128, 4, 4, 4, 1, 64, 4, 6)]
+CHANNELS["group_norm"] += [(128, 4, 4, 4, 1, 128, 4, 5), (128, 4, 4, 4, 1, 32, 4, 12), (128, 4, 4, 4, 1, 256, 8, 2)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 STREAMS = [(32, 4), (64, 4)]
@@ -115,7 +129,7 @@ def channel_cases() -> list[Case]:
     for sizes in GROUPS:
         for operator in ("group_norm_backward", "group_norm"):
             for dtype, channels in (("bfloat16", 64), ("float32", 32)):
-                for places, steps, *rest in CHANNELS:
+                for places, steps, *rest in CHANNELS[operator]:
                     tile = ChannelsTile(channels, places, max(steps, blocks(sizes[2], 64 * places)), *rest)
                     found.append(Case(operator, sizes, dtype, "channels_last", tile))
     return found

@@ -164,6 +164,20 @@ def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) 
 @pytestmark_on
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("place", [0, 7])
+def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: int) -> None:
+    sizes = 2, 12, 40, 4
+    x = TestGroupNorm._data(sizes, dtype, channels_last, 1)
+    x[0, 3, place] = 1000
+    _judge("group_norm", x, None, None, *sizes)
+    x[...] = 300
+    _judge("group_norm", x, None, None, *sizes)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gather(dtype: Any) -> None:
     x, mean, invstd = _random((2, 5), dtype, 1), _random((20, 5), np.float32, 2), _scales((20, 5), 3)
     counts = np.arange(20, dtype=np.int32)

@@ -110,7 +110,7 @@ def test_tiles_of_channels_fit(chip: Chip, itemsize: int, tensors: int, C: int, 
 def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], width: int) -> None:
     _, C, HxW, group = sizes
     D = C // group
-    cut = Blocks(sizes, 2, ChannelsTile(width, 4, 2, 4, 4, 4, 4, 4))
+    cut = Blocks(sizes, 2, ChannelsTile(width, 4, 2, 4, 4, 3, 4, 4, 4))
     assert cut.parts * cut.part >= HxW
     assert cut.count * width >= C
     assert max((q * D + D - 1) // width - q * D // width + 1 for q in range(group)) <= cut.over

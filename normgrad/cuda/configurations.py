@@ -67,6 +67,7 @@ class ChannelsTile:
     steps: int
     warps: int
     resident: int
+    stages: int
     result_places: int
     result_warps: int
     result_resident: int
@@ -229,8 +230,9 @@ def channels_tile(C: int, HxW: int, itemsize: int, chip: Chip, tensors: int = 2)
     """The tile for channels side by side, in one or two tensors: blocks of 128 bytes."""
     channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
     places = min(power_of_two(HxW), 128, chip.largest_tile // channels)
-    steps = max(blocks(min(HxW, 256), places), blocks(HxW, 64 * places))
-    return ChannelsTile(channels, places, steps, 4, 4, places, 4, 4)
+    steps = max(blocks(min(HxW, 256 if tensors == 2 else 512), places), blocks(HxW, 64 * places))
+    result_places = min(places, 64) if tensors == 2 else places
+    return ChannelsTile(channels, places, steps, 4, 3, 3, result_places, 4, 5 if tensors == 2 else 4)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:

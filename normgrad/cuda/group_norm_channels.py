@@ -10,10 +10,11 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.cuda.configurations import ChannelsTile, Chip, blocks, channels_tile, power_of_two
 from normgrad.cuda.kernels import group_norm_channels as kernels
 from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
-from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
 
 _ENTRIES = 1024
+_GROUPS = 4  # of a program that makes their statistics
 
 Sizes = tuple[int, int, int, int]
 
@@ -61,45 +62,61 @@ class Blocks:
         return self.sizes[0] * self.sizes[3] * self.parts * self.over
 
     def _constants(self, places: int, operands: Sequence[Operand]) -> dict[str, Any]:
-        D, channels = self.depth, self.tile.channels
-        reach = max(places * abs(place) + channels * abs(channel) for _, channel, place in _strides(operands))
+        strides = [operand.strides for operand in operands if operand.pointer is not None]
+        channels = self.tile.channels
+        reach = max(places * abs(place) + channels * abs(channel) for _, channel, place in strides)
         return {
-            "D": D,
+            "D": self.depth,
             "CHANNELS": channels,
-            "GROUPS": channels // D if channels % D == 0 else power_of_two((channels - 1) // D + 2),
-            "PARTS": self.parts,
-            "OVER": self.over,
             "PLACES": places,
             "MASKED": self.sizes[2] % places != 0 or self.sizes[1] % channels != 0,
             "WIDE": max(reach, self.sizes[1]) >= 2**31,
         }
 
+    @property
+    def grouping(self) -> dict[str, Any]:
+        """What the kernels have to know of entries."""
+        D, channels = self.depth, self.tile.channels
+        groups = channels // D if channels % D == 0 else power_of_two((channels - 1) // D + 2)
+        return {"GROUPS": groups, "PARTS": self.parts, "OVER": self.over}
+
+    @property
+    def entries_at_a_time(self) -> int:
+        return min(max(_ENTRIES // int(self.grouping["GROUPS"]), 16), power_of_two(self.parts * self.over))
+
     def sums(
-        self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
+        self,
+        kernel: Any,
+        arguments: Sequence[Argument],
+        constants: Mapping[str, Any],
+        operands: Sequence[Operand],
+        programs: int | None = None,
     ) -> Step:
-        """The launch that makes entries."""
+        """The launch that makes entries, by so many programs, or by one for each part of a block."""
         tile = self.tile
         rows = tile.warps * 32 * (VECTOR_ACCESS // self.itemsize) // tile.channels
-        own = {"ROWS": min(max(rows, 1), tile.places), "STEPS": tile.steps}
+        own = {"ROWS": min(max(rows, 1), tile.places), "STEPS": tile.steps, "STAGES": tile.stages}
         if self.sizes[2] % self.part:
             own["MASKED"] = True
-        every = self._constants(tile.places, operands) | own | dict(constants)
-        grid = self.sizes[0] * self.parts * self.count, 1, 1
+        every = self._constants(tile.places, operands) | self.grouping | own | dict(constants)
+        work = self.sizes[0] * self.parts * self.count
+        grid = min(work, programs or work), 1, 1
         return Step(kernel, grid, [*arguments, *_flat(operands)], every, Options(tile.warps, tile.resident))
 
     def results(
         self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
     ) -> Step:
-        """The launch that makes results of entries."""
+        """The launch that makes results."""
         tile = self.tile
         every = self._constants(tile.result_places, operands) | dict(constants)
-        every["ENTRIES"] = min(max(_ENTRIES // every["GROUPS"], 16), power_of_two(self.parts * self.over))
         grid = self.sizes[0] * self.tiles * self.count, 1, 1
-        return Step(kernel, grid, arguments, every, Options(tile.result_warps, tile.result_resident, follows=True))
-
-
-def _strides(operands: Sequence[Operand]) -> list[tuple[int, ...]]:
-    return [operand.strides for operand in operands if operand.pointer is not None]
+        return Step(
+            kernel,
+            grid,
+            [*arguments, *_flat(operands)],
+            every,
+            Options(tile.result_warps, tile.result_resident, follows=True),
+        )
 
 
 def _flat(operands: Sequence[Operand]) -> list[int]:
@@ -120,10 +137,13 @@ def backward(
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *vectors]
     arguments = [*inputs, partial, sums, N, group, cut.count, HxW]
-    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs} | want, [grad_out, x]))
+    programs = chip.multiprocessors * cut.tile.resident
+    constants = {"PAIRS": pairs} | want
+    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, constants, [grad_out, x], programs))
     if want["WANT_INPUT"]:
-        arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW, *_flat(operands)]
-        steps.add(cut.results(kernels.group_norm_channel_gradients, arguments, {"PAIRS": pairs}, operands))
+        arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW]
+        constants = cut.grouping | {"ENTRIES": cut.entries_at_a_time, "PAIRS": pairs}
+        steps.add(cut.results(kernels.group_norm_channel_gradients, arguments, constants, operands))
     return partial, rows
 
 
@@ -131,16 +151,21 @@ def forward(
     sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
 ) -> None:
     """The launches of the forward pass."""
-    _, C, HxW, group = sizes
+    N, C, HxW, group = sizes
     cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, steps.itemsize, chip, 1))
     moments = steps.scratch(2 * cut.entries, INT64)
+    totals = steps.scratch(2 * N * group, FLOAT64)
     vectors = [steps.vector(name) for name in ("weight", "bias")]
     pairs, operands = paired(operands, C, axis=1)
     x, output = operands
     inputs = [x.pointer, moments, group, cut.count, HxW]
     steps.add(cut.sums(forward_kernels.group_norm_channel_moments, inputs, {"PAIRS": pairs}, [x]))
-    pointers = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), moments]
-    counts = group, cut.count, cut.tiles, HxW, eps_bits
-    arguments = [*pointers, *counts, *_flat([*operands, *statistics])]
-    constants = {"PAIRS": pairs, "PART": cut.part}
-    steps.add(cut.results(forward_kernels.group_norm_channel_outputs, arguments, constants, operands))
+    mean, rstd = statistics
+    constants = cut.grouping | {"D": cut.depth, "CHANNELS": cut.tile.channels, "PART": cut.part}
+    constants |= {"GROUPS": _GROUPS, "ENTRIES": min(_ENTRIES // _GROUPS, power_of_two(cut.parts * cut.over))}
+    made = [moments, totals, mean.pointer, rstd.pointer, group, HxW, eps_bits, *_flat(statistics)]
+    grid = N * blocks(group, _GROUPS), 1, 1
+    kernel = forward_kernels.group_norm_channel_statistics
+    steps.add(Step(kernel, grid, made, constants, Options(follows=True)))
+    normalised = [x.pointer, *vectors, output.pointer, totals, group, cut.count, cut.tiles, HxW]
+    steps.add(cut.results(forward_kernels.group_norm_channel_outputs, normalised, {"PAIRS": pairs}, operands))

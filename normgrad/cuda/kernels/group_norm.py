@@ -279,6 +279,7 @@ def group_norm_forward(
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
     per_group = 1.0 / whole
+    FEW: tl.constexpr = 8 if PLACES > 8 else PLACES
     count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
     per_part = 1.0 / count
     counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
@@ -297,7 +298,10 @@ def group_norm_forward(
         x = tl.load(x_at + read, mask=_tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
-            total = tl.sum(tl.sum(precise(x, PAIRS).to(tl.float64), axis=2), axis=1)
+            values = precise(x, PAIRS)
+            if input.dtype.element_ty != tl.float32:  # a few of 16 bits have room in 24
+                values = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
+            total = tl.sum(tl.sum(values.to(tl.float64), axis=2), axis=1)
             centre = divided(total, count, per_part)
             away = away_from(precise(x, PAIRS), centre[:, None, None])
             if MASKED:

@@ -28,7 +28,6 @@ from normgrad.cuda.kernels.group_norm_blocks import (
     entries_of,
     entry_of,
     let_next_launch_begin,
-    of_channels,
     of_groups,
     presummed,
     tile_at,
@@ -39,17 +38,38 @@ from normgrad.cuda.kernels.group_norm_blocks import (
 
 
 @triton.jit
-def _first_number(
-    x_at, groups, block, mask, channel_stride, D: tl.constexpr, CHANNELS: tl.constexpr, PAIRS: tl.constexpr
-):
-    """The first number of each group in a part of a block in float32; 0 in place of NaN and Inf."""
+def _number(x_at, groups, block, mask, channel_stride, D: tl.constexpr, CHANNELS: tl.constexpr, PAIRS: tl.constexpr):
+    """The first number of each group at a place of a block, in float32."""
     first = tl.maximum(groups * D - block * CHANNELS, 0)
     if PAIRS == SINGLE:
         number = wide(tl.load(x_at + first * channel_stride, mask=mask, other=0))
     else:
         pair = tl.load(x_at + first // 2 * channel_stride, mask=mask, other=0)
         number = first_of_pair(pair >> (first % 2 * 16), PAIRS)
-    return tl.where(number - number == 0.0, number, 0.0)
+    return number
+
+
+@triton.jit
+def _usual_number(
+    x_at,
+    groups,
+    block,
+    mask,
+    last,
+    channel_stride,
+    place_stride,
+    D: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """The middle one of three numbers of each group, those of the first places up to the last; 0 for NaN and Inf."""
+    a = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
+    x_at += tl.minimum(last, 1) * place_stride
+    b = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
+    x_at += (tl.minimum(last, 2) - tl.minimum(last, 1)) * place_stride
+    c = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
+    middle = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+    return tl.where(middle - middle == 0.0, middle, 0.0)
 
 
 @triton.jit
@@ -78,6 +98,7 @@ def group_norm_channel_moments(
     PLACES: tl.constexpr,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -93,14 +114,15 @@ def group_norm_channel_moments(
     groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
     begin = int64(part) * (PLACES * STEPS)
     x_at = tile_at(input, sample, begin, block * WORDS, input_sample, input_channel, input_place)
-    # About the group's first number here: a constant group has no variance at all.
-    about = _first_number(x_at, channels // D, block, channels < C, input_channel, D, CHANNELS, PAIRS)
-    origin = _first_number(x_at, groups, block, there, input_channel, D, CHANNELS, PAIRS)
+    # About a number of the group: a constant one has no variance at all, and a number far from the rest spoils none.
+    last, strides = HxW - begin - 1, (input_channel, input_place)
+    about = _usual_number(x_at, channels // D, block, channels < C, last, *strides, D, CHANNELS, PAIRS)
+    origin = _usual_number(x_at, groups, block, there, last, *strides, D, CHANNELS, PAIRS)
     about = about.to(PRECISION)[None, :]
     x_at = x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
     all_away = tl.zeros((ROWS, CHANNELS), tl.float64)
     all_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
-    for step in range(STEPS):
+    for step in tl.range(0, STEPS, num_stages=STAGES):
         left = HxW - begin - step * PLACES
         mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
         x = tl.load(x_at + int64(step) * PLACES * input_place, mask=mask, other=0)
@@ -120,25 +142,14 @@ def group_norm_channel_moments(
 
 
 @triton.jit
-def group_norm_channel_outputs(
-    input,  # [N, C, HxW]
-    weight,  # [C], or None
-    bias,  # [C], or None
-    output,  # [N, C, HxW]
+def group_norm_channel_statistics(
+    moments,  # int64 [N, group, PARTS, OVER, 2]
+    totals,  # float64 [N, group, 2]: mean and reciprocal deviation
     mean,  # [N, group]
     rstd,  # [N, group]
-    moments,  # int64 [N, group, PARTS, OVER, 2]
     group,
-    blocks,
-    tiles,  # of a block's places
     HxW,
     eps_bits,  # float64
-    input_sample,
-    input_channel,
-    input_place,
-    output_sample,
-    output_channel,
-    output_place,
     mean_stride,
     rstd_stride,
     D: tl.constexpr,
@@ -146,14 +157,67 @@ def group_norm_channel_outputs(
     GROUPS: tl.constexpr,
     PARTS: tl.constexpr,
     OVER: tl.constexpr,
-    PLACES: tl.constexpr,
     PART: tl.constexpr,  # places of a part
     ENTRIES: tl.constexpr,  # of a group that are added up at a time
+):
+    """The statistics of a few groups of a sample."""
+    wait_for_launch_before()
+    let_next_launch_begin()
+    shares = tl.cdiv(group, GROUPS)
+    sample = tl.program_id(0) // shares
+    groups = tl.program_id(0) % shares * GROUPS + tl.arange(0, GROUPS)
+    known = groups < group
+    whole = float64(D) * float64(HxW)
+    first_block = groups[:, None] * D // CHANNELS
+    total = tl.zeros((GROUPS, ENTRIES), tl.float64)
+    for begin in range(0, PARTS * OVER, ENTRIES):
+        entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
+        centres, squares = collect_wide(moments + entries * 2, given, False)
+        entry = (begin + tl.arange(0, ENTRIES))[None, :]
+        count = _count(groups[:, None], entry // OVER, first_block + entry % OVER, HxW, D, CHANNELS, PART)
+        total += tl.where(given, centres * count, 0.0)
+    centre = divided(tl.sum(total, axis=1), whole, 1.0 / whole)
+    total = tl.zeros((GROUPS, ENTRIES), tl.float64)
+    for begin in range(0, PARTS * OVER, ENTRIES):
+        entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
+        centres, squares = collect_wide(moments + entries * 2, given, False)
+        entry = (begin + tl.arange(0, ENTRIES))[None, :]
+        count = _count(groups[:, None], entry // OVER, first_block + entry % OVER, HxW, D, CHANNELS, PART)
+        apart = centres - centre[:, None]
+        total += tl.where(given, squares + apart * apart * count, 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(total, axis=1) / whole + float64_of_bits(eps_bits))
+    statistic = int64(sample) * group + groups
+    put(mean + statistic * mean_stride, high(centre), known)
+    put(rstd + statistic * rstd_stride, high(inverse), known)
+    tl.store(totals + statistic * 2, centre, mask=known)
+    tl.store(totals + statistic * 2 + 1, inverse, mask=known)
+
+
+@triton.jit
+def group_norm_channel_outputs(
+    input,  # [N, C, HxW]
+    weight,  # [C], or None
+    bias,  # [C], or None
+    output,  # [N, C, HxW]
+    totals,  # float64 [N, group, 2]
+    group,
+    blocks,
+    tiles,  # of a block's places
+    HxW,
+    input_sample,
+    input_channel,
+    input_place,
+    output_sample,
+    output_channel,
+    output_place,
+    D: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACES: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """The normalised tile, and the statistics of the groups that begin in it."""
+    """The normalised tile."""
     PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
@@ -163,36 +227,12 @@ def group_norm_channel_outputs(
     x_at = tile_at(input, sample, place, block * WORDS, input_sample, input_channel, input_place)
     mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
     x = tl.load(x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE), mask=mask, other=0)
-    wait_for_launch_before()
-    groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
-    whole = float64(D) * float64(HxW)
-    total = tl.zeros((GROUPS, ENTRIES), tl.float64)
-    for begin in range(0, PARTS * OVER, ENTRIES):
-        entries, given = entries_of(begin, sample, groups, there, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-        centres, squares = collect_wide(moments + entries * 2, given, False)
-        entry = (begin + tl.arange(0, ENTRIES))[None, :]
-        blocks_on = groups[:, None] * D // CHANNELS + entry % OVER
-        count = _count(groups[:, None], entry // OVER, blocks_on, HxW, D, CHANNELS, PART)
-        total += tl.where(given, centres * count, 0.0)
-    centre = divided(tl.sum(total, axis=1), whole, 1.0 / whole)
-    total = tl.zeros((GROUPS, ENTRIES), tl.float64)
-    for begin in range(0, PARTS * OVER, ENTRIES):
-        entries, given = entries_of(begin, sample, groups, there, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-        centres, squares = collect_wide(moments + entries * 2, given, False)
-        entry = (begin + tl.arange(0, ENTRIES))[None, :]
-        blocks_on = groups[:, None] * D // CHANNELS + entry % OVER
-        count = _count(groups[:, None], entry // OVER, blocks_on, HxW, D, CHANNELS, PART)
-        apart = centres - centre[:, None]
-        total += tl.where(given, squares + apart * apart * count, 0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(total, axis=1) / whole + float64_of_bits(eps_bits))
-    first = there & (tile == 0) & (groups * D >= block * CHANNELS)
-    statistic = int64(sample) * group + groups
-    put(mean + statistic * mean_stride, high(centre), first)
-    put(rstd + statistic * rstd_stride, high(inverse), first)
-    centre = of_channels(centre, block, D, CHANNELS, GROUPS)[None, :]
-    scale = of_channels(inverse.to(PRECISION), block, D, CHANNELS, GROUPS)[None, :]
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     known = channels < C
+    statistic = int64(sample) * group + channels // D
+    wait_for_launch_before()
+    centre = tl.load(totals + statistic * 2, mask=known, other=0.0)[None, :]
+    scale = tl.load(totals + statistic * 2 + 1, mask=known, other=0.0).to(PRECISION)[None, :]
     result = away_from(precise(x, PAIRS), centre) * scale
     if weight is not None:
         result *= wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
