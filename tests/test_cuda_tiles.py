@@ -81,12 +81,13 @@ def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> Non
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("places_adjacent", [True, False])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("tensors", [1, 2])
 @pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 20000])
-@pytest.mark.parametrize("HxW", [1, 49, 3136, 3600, 65536, 2**31])
+@pytest.mark.parametrize("HxW", [1, 49, 128, 3136, 3600, 65536, 2**31])
 @pytest.mark.parametrize("group", [1, 3, 32])
-def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, HxW: int, group: int) -> None:
-    tile = group_tile(D, HxW, group, 2, chip, places_adjacent)
+def test_group_tiles_cover_the_group(chip: Chip, itemsize: int, tensors: int, D: int, HxW: int, group: int) -> None:
+    tile = group_tile(D, HxW, group, itemsize, chip, tensors)
     assert (tile.place_parts - 1) * tile.places < HxW <= tile.place_parts * tile.places
     assert (tile.channel_parts - 1) * tile.channels < D <= tile.channel_parts * tile.channels
     assert tile.groups == 1 or tile.channels >= D
@@ -99,7 +100,7 @@ def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, 
 @pytest.mark.parametrize("C", [1, 2, 10, 300, 1000])
 @pytest.mark.parametrize("HxW", [1, 49, 3136, 65536, 2**31])
 def test_tiles_of_channels_fit(chip: Chip, itemsize: int, tensors: int, C: int, HxW: int) -> None:
-    tile = channels_tile(C, HxW, itemsize, chip, tensors)
+    tile = channels_tile(C, HxW, C, itemsize, chip, tensors)
     assert 1 <= tile.places * tile.channels <= chip.largest_tile
     assert tile.places < 2 * HxW
     assert tile.channels < 2 * C

@@ -21,20 +21,16 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     return N, C, HxW, group
 
 
-def _places_adjacent(problem: Problem, x: Operand) -> bool:
-    _, channel, place = x.strides
-    return abs(place) <= abs(channel) or problem.attributes["C"] == 1
-
-
-def _tile(problem: Problem, x: Operand, chip: Chip, tensors: int) -> GroupTile:
+def _tile(problem: Problem, chip: Chip, tensors: int) -> GroupTile:
     _, C, HxW, group = _sizes(problem)
     itemsize = problem.views["input"].dtype.itemsize
-    return group_tile(max(C // group, 1), max(HxW, 1), group, itemsize, chip, _places_adjacent(problem, x), tensors)
+    return group_tile(max(C // group, 1), max(HxW, 1), group, itemsize, chip, tensors)
 
 
 def _channels_adjacent(problem: Problem, x: Operand) -> bool:
     _, C, HxW, _ = _sizes(problem)
-    return C * HxW > 0 and not _places_adjacent(problem, x)
+    _, channel, place = x.strides
+    return C > 1 and HxW > 0 and abs(place) > abs(channel)
 
 
 def _constants(problem: Problem, tile: GroupTile, operands: Sequence[Operand]) -> dict[str, Any]:
@@ -105,7 +101,7 @@ def _backward_places(
     problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
 ) -> tuple[Scratch, int]:
     N, C, HxW, group = _sizes(problem)
-    tile = _tile(problem, operands[1], chip, 2)
+    tile = _tile(problem, chip, 2)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts if want["WANT_INPUT"] else 1, N * group_blocks, tile, chip)
     rows = N * tile.place_parts
@@ -143,7 +139,7 @@ def _forward_places(
     problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
 ) -> None:
     N, _, HxW, group = _sizes(problem)
-    tile = _tile(problem, operands[0], chip, 1)
+    tile = _tile(problem, chip, 1)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts, N * group_blocks, tile, chip)
     slots = Slots.of(steps, teams, 2 * N * group)

@@ -85,22 +85,16 @@ class Blocks:
         return min(max(_ENTRIES // int(self.grouping["GROUPS"]), 16), power_of_two(self.parts * self.over))
 
     def sums(
-        self,
-        kernel: Any,
-        arguments: Sequence[Argument],
-        constants: Mapping[str, Any],
-        operands: Sequence[Operand],
-        programs: int | None = None,
+        self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
     ) -> Step:
-        """The launch that makes entries, by so many programs, or by one for each part of a block."""
+        """The launch that makes entries."""
         tile = self.tile
         rows = tile.warps * 32 * (VECTOR_ACCESS // self.itemsize) // tile.channels
         own = {"ROWS": min(max(rows, 1), tile.places), "STEPS": tile.steps, "STAGES": tile.stages}
         if self.sizes[2] % self.part:
             own["MASKED"] = True
         every = self._constants(tile.places, operands) | self.grouping | own | dict(constants)
-        work = self.sizes[0] * self.parts * self.count
-        grid = min(work, programs or work), 1, 1
+        grid = self.sizes[0] * self.parts * self.count, 1, 1
         return Step(kernel, grid, [*arguments, *_flat(operands)], every, Options(tile.warps, tile.resident))
 
     def results(
@@ -128,7 +122,7 @@ def backward(
 ) -> tuple[Scratch, int]:
     """The launches of the backward pass; gives the weight sums of the parts, and how many rows they have."""
     N, C, HxW, group = sizes
-    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, steps.itemsize, chip, 2))
+    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 2))
     rows = N * cut.parts
     partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
     sums = steps.scratch(cut.entries, INT64)
@@ -137,9 +131,7 @@ def backward(
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *vectors]
     arguments = [*inputs, partial, sums, N, group, cut.count, HxW]
-    programs = chip.multiprocessors * cut.tile.resident
-    constants = {"PAIRS": pairs} | want
-    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, constants, [grad_out, x], programs))
+    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs} | want, [grad_out, x]))
     if want["WANT_INPUT"]:
         arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW]
         constants = cut.grouping | {"ENTRIES": cut.entries_at_a_time, "PAIRS": pairs}
@@ -152,7 +144,7 @@ def forward(
 ) -> None:
     """The launches of the forward pass."""
     N, C, HxW, group = sizes
-    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, steps.itemsize, chip, 1))
+    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 1))
     moments = steps.scratch(2 * cut.entries, INT64)
     totals = steps.scratch(2 * N * group, FLOAT64)
     vectors = [steps.vector(name) for name in ("weight", "bias")]

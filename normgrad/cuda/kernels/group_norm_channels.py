@@ -73,61 +73,54 @@ def group_norm_channel_sums(
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
 ):
-    """The sums of parts of blocks."""
+    """The sums of a part of a block."""
     let_next_launch_begin()
     PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = group * D
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    read_x = tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
-    read_dy = tile_offsets(grad_out_channel, grad_out_place, PLACES, WORDS, WIDE)
+    sample, part, block = work_at(tl.program_id(0), blocks, PARTS)
+    channels = block * CHANNELS + tl.arange(0, CHANNELS)
+    known = channels < C
+    statistic = int64(sample) * group + channels // D
+    mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
+    rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
+    begin = int64(part) * (PLACES * STEPS)
+    x_at = tile_at(input, sample, begin, block * WORDS, input_sample, input_channel, input_place)
+    x_at = x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
+    dy_at = tile_at(grad_out, sample, begin, block * WORDS, grad_out_sample, grad_out_channel, grad_out_place)
+    dy_at = dy_at + tile_offsets(grad_out_channel, grad_out_place, PLACES, WORDS, WIDE)
     all_g = tl.zeros((ROWS, CHANNELS), PRECISION)
     all_gx = tl.zeros((ROWS, CHANNELS), PRECISION)
     rest_g = tl.zeros((ROWS, CHANNELS), tl.float32)
     rest_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
-    # One loop over the tiles of all parts, so that the next part's are on their way when the sums of one are written.
-    for turn in tl.range(0, tl.cdiv(samples * PARTS * blocks - program, programs) * STEPS, num_stages=STAGES):
-        sample, part, block = work_at(program + turn // STEPS * programs, blocks, PARTS)
-        place = int64(part) * (PLACES * STEPS) + turn % STEPS * PLACES
-        x_at = tile_at(input, sample, place, block * WORDS, input_sample, input_channel, input_place)
-        dy_at = tile_at(grad_out, sample, place, block * WORDS, grad_out_sample, grad_out_channel, grad_out_place)
-        mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-        x = tl.load(x_at + read_x, mask=mask, other=0)
-        dy = tl.load(dy_at + read_dy, mask=mask, other=0)
-        channels = block * CHANNELS + tl.arange(0, CHANNELS)
-        known = channels < C
-        statistic = int64(sample) * group + channels // D
-        mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
-        rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        left = HxW - begin - step * PLACES
+        mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
+        x = tl.load(x_at + int64(step) * PLACES * input_place, mask=mask, other=0)
+        dy = tl.load(dy_at + int64(step) * PLACES * grad_out_place, mask=mask, other=0)
         g = precise(dy, PAIRS)
         x_hat = (precise(x, PAIRS) - mu) * rs
         if MASKED:  # 0·Inf must not reach the sums
-            x_hat = tl.where(tile_mask(HxW - place, C - block * CHANNELS, PLACES, CHANNELS, MASKED), x_hat, 0.0)
-        more_g, more_gx = presummed(g, g * x_hat, PLACES, ROWS, CHANNELS)
-        all_g, rest_g = add_with_rest(all_g, rest_g, more_g)
-        all_gx, rest_gx = add_with_rest(all_gx, rest_gx, more_gx)
-        if turn % STEPS == STEPS - 1:
-            sum_g, sum_gx = sum_pair(rounded_sum(all_g, rest_g), rounded_sum(all_gx, rest_gx), 0)
-            all_g = tl.zeros((ROWS, CHANNELS), PRECISION)
-            all_gx = tl.zeros((ROWS, CHANNELS), PRECISION)
-            rest_g = tl.zeros((ROWS, CHANNELS), tl.float32)
-            rest_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
-            line = partial + (int64(sample) * PARTS + part) * C + channels
-            if WANT_WEIGHT:
-                tl.store(line, sum_gx.to(tl.float32), mask=known)
-                line += int64(samples) * PARTS * C
-            if WANT_BIAS:
-                tl.store(line, sum_g.to(tl.float32), mask=known)
-            if WANT_INPUT:
-                if weight is not None:
-                    scale = wide(tl.load(weight + channels, mask=known, other=0.0))
-                    sum_g *= scale
-                    sum_gx *= scale
-                group_g, group_gx = of_groups(sum_g, sum_gx, block, D, CHANNELS, GROUPS)
-                groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
-                entry = entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER)
-                publish(group_g, group_gx, sums + entry, there)
+            x_hat = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), x_hat, 0.0)
+        sum_g, sum_gx = presummed(g, g * x_hat, PLACES, ROWS, CHANNELS)
+        all_g, rest_g = add_with_rest(all_g, rest_g, sum_g)
+        all_gx, rest_gx = add_with_rest(all_gx, rest_gx, sum_gx)
+    sum_g, sum_gx = sum_pair(rounded_sum(all_g, rest_g), rounded_sum(all_gx, rest_gx), 0)
+    line = partial + (int64(sample) * PARTS + part) * C + channels
+    if WANT_WEIGHT:
+        tl.store(line, sum_gx.to(tl.float32), mask=known)
+        line += int64(samples) * PARTS * C
+    if WANT_BIAS:
+        tl.store(line, sum_g.to(tl.float32), mask=known)
+    if WANT_INPUT:
+        if weight is not None:
+            scale = wide(tl.load(weight + channels, mask=known, other=0.0))
+            sum_g *= scale
+            sum_gx *= scale
+        sum_g, sum_gx = of_groups(sum_g, sum_gx, block, D, CHANNELS, GROUPS)
+        groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
+        publish(sum_g, sum_gx, sums + entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER), there)
 
 
 @triton.jit
