@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from normgrad.contract.dtypes import INT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda import batch_norm, group_norm, layer_norm
@@ -88,6 +89,11 @@ def _prepared(problem: Problem, device: int) -> tuple[int, list[Launcher]]:
     return steps.workspace_size, [launcher(step, names, device) for step in steps.steps]
 
 
+def _zeros(address: int) -> int:
+    """The bits of an address that the code may take for zero: those below a vector, a pair of 16 bits, or none."""
+    return next((size - 1 for size in (VECTOR_ACCESS, INT32.itemsize) if address % size == 0), 0)
+
+
 class _Cuda:
     name = "cuda"
 
@@ -97,7 +103,7 @@ class _Cuda:
     def prepare(self, problem: Problem) -> _Kernel:
         device = int(problem.device.partition(":")[2] or 0)
         size, launchers = _prepared(problem, device)
-        counted_on = [0 if address % VECTOR_ACCESS else VECTOR_ACCESS - 1 for address in problem.addresses]
+        counted_on = [_zeros(address) for address in problem.addresses]
         return _Kernel(size, problem, device, counted_on, launchers, self._lent)
 
     def allocate(self, nbytes: int, device: str) -> Memory:

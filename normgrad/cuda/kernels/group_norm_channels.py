@@ -15,7 +15,6 @@ from normgrad.cuda.kernels.common import (
     collect,
     float64,
     int64,
-    precise,
     publish,
     put_numbers,
     rounded_sum,
@@ -23,6 +22,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import gradient, precise, wider
 from normgrad.cuda.kernels.group_norm_blocks import (
     block_groups,
     entries_of,
@@ -75,7 +75,9 @@ def group_norm_channel_sums(
 ):
     """The sums of a part of a block."""
     let_next_launch_begin()
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
+    # The roundings of few numbers are seen in their sums.
+    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS * OVER == 1 and D * PLACES * STEPS <= 512
+    PRECISION: tl.constexpr = tl.float64 if EXACT else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = group * D
@@ -99,8 +101,8 @@ def group_norm_channel_sums(
         mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
         x = tl.load(x_at + int64(step) * PLACES * input_place, mask=mask, other=0)
         dy = tl.load(dy_at + int64(step) * PLACES * grad_out_place, mask=mask, other=0)
-        g = precise(dy, PAIRS)
-        x_hat = (precise(x, PAIRS) - mu) * rs
+        g = wider(dy, PAIRS, EXACT)
+        x_hat = (wider(x, PAIRS, EXACT) - mu) * rs
         if MASKED:  # 0·Inf must not reach the sums
             x_hat = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), x_hat, 0.0)
         sum_g, sum_gx = presummed(g, g * x_hat, PLACES, ROWS, CHANNELS)
@@ -116,8 +118,8 @@ def group_norm_channel_sums(
     if WANT_INPUT:
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known, other=0.0))
-            sum_g *= scale
-            sum_gx *= scale
+            sum_g = sum_g.to(tl.float64) * scale
+            sum_gx = sum_gx.to(tl.float64) * scale
         sum_g, sum_gx = of_groups(sum_g, sum_gx, block, D, CHANNELS, GROUPS)
         groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
         publish(sum_g, sum_gx, sums + entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER), there)
@@ -157,7 +159,6 @@ def group_norm_channel_gradients(
     PAIRS: tl.constexpr,
 ):
     """The gradients of a tile."""
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = group * D
@@ -173,6 +174,7 @@ def group_norm_channel_gradients(
     statistic = int64(sample) * group + channels // D
     mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
     rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
+    scale = None
     if weight is not None:
         scale = wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
     wait_for_launch_before()
@@ -186,12 +188,9 @@ def group_norm_channel_gradients(
         all_gx += more_gx
     per_group = 1.0 / (float64(D) * float64(HxW))
     sum_g, sum_gx = sum_pair(all_g, all_gx, 1)
-    mean_g = of_channels((sum_g * per_group).to(PRECISION), block, D, CHANNELS, GROUPS)[None, :]
-    slope = rs * of_channels((sum_gx * per_group).to(PRECISION), block, D, CHANNELS, GROUPS)[None, :]
-    g = precise(dy, PAIRS)
-    if weight is not None:
-        g *= scale
-    result = rs * (g - mean_g - (precise(x, PAIRS) - mu) * slope)
+    mean_g = of_channels(sum_g * per_group, block, D, CHANNELS, GROUPS)[None, :]
+    mean_gx = of_channels(sum_gx * per_group, block, D, CHANNELS, GROUPS)[None, :]
+    result = gradient(precise(dy, PAIRS), precise(x, PAIRS), mu, rs, scale, mean_g, mean_gx)
     target = tile_at(grad_input, sample, place, block * WORDS, grad_input_sample, grad_input_channel, grad_input_place)
     written = tile_offsets(grad_input_channel, grad_input_place, PLACES, WORDS, WIDE)
     put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)

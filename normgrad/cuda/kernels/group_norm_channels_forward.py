@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels.common import (
+    BFLOAT16_PAIRS,
     SINGLE,
-    away_from,
     collect_wide,
     divided,
     first_of_pair,
@@ -15,7 +15,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
-    precise,
+    numbers,
     publish_wide,
     put,
     put_numbers,
@@ -23,6 +23,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import normalised, precise
 from normgrad.cuda.kernels.group_norm_blocks import (
     block_groups,
     entries_of,
@@ -105,7 +106,9 @@ def group_norm_channel_moments(
 ):
     """The moments of a part of a block."""
     let_next_launch_begin()
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
+    # As float32, squares of float16 would nearly all be rounded down: an odd number's is 1 more than a multiple of 8.
+    BFLOAT16: tl.constexpr = PAIRS == BFLOAT16_PAIRS or input.dtype.element_ty == tl.bfloat16
+    PRECISION: tl.constexpr = tl.float32 if BFLOAT16 else tl.float64
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = group * D
@@ -126,7 +129,7 @@ def group_norm_channel_moments(
         left = HxW - begin - step * PLACES
         mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
         x = tl.load(x_at + int64(step) * PLACES * input_place, mask=mask, other=0)
-        away = precise(x, PAIRS) - about
+        away = numbers(x, PAIRS).to(PRECISION) - about
         if MASKED:
             away = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), away, 0.0)
         sum_away, sum_squares = presummed(away, away * away, PLACES, ROWS, CHANNELS)
@@ -218,7 +221,6 @@ def group_norm_channel_outputs(
     PAIRS: tl.constexpr,
 ):
     """The normalised tile."""
-    PRECISION: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = group * D
@@ -232,12 +234,14 @@ def group_norm_channel_outputs(
     statistic = int64(sample) * group + channels // D
     wait_for_launch_before()
     centre = tl.load(totals + statistic * 2, mask=known, other=0.0)[None, :]
-    scale = tl.load(totals + statistic * 2 + 1, mask=known, other=0.0).to(PRECISION)[None, :]
-    result = away_from(precise(x, PAIRS), centre) * scale
+    inverse = tl.load(totals + statistic * 2 + 1, mask=known, other=0.0)[None, :]
+    factor = None
+    shift = None
     if weight is not None:
-        result *= wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
+        factor = wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
     if bias is not None:
-        result += wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
+        shift = wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
+    result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
     target = tile_at(output, sample, place, block * WORDS, output_sample, output_channel, output_place)
     written = tile_offsets(output_channel, output_place, PLACES, WORDS, WIDE)
     put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)
