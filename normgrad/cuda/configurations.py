@@ -248,7 +248,7 @@ def channels_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, tenso
     """The tile for channels side by side, in one or two tensors: blocks of 128 bytes.
 
     By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
-    groups: backward in 16 bits 56, 59, 57, 53, 55 % of a copy, in float32 60, 61, 60, 54, 61; forward 58, 60, 60, 51,
+    groups: backward in 16 bits 57, 58, 57, 59, 56 % of a copy, in float32 60, 59, 60, 57, 59; forward 58, 60, 60, 51,
     39 and 61, 63, 63, 59, 60.
     """
     channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))

@@ -70,7 +70,7 @@ class Blocks:
             "CHANNELS": channels,
             "PLACES": places,
             "MASKED": self.sizes[2] % places != 0 or self.sizes[1] % channels != 0,
-            "WIDE": max(reach, self.sizes[1]) >= 2**31,
+            "WIDE": max(reach, 2 * self.sizes[1]) >= 2**31,
         }
 
     @property

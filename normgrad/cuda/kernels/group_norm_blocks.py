@@ -22,9 +22,21 @@ def let_next_launch_begin():
 
 
 @triton.jit
-def work_at(work, blocks, parts):
+def work_at(work, blocks, parts, WIDE: tl.constexpr):
     """The sample, the part of its places and the block of its channels that a number stands for, the blocks fastest."""
-    return work // (parts * blocks), work // blocks % parts, work % blocks
+    block = work % blocks
+    if WIDE:
+        block = int64(block)
+    return work // (parts * blocks), work // blocks % parts, block
+
+
+@triton.jit
+def channels_of(group, D: tl.constexpr, WIDE: tl.constexpr):
+    """How many channels there are."""
+    C = group * D
+    if WIDE:
+        C = int64(group) * D
+    return C
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from normgrad.cuda.kernels.common import (
 from normgrad.cuda.kernels.formulas import gradient, precise, wider
 from normgrad.cuda.kernels.group_norm_blocks import (
     block_groups,
+    channels_of,
     entries_of,
     entry_of,
     let_next_launch_begin,
@@ -80,8 +81,8 @@ def group_norm_channel_sums(
     PRECISION: tl.constexpr = tl.float64 if EXACT else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = group * D
-    sample, part, block = work_at(tl.program_id(0), blocks, PARTS)
+    C = channels_of(group, D, WIDE)
+    sample, part, block = work_at(tl.program_id(0), blocks, PARTS, WIDE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     known = channels < C
     statistic = int64(sample) * group + channels // D
@@ -161,8 +162,8 @@ def group_norm_channel_gradients(
     """The gradients of a tile."""
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = group * D
-    sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles)
+    C = channels_of(group, D, WIDE)
+    sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, WIDE)
     place = int64(tile) * PLACES
     x_at = tile_at(input, sample, place, block * WORDS, input_sample, input_channel, input_place)
     dy_at = tile_at(grad_out, sample, place, block * WORDS, grad_out_sample, grad_out_channel, grad_out_place)

@@ -26,6 +26,7 @@ from normgrad.cuda.kernels.common import (
 from normgrad.cuda.kernels.formulas import normalised, precise
 from normgrad.cuda.kernels.group_norm_blocks import (
     block_groups,
+    channels_of,
     entries_of,
     entry_of,
     let_next_launch_begin,
@@ -46,7 +47,7 @@ def _number(x_at, groups, block, mask, channel_stride, D: tl.constexpr, CHANNELS
         number = wide(tl.load(x_at + first * channel_stride, mask=mask, other=0))
     else:
         pair = tl.load(x_at + first // 2 * channel_stride, mask=mask, other=0)
-        number = first_of_pair(pair >> (first % 2 * 16), PAIRS)
+        number = first_of_pair(pair >> (first % 2 * 16).to(tl.int32), PAIRS)
     return number
 
 
@@ -111,8 +112,8 @@ def group_norm_channel_moments(
     PRECISION: tl.constexpr = tl.float32 if BFLOAT16 else tl.float64
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = group * D
-    sample, part, block = work_at(tl.program_id(0), blocks, PARTS)
+    C = channels_of(group, D, WIDE)
+    sample, part, block = work_at(tl.program_id(0), blocks, PARTS, WIDE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
     begin = int64(part) * (PLACES * STEPS)
@@ -168,7 +169,7 @@ def group_norm_channel_statistics(
     let_next_launch_begin()
     shares = tl.cdiv(group, GROUPS)
     sample = tl.program_id(0) // shares
-    groups = tl.program_id(0) % shares * GROUPS + tl.arange(0, GROUPS)
+    groups = int64(tl.program_id(0) % shares) * GROUPS + tl.arange(0, GROUPS)
     known = groups < group
     whole = float64(D) * float64(HxW)
     first_block = groups[:, None] * D // CHANNELS
@@ -223,8 +224,8 @@ def group_norm_channel_outputs(
     """The normalised tile."""
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = group * D
-    sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles)
+    C = channels_of(group, D, WIDE)
+    sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, WIDE)
     place = int64(tile) * PLACES
     x_at = tile_at(input, sample, place, block * WORDS, input_sample, input_channel, input_place)
     mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
