@@ -11,9 +11,12 @@ from normgrad.contract.plan import Problem
 from normgrad.cuda.configurations import Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
 from normgrad.cuda.kernels.common import SINGLE
-from normgrad.cuda.launch import float64_bits
+from normgrad.cuda.launch import FLOAT64, float64_bits
 from normgrad.cuda.problem import Operand, Steps, paired, paired_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
+
+# Rows of which float32 weight gradients are summed up without a rounding.
+_FEW = 64
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
@@ -43,7 +46,8 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     want_input = "grad_input" in problem.views
     teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
-    partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT32)
+    few = steps.itemsize == 4 and M <= _FEW
+    partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
     if M * N and (want_input or wanted):
         operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
         pairs, (grad_out, x, grad_input) = paired(operands, N)
@@ -63,7 +67,8 @@ def backward(problem: Problem, chip: Chip) -> Steps:
                 "STAGES": tile.stages,
                 "LATER": tile.later,
                 "PAIRS": pairs,
-                "EXACT": tile.exact and problem.views["input"].dtype.itemsize == 4,
+                "EXACT": tile.exact,
+                "FEW": few,
                 "WANT_INPUT": want_input,
                 "WANT_WEIGHT": "grad_weight" in wanted,
                 "WANT_BIAS": "grad_bias" in wanted,

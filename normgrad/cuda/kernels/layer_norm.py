@@ -37,7 +37,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, wider
+from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, wider
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def layer_norm_backward(
     rstd,  # [M]
     weight,  # [N], or None
     grad_input,  # [M, N], or None
-    partial,  # float32 [wanted, teams, N]: the weight sums of each team
+    partial,  # float32 or float64 [wanted, teams, N]: the weight sums of each team
     slots,  # int64 [M, PARTS]
     M,
     N,
@@ -123,6 +123,7 @@ def layer_norm_backward(
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
     EXACT: tl.constexpr,  # float32 is computed with as float64
+    FEW: tl.constexpr,  # so are the weight sums alone, of rows so few that each rounding is seen
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
@@ -197,11 +198,11 @@ def layer_norm_backward(
         if PHASE != OUTPUTS:
             if WANT_WEIGHT:
                 product = g * x_hat
-                if input.dtype.element_ty == tl.float32:  # with few rows each rounding of a sum is seen
-                    product = product.to(tl.float64)
+                if FEW:
+                    product = precise(dy, PAIRS) * ((precise(x, PAIRS) - mu[:, None]) * rs[:, None])
                 weight_sum += tl.sum(product, axis=0)
             if WANT_BIAS:
-                bias_sum += tl.sum(g, axis=0)
+                bias_sum += tl.sum(wider(dy, PAIRS, FEW), axis=0)
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:
