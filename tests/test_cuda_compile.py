@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,20 @@ def test_every_launch_compiles(
         assert kernel.asm["cubin"]
         if step.options.cooperative:  # they wait for each other, so they have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("operator", "arguments"), CALLS)
+def test_every_launch_compiles_for_tensors_beyond_32_bits(
+    operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    for step in OPERATORS[operator](_problem(operator, arguments), Chip(132)).steps:
+        if "WIDE" in step.constants:
+            wide = replace(step, constants={**step.constants, "WIDE": True})
+            assert compile(_source(wide), GPUTarget("cuda", 90, 32), wide.options.as_arguments()).asm["cubin"]
 
 
 def _source(step: Any) -> ASTSource:
