@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +48,20 @@ class Kernel(Protocol):
 
         Their layout is the problem's, and they share memory no further than the problem's views do.
         """
+
+
+class OneStep(Protocol):
+    """A kernel on the CPU that is one call with a descriptor of int64 numbers; such a kernel has it as ``one_step``."""
+
+    workspace_size: int
+    numbers: int  # in the descriptor
+    fills: Sequence[tuple[int, int, int]]  # a position for the address of a tensor (by its number) plus an offset
+
+    def descriptor(self, workspace: int) -> array[int]:
+        """The descriptor without the tensors' addresses, which the caller does not change."""
+
+    def call(self, descriptor: array[int], address: int) -> None:
+        """Do the work that a filled descriptor, at its address, says; it changes."""
 
 
 class Backend(Protocol):
@@ -152,8 +167,7 @@ class Plan:
             stream.submit(lambda: launch(problem, problem.addresses, kernel, self._backend, memory))
         else:
             launch(problem, problem.addresses, kernel, self._backend, memory, stream)
-        for owner in self._written_owners:
-            note_written(owner)
+        note_written(self._written_owners)
 
     def _refuse_if_spent(self) -> None:
         if self._spent:
@@ -212,8 +226,13 @@ def launch(
             workspace = backend.allocate(size, problem.device)
         kernel.launch(addresses, workspace.address if workspace else 0, stream)
     except Exception as error:
-        text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
-        raise ContractError(RUNTIME, problem.signature.name, None, text) from error
+        raise failure(problem, error) from error
+
+
+def failure(problem: Problem, error: Exception) -> ContractError:
+    """The error of a launch that failed."""
+    text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
+    return ContractError(RUNTIME, problem.signature.name, None, text)
 
 
 def allocate_host(nbytes: int) -> Memory:
