@@ -60,8 +60,8 @@ def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = type(backends.load(backend))
     allocate = loaded.allocate
 
-    def poisoned_workspace(self: Any, nbytes: int, device: str) -> Memory:
-        memory: Memory = allocate(self, nbytes, device)
+    def poisoned_workspace(self: Any, nbytes: int, device: str, stream: Any = None) -> Memory:
+        memory: Memory = allocate(self, nbytes, device, stream)
         arrays.bytes_at(memory)[:] = bytes([POISON]) * memory.nbytes
         return memory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.series import _parameters
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -102,8 +104,15 @@ def test_every_launch_compiles(
     for step in steps:
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
         assert kernel.asm["cubin"]
+        assert [size for size, _ in _parameters(step, kernel)] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.cooperative:  # they wait for each other, so they have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
+
+
+def _parameter_sizes(ptx: str) -> list[int]:
+    """Bytes of each parameter of the kernel, in order."""
+    head = ptx[ptx.index(".entry") :]
+    return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head[: head.index(")")])]
 
 
 def _source(step: Any) -> ASTSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,11 +51,13 @@ class Kernel(Protocol):
 
 
 class OneStep(Protocol):
-    """A kernel on the CPU that is one call with a descriptor of int64 numbers; such a kernel has it as ``one_step``."""
+    """A kernel that is one call with a descriptor of int64 numbers; such a kernel has it as ``one_step``."""
 
     workspace_size: int
-    numbers: int  # in the descriptor
-    fills: Sequence[tuple[int, int, int]]  # a position for the address of a tensor (by its number) plus an offset
+    numbers: int  # in the descriptor, the last of which is its own address
+    fills: Sequence[tuple[int, int, int]]  # positions, each for a tensor's address (by its number) plus an offset
+    counted_on: Sequence[int]  # the bits of each address that must be as they were
+    is_ready: Callable[[], bool] | None  # whether this thread can call it, unless it always can
 
     def descriptor(self, workspace: int) -> array[int]:
         """The descriptor without the tensors' addresses, which the caller does not change."""
@@ -72,8 +74,8 @@ class Backend(Protocol):
     def prepare(self, problem: Problem) -> Kernel:
         """Choose and set up the kernel for a problem; computes nothing."""
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
-        """Memory for a workspace that the library brings."""
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
+        """Memory for a workspace that the library brings, for work on a stream."""
 
 
 class Plan:
@@ -223,7 +225,7 @@ def launch(
     try:
         size = kernel.workspace_size
         if workspace is None and size:
-            workspace = backend.allocate(size, problem.device)
+            workspace = backend.allocate(size, problem.device, stream)
         kernel.launch(addresses, workspace.address if workspace else 0, stream)
     except Exception as error:
         raise failure(problem, error) from error

@@ -68,8 +68,8 @@ class Step:
         shared: bool = False,
     ) -> None:
         self._kernel = kernel
-        self.numbers = len(descriptor)
-        self._descriptor = numbers = array("q", descriptor.tobytes())
+        self._descriptor = numbers = array("q", descriptor.tobytes() + bytes(8))  # and room for its own address
+        self.numbers = len(numbers)
         self._scratch = tuple((at, place.offset) for at, place in places if place.source == _WORKSPACE)
         self.fills = tuple((at, place.source, place.offset) for at, place in places if place.source != _WORKSPACE)
         self._tags = tags
@@ -141,6 +141,8 @@ class OneStep:
     """A kernel that is one step."""
 
     def __init__(self, workspace_size: int, step: Step) -> None:
+        self.is_ready = None
+        self.counted_on = ()
         self.workspace_size, self.numbers, self.fills = workspace_size, step.numbers, step.fills
         self.call = step.call
         self._with_scratch = step.with_scratch

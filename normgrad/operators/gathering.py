@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from normgrad.cpu.native import translated
+
 # int gather(const int64 *table, tuple *tensors, tuple *results, int64 *out)
 Gather = Callable[[int, int, int, int], int]
 
@@ -42,9 +44,10 @@ def table(
     results
         Which of the results count, by their places.
     at
-        Where in ``out`` the addresses go, of tensors and then of results.
+        Where in ``out`` the addresses go, of tensors and then of results. Before them goes the address of ``out``.
     fills
-        What else to write: an address by its number, plus an offset, at a position.
+        What else to write: a position, the number of an address (-1 for that of ``out``, -2 for what stands before it,
+        and so on) and an offset to add.
     """
     numbers = [len(limits), len(results), at, len(fills)]
     for row in (*limits, results, *fills):
@@ -61,7 +64,9 @@ def gather() -> Gather | None:
     or LLVM is other than it counts on.
     """
     try:
-        function = _compiled(_code(_handle(), _functions()))
+        # With the interpreter's lock: nothing may happen to the tensors meanwhile.
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
+        function: Gather = translated(_code(_handle(), _functions()), "gather", prototype)
     except Exception:
         return None
     return function if _works(function) else None
@@ -128,6 +133,7 @@ def _code(handle: int, functions: Sequence[int]) -> str:
 
     tensor_count, result_count, at, fill_count = (load(start, table, word(number)) for number in range(HEAD))
     addresses = start.add(out, start.mul(at, word(8)))
+    start.store(out, pointer(start, addresses, word(-1)))
     limits = start.add(table, word(8 * HEAD))
     counting = start.add(limits, start.mul(tensor_count, word(32)))
     fills = start.add(counting, start.mul(result_count, word(8)))
@@ -166,23 +172,6 @@ def _code(handle: int, functions: Sequence[int]) -> str:
     return str(module)
 
 
-def _compiled(code: str) -> Gather:
-    import llvmlite.binding as llvm
-
-    from normgrad.cpu.native import target_machine
-
-    machine = target_machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
-    engine.finalize_object()
-    _engines.append(engine)
-    # With the interpreter's lock: nothing may happen to the tensors meanwhile.
-    function = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
-    return function(engine.get_function_address("gather"))
-
-
-_engines: list[Any] = []  # which hold the code
-
-
 def _works(function: Gather) -> bool:
     """Whether it finds what PyTorch says of a few tensors."""
     torch = sys.modules["torch"]
@@ -191,9 +180,10 @@ def _works(function: Gather) -> bool:
     places = [tensor.data_ptr() for tensor in (*tensors, results[1])]
     for spare, expected in ((0, 0), (1, 1)):
         limits = [(4, tensor.numel() * 4 + spare, 3, 0) for tensor in tensors]
-        numbers = array("q", table(limits, [1], 2, [(0, 3, 8), (1, 1, 0)]))
-        out = array("q", bytes(8 * 6))
-        found = function(numbers.buffer_info()[0], id(tensors), id(results), out.buffer_info()[0])
-        if found != expected or (found == 0 and out.tolist() != [places[3] + 8, places[1], *places]):
+        numbers = array("q", table(limits, [1], 3, [(0, 3, 8), (1, 1, 0)]))
+        out = array("q", bytes(8 * 7))
+        at, _ = out.buffer_info()
+        found = function(numbers.buffer_info()[0], id(tensors), id(results), at)
+        if found != expected or (found == 0 and out.tolist() != [places[3] + 8, places[1], at, *places]):
             return False
     return True

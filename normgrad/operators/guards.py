@@ -51,10 +51,18 @@ class Guard:
         self._check = TensorGuards(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         #: Whether other tensors have the same layouts.
         self.holds: Callable[..., bool] = self._holds_again if self._again else self._check
-        self.limits = tuple((1, 0, 0, 0) if view is None else _limits(view) for view in views)
+        self._views = views
+        self.limits = self.counting_on(())
         self._gather = gathering.gather()
-        self._table = array("q", gathering.table(self.limits, [], 0, []))
-        self._room = array("q", bytes(8 * len(tensors)))
+        self._table = array("q", gathering.table(self.limits, [], 1, []))
+        self._room = array("q", bytes(8 * (1 + len(tensors))))
+
+    def counting_on(self, bits: Sequence[int]) -> tuple[gathering.Limits, ...]:
+        """The limits of each tensor's place, for a kernel that counts on more bits of its address than an element's."""
+        more = [*bits, *[0] * len(self._views)]
+        return tuple(
+            (1, 0, 0, 0) if view is None else _limits(view, more[number]) for number, view in enumerate(self._views)
+        )
 
     def _holds_again(self, *tensors: Any) -> bool:
         if any(tensors[number] is not tensors[first] for number, first in self._again):
@@ -68,7 +76,7 @@ class Guard:
         room = self._room[:]
         if self._gather(self._table.buffer_info()[0], id(tensors), id(()), room.buffer_info()[0]):
             return None
-        return room.tolist()
+        return room.tolist()[1:]
 
 
 def _places(tensors: tuple[Any, ...], limits: Sequence[gathering.Limits]) -> list[int] | None:
@@ -81,6 +89,7 @@ def _places(tensors: tuple[Any, ...], limits: Sequence[gathering.Limits]) -> lis
     return addresses
 
 
-def _limits(view: View) -> gathering.Limits:
+def _limits(view: View, more: int) -> gathering.Limits:
     size = view.dtype.itemsize
-    return size, view.reach.end - view.address, size - 1, view.address & (size - 1)
+    bits = size - 1 | more
+    return size, view.reach.end - view.address, bits, view.address & bits

@@ -93,40 +93,38 @@ class AnyRecipe:
 
 
 class AtOnce:
-    """The recipe of a call on tensors that one step of the CPU's serves, with results of the library's."""
+    """The recipe of a call on tensors that one step serves, with results of the library's."""
 
-    def __init__(
-        self,
-        needs_grad: bool,
-        problem: Problem,
-        backend: Backend,
-        step: OneStep,
-        guard: Guard,
-        makers: Sequence[Make | None],
-    ) -> None:
-        self.needs_grad = needs_grad
-        self.tried = _tried_at_once(problem, backend, step, guard, makers)
+    def __init__(self, usual: AnyRecipe, step: OneStep, makers: Sequence[Make | None]) -> None:
+        """``usual`` is the recipe where the step is not ready; ``makers`` make results where it is."""
+        assert usual.guard is not None
+        self.needs_grad = usual.needs_grad
+        self.tried = _tried_at_once(usual, usual.guard, step, makers)
 
 
 def _tried_at_once(
-    problem: Problem, backend: Backend, step: OneStep, guard: Guard, makers: Sequence[Make | None]
+    usual: AnyRecipe, guard: Guard, step: OneStep, makers: Sequence[Make | None]
 ) -> Callable[[Arguments, list[int], tuple[Any, ...]], Any]:
     """A closure, whose names take less time than attributes."""
     found = gathering.gather()
     assert found is not None
-    gather, holds, allocate, size = found, guard.holds, backend.allocate, step.workspace_size
+    gather, holds, allocate, size = found, guard.holds, usual.backend.allocate, step.workspace_size
+    problem, device, is_ready = usual.problem, usual.problem.device, step.is_ready
     descriptor_at, call, single = step.descriptor, step.call, len(makers) == 1
     wanted = [place for place, make in enumerate(makers) if make is not None]
-    table = array("q", gathering.table(guard.limits, wanted, step.numbers, step.fills))
+    table = array("q", gathering.table(guard.counting_on(step.counted_on), wanted, step.numbers, step.fills))
     table_at, _ = table.buffer_info()
     room = array("q", bytes(8 * (len(guard.limits) + len(wanted))))
 
     def tried(arguments: Arguments, addresses: list[int], tensors: tuple[Any, ...]) -> Any:
+        if is_ready is not None and not is_ready():
+            return usual.tried(arguments, addresses, tensors)
         if not holds(*tensors):
             return None
         results = tuple([make and make() for make in makers])
         try:
-            descriptor = descriptor_at(allocate(size, "cpu").address if size else 0) + room
+            workspace = allocate(size, device) if size else None
+            descriptor = descriptor_at(workspace.address if workspace else 0) + room
             address, _ = descriptor.buffer_info()
             if gather(table_at, id(tensors), id(results), address):
                 return None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from normgrad.backends import requested_backend
-from normgrad.contract.arrays import Make, numpy_address, wants_note
+from normgrad.contract.arrays import Make, numpy_address, quick_torch_maker, wants_note
 from normgrad.contract.check import Signature
 from normgrad.contract.plan import Backend, Kernel, Problem
 from normgrad.contract.products import Product
@@ -168,24 +168,22 @@ class Recipes:
         sharing = Sharing([views[name] for name in given], [given.index(name) for name in written])
         if not sharing.is_plain:
             raise OffTrack
-        guard = Guard(tensors, [views.get(names[place]) for place in case.tensors]) if tensors else None
-        needs_grad = any(tensor.requires_grad for tensor in tensors)
-        outputs = self._outputs({output.name: output.make for output in made}, wanted)
-        step, makers = getattr(kernel, "one_step", None), [output for output in outputs if not isinstance(output, int)]
-        is_simple = len(makers) == len(outputs) and given == seen and not case.arrays and not written
-        if step is not None and guard is not None and is_simple and gathering.gather() is not None:
-            return AtOnce(needs_grad, problem, backend, step, guard, makers)
-        return AnyRecipe(
-            needs_grad,
+        recipe = AnyRecipe(
+            any(tensor.requires_grad for tensor in tensors),
             problem,
             backend,
             kernel,
-            outputs,
-            guard,
+            self._outputs({output.name: output.make for output in made}, wanted),
+            Guard(tensors, [views.get(names[place]) for place in case.tensors]) if tensors else None,
             None if given == seen else tuple(seen.index(name) for name in given),
             sharing if written else None,
             tuple(names.index(name) for name in written if wants_note(arguments[names.index(name)])),
         )
+        step, all_made = getattr(kernel, "one_step", None), len(made) == sum(wanted)
+        if step is None or case.arrays or not tensors or given != seen or not all_made or gathering.gather() is None:
+            return recipe
+        makers = {output.name: quick_torch_maker(output.array) for output in made}
+        return AtOnce(recipe, step, [makers.get(name) for name in self._signature.output_names])
 
     def _outputs(self, made: Mapping[str, Make], wanted: Sequence[bool]) -> tuple[Make | int | None, ...]:
         """As a recipe has them."""
