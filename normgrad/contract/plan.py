@@ -54,6 +54,7 @@ class OneStep(Protocol):
     """A kernel that is one call with a descriptor of int64 numbers; such a kernel has it as ``one_step``."""
 
     workspace_size: int
+    workspace: Callable[[], tuple[Any, int]] | None  # memory and its address, more quickly than from the backend
     numbers: int  # in the descriptor, the last of which is its own address
     fills: Sequence[tuple[int, int, int]]  # positions, each for a tensor's address (by its number) plus an offset
     counted_on: Sequence[int]  # the bits of each address that must be as they were

@@ -141,8 +141,8 @@ class OneStep:
     """A kernel that is one step."""
 
     def __init__(self, workspace_size: int, step: Step) -> None:
-        self.is_ready = None
-        self.counted_on = ()
+        self.is_ready = self.workspace = None
+        self.counted_on: tuple[int, ...] = ()
         self.workspace_size, self.numbers, self.fills = workspace_size, step.numbers, step.fills
         self.call = step.call
         self._with_scratch = step.with_scratch

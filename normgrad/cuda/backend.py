@@ -16,7 +16,7 @@ from normgrad.cuda import batch_norm, group_norm, layer_norm
 from normgrad.cuda.configurations import Chip
 from normgrad.cuda.launch import Launcher, chip, compiled, launcher
 from normgrad.cuda.problem import ALIGNMENT, VECTOR_ACCESS, Steps
-from normgrad.cuda.series import DoesNotFit, Series
+from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,
@@ -100,7 +100,7 @@ class _Cuda:
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         """From the current stream's pool, to which it goes back; but not before another stream is done with it."""
         where = _device(device)
-        tensor = torch.empty(nbytes, dtype=torch.uint8, device=where)
+        tensor = fresh_bytes(nbytes, where)
         if stream is not None:
             handle = _handle(stream, where.index)
             if handle != torch._C._cuda_getCurrentRawStream(where.index):

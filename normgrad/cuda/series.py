@@ -7,6 +7,7 @@ memory. The addresses of tensors, of the workspace and of the descriptor's own p
 from __future__ import annotations
 
 import ctypes
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -24,6 +25,18 @@ _ATTRIBUTE, _CONFIGURATION = 9, 7  # numbers in CUlaunchAttribute and CUlaunchCo
 _SELF, _STREAM, _WORKSPACE = -1, -2, -3
 _NO_CONTEXT = 201
 _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+
+
+# What PyTorch's compiled programs make their tensors with; on the current device alone.
+_quick_bytes: Any = getattr(sys.modules.get("torch._C._dynamo.guards"), "_empty_strided_cuda", None)
+
+
+def fresh_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Memory from the current stream's pool."""
+    if _quick_bytes is not None and torch._C._cuda_getDevice() == device.index:
+        quickly: torch.Tensor = _quick_bytes((nbytes,), (1,), torch.uint8)
+        return quickly
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 class DoesNotFit(Exception):
@@ -46,10 +59,12 @@ class Series:
         """:class:`DoesNotFit` where a kernel is other than expected. ``driver``: the library that launches."""
         driver = driver or _driver()
         gather = gathering.gather()
-        if gather is None:
+        if gather is None or _quick_bytes is None:
             raise DoesNotFit
         self._gather, self._launch, self._device = gather, _launches(), device
         self.workspace_size, self.counted_on = workspace_size, counted_on
+        self.workspace = self._workspace if workspace_size else None
+        self.is_ready = None if torch.cuda.device_count() == 1 else self._is_ready
         self.fills: list[tuple[int, int, int]] = []
         pairs = [(step, kernel) for step, kernel in zip(steps, kernels, strict=True) if all(step.grid)]
         numbers = [len(pairs), ctypes.cast(driver.cuLaunchKernelEx, ctypes.c_void_p).value or 0]
@@ -87,9 +102,14 @@ class Series:
             elif isinstance(value, Scratch):
                 self.fills.append((values_at + place, _WORKSPACE, value.offset))
 
-    def is_ready(self) -> bool:
+    def _is_ready(self) -> bool:
         """Whether the tensors' device is this thread's."""
         return bool(torch._C._cuda_getDevice() == self._device)
+
+    def _workspace(self) -> tuple[Any, int]:
+        """Memory for a call on the current stream, and its address."""
+        memory = _quick_bytes((self.workspace_size,), (1,), torch.uint8)
+        return memory, memory.data_ptr()
 
     def descriptor(self, workspace: int, stream: int | None = None) -> array[int]:
         """The descriptor without the tensors' addresses, for a stream, by default the current one."""

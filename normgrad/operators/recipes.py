@@ -108,8 +108,13 @@ def _tried_at_once(
     """A closure, whose names take less time than attributes."""
     found = gathering.gather()
     assert found is not None
-    gather, holds, allocate, size = found, guard.holds, usual.backend.allocate, step.workspace_size
-    problem, device, is_ready = usual.problem, usual.problem.device, step.is_ready
+    gather, holds, problem, is_ready = found, guard.holds, usual.problem, step.is_ready
+    size, quick_workspace, allocate, device = (
+        step.workspace_size,
+        step.workspace,
+        usual.backend.allocate,
+        problem.device,
+    )
     descriptor_at, call, single = step.descriptor, step.call, len(makers) == 1
     wanted = [place for place, make in enumerate(makers) if make is not None]
     table = array("q", gathering.table(guard.counting_on(step.counted_on), wanted, step.numbers, step.fills))
@@ -123,14 +128,21 @@ def _tried_at_once(
             return None
         results = tuple([make and make() for make in makers])
         try:
-            workspace = allocate(size, device) if size else None
-            descriptor = descriptor_at(workspace.address if workspace else 0) + room
+            memory: Any = None
+            begin = 0
+            if quick_workspace is not None:
+                memory, begin = quick_workspace()
+            elif size:
+                memory = allocate(size, device)
+                begin = memory.address
+            descriptor = descriptor_at(begin) + room
             address, _ = descriptor.buffer_info()
             if gather(table_at, id(tensors), id(results), address):
                 return None
             call(descriptor, address)
         except Exception as error:
             raise failure(problem, error) from error
+        del memory  # which the work had to itself until here
         return results[0] if single else results
 
     tried.table = table  # type: ignore[attr-defined] # kept, since its address is

@@ -179,8 +179,11 @@ class Recipes:
             sharing if written else None,
             tuple(names.index(name) for name in written if wants_note(arguments[names.index(name)])),
         )
-        step, all_made = getattr(kernel, "one_step", None), len(made) == sum(wanted)
-        if step is None or case.arrays or not tensors or given != seen or not all_made or gathering.gather() is None:
+        step = getattr(kernel, "one_step", None)
+        brings_outputs = len(made) < sum(wanted)
+        if step is None or case.arrays or not tensors or given != seen or written or brings_outputs:
+            return recipe
+        if gathering.gather() is None:
             return recipe
         makers = {output.name: quick_torch_maker(output.array) for output in made}
         return AtOnce(recipe, step, [makers.get(name) for name in self._signature.output_names])
