@@ -116,6 +116,13 @@ def test_the_driver_gets_every_launch() -> None:
     assert [launch["values"][1] for launch in later] == [0x20100 + 512] * 2
 
 
+@pytest.mark.parametrize("pointers", [0, 1, 2])
+def test_as_many_null_pointers_as_the_kernel_takes(pointers: int) -> None:
+    driver = Driver(*SIZES[:-2], *[8] * pointers)
+    series(driver, (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE))).launch([0x1000, 0x2000], 0, 0)
+    assert driver.launches[0]["values"][-1 - pointers :] == [0x1000, *[0] * pointers]
+
+
 def test_an_empty_grid_is_no_launch() -> None:
     driver = Driver(*SIZES)
     series(driver, (step(ARGUMENTS, {"G": 64}, (0, 1, 1)), kernel(SIGNATURE))).launch([1, 2], 0, 0)
@@ -125,8 +132,9 @@ def test_an_empty_grid_is_no_launch() -> None:
 @pytest.mark.parametrize(
     ("sizes", "changed"),
     [
-        (SIZES[:-1], {}),
+        (SIZES[:-3], {}),
         ((*SIZES, 8), {}),
+        ((*SIZES[:-1], 4), {}),
         ((8, 8, 8, 8, 8, 8, 8), {}),
         (SIZES, {"num_ctas": 2}),
         (SIZES, {"global_scratch_size": 128}),

@@ -42,8 +42,8 @@ class _Kernel:
     problem: Problem
     device: int
     counted_on: list[int]  # the bits of each address that the compiled code takes for zero
-    launchers: list[Launcher]
-    one_step: Series | None  # the same launches in one call, where that is possible
+    one_step: Series | None  # all launches in one call, where that is possible
+    launchers: list[Launcher]  # one by one, where it is not
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         """Put the launches on a stream: a PyTorch stream, a raw handle, or by default the device's current one."""
@@ -54,24 +54,21 @@ class _Kernel:
                 self._launch_here(addresses, workspace, stream)
 
     def _launch_here(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
-        handle = _handle(stream, self.device)
         if any(map(operator.and_, addresses, self.counted_on)):
-            launchers = self._compiled_anew(addresses)
-        elif self.one_step is not None:
-            self.one_step.launch(addresses, workspace, handle)
+            self._for(addresses)._launch_here(addresses, workspace, stream)
             return
-        else:
-            launchers = self.launchers
+        handle = _handle(stream, self.device)
+        if self.one_step is not None:
+            self.one_step.launch(addresses, workspace, handle)
         first = aligned(workspace)
-        for launch in launchers:
+        for launch in self.launchers:
             launch(addresses, first, handle)
 
-    def _compiled_anew(self, addresses: Sequence[int]) -> list[Launcher]:
-        """The launches for addresses without an alignment that the others count on."""
+    def _for(self, addresses: Sequence[int]) -> _Kernel:
+        """Compiled anew, for addresses without an alignment that the code counts on."""
         views = self.problem.views.items()
         moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
-        steps = OPERATORS[self.problem.signature.name](replace(self.problem, views=moved), chip(self.device))
-        return [launcher(step, list(moved), self.device) for step in steps.steps]
+        return backend.prepare(replace(self.problem, views=moved))
 
 
 def _handle(stream: Any, device: int) -> int:
@@ -92,10 +89,10 @@ class _Cuda:
         device = int(problem.device.partition(":")[2] or 0)
         steps = OPERATORS[problem.signature.name](problem, chip(device))
         names = list(problem.views)
-        launchers = [launcher(step, names, device) for step in steps.steps]
         counted_on = [0 if address % VECTOR_ACCESS else VECTOR_ACCESS - 1 for address in problem.addresses]
         series = _series(steps, names, device, counted_on)
-        return _Kernel(steps.workspace_size, problem, device, counted_on, launchers, series)
+        launchers = [] if series is not None else [launcher(step, names, device) for step in steps.steps]
+        return _Kernel(steps.workspace_size, problem, device, counted_on, series, launchers)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         """From the current stream's pool, to which it goes back; but not before another stream is done with it."""

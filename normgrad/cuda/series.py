@@ -24,6 +24,7 @@ _COOPERATIVE, _PROGRAMMATIC_SERIALIZATION = 2, 6  # of CUlaunchAttributeID
 _ATTRIBUTE, _CONFIGURATION = 9, 7  # numbers in CUlaunchAttribute and CUlaunchConfig
 _SELF, _STREAM, _WORKSPACE = -1, -2, -3
 _NO_CONTEXT = 201
+_MOST_POINTERS = 2
 _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 
 
@@ -78,7 +79,7 @@ class Series:
     def _add(self, numbers: list[int], entry: int, step: Step, kernel: Any, names: Sequence[str], driver: Any) -> None:
         """A launch, which the numbers from ``entry`` on point to."""
         values = list(_parameters(step, kernel))
-        _check(kernel, [size for size, _ in values], driver)
+        values += [(8, 0)] * _more_pointers(kernel, [size for size, _ in values], driver)
         attributes = [_PROGRAMMATIC_SERIALIZATION] * bool(kernel.metadata.launch_pdl)
         attributes += [_COOPERATIVE] * bool(kernel.metadata.launch_cooperative_grid)
         configuration = len(numbers)
@@ -141,7 +142,6 @@ def _parameters(step: Step, kernel: Any) -> Iterator[tuple[int, Any]]:
     values = [*step.arguments, *(step.constants[name] for name in constants)]
     for kind, value in zip(kernel.src.signature.values(), values, strict=True):
         yield from _flat(kind, value)
-    yield from ((8, 0), (8, 0))  # memory that Triton brings for kernels that ask for it
 
 
 def _flat(kind: Any, value: Any) -> Iterator[tuple[int, Any]]:
@@ -156,22 +156,27 @@ def _flat(kind: Any, value: Any) -> Iterator[tuple[int, Any]]:
         raise DoesNotFit
 
 
-def _check(kernel: Any, sizes: Sequence[int], driver: Any) -> None:
-    """That the loaded function's parameters have these sizes, and that it needs nothing else."""
+def _more_pointers(kernel: Any, sizes: Sequence[int], driver: Any) -> int:
+    """How many pointers the loaded function takes after parameters of these sizes, to memory that Triton may bring.
+
+    These kernels need none of it, so that the pointers are null.
+    """
     metadata = kernel.metadata
-    if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
+    if metadata.num_ctas != 1 or metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
         raise DoesNotFit
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     found: list[int] = []
-    while len(found) <= len(sizes) and not driver.cuFuncGetParamInfo(
+    while len(found) <= len(sizes) + _MOST_POINTERS and not driver.cuFuncGetParamInfo(
         ctypes.c_void_p(kernel.function),
         ctypes.c_size_t(len(found)),
         ctypes.byref(offset),
         ctypes.byref(size),
     ):
         found.append(size.value)
-    if found != list(sizes):
+    more = len(found) - len(sizes)
+    if more not in range(_MOST_POINTERS + 1) or found != [*sizes, *[8] * more]:
         raise DoesNotFit
+    return more
 
 
 def _words(status: int) -> str:
