@@ -23,6 +23,11 @@ def torch_types() -> frozenset[type]:
     return _types() if "torch" in sys.modules else frozenset()
 
 
+def sequence_types() -> tuple[type, ...]:
+    """What PyTorch has beside lists and tuples."""
+    return (sys.modules["torch"].Size,) if "torch" in sys.modules else ()
+
+
 def is_plain(tensors: Sequence[Any]) -> bool:
     """Whether the elements of tensors are what stands in their memory, and nothing watches or transforms calls.
 

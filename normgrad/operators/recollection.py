@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +15,7 @@ from normgrad.contract.check import Signature
 from normgrad.contract.plan import Backend, Kernel, Problem
 from normgrad.contract.products import Product
 from normgrad.operators import gathering
-from normgrad.operators.guards import Guard, is_plain, torch_types
+from normgrad.operators.guards import Guard, is_plain, sequence_types, torch_types
 from normgrad.operators.recipes import AnyRecipe, Arguments, AtOnce, Made, Recipe
 from normgrad.operators.sharing import Sharing
 
@@ -31,7 +32,7 @@ class _Case:
     """The calls whose arguments have the same types."""
 
     def __init__(self, arguments: Arguments, written: Sequence[int]) -> None:
-        plain = torch_types()
+        plain, sequences = torch_types(), (list, tuple, *sequence_types())
         places: dict[str, list[int]] = {"arrays": [], "tensors": [], "numbers": [], "sequences": []}
         for place, argument in enumerate(arguments):
             kind = type(argument)
@@ -41,7 +42,7 @@ class _Case:
                 places["tensors"].append(place)
             elif kind in _NUMBERS:
                 places["numbers"].append(place)
-            elif issubclass(kind, list | tuple):
+            elif kind in sequences:
                 places["sequences"].append(place)
             elif argument is not None:
                 raise OffTrack
@@ -82,6 +83,14 @@ class _Case:
                 if found is not None:
                     return found
         return None
+
+
+def _variants(arguments: Arguments) -> Iterator[tuple[type, ...]]:
+    """The types of arguments, with every type that a sequence may come in."""
+    sequences = (list, tuple, *sequence_types())
+    return itertools.product(
+        *(sequences if isinstance(argument, list | tuple) else (type(argument),) for argument in arguments)
+    )
 
 
 def _getter(places: Sequence[int]) -> Callable[[Arguments], tuple[Any, ...]]:
@@ -131,16 +140,17 @@ class Recipes:
         wanted: Sequence[bool],
     ) -> None:
         """Leave a recipe of a call for the next one, unless its memory decides too much."""
-        kinds = tuple(map(type, arguments))
+        kinds = list(_variants(arguments))
         try:
-            case = self._cases.get(kinds) or _Case(arguments, self._written)
+            case = self._cases.get(kinds[0]) or _Case(arguments, self._written)
             key = case.key(arguments, product, [])
             recipe = self._recipe(case, arguments, problem, backend, kernel, made, wanted)
         except (OffTrack, ImportError):
             return
         if len(self._cases) >= _MOST_KEYS:
             self._cases.clear()
-        recipes = self._cases.setdefault(kinds, case).recipes
+        self._cases.update(dict.fromkeys(kinds, case))
+        recipes = case.recipes
         if len(recipes) >= _MOST_KEYS:
             recipes.clear()
         same_key = recipes.setdefault(key, [])
