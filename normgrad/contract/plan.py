@@ -90,6 +90,7 @@ class Plan:
         self._backend = backend
         self._problem = problem
         self._kernel = backend.prepare(problem)
+        self._addresses = problem.addresses
         self._written_owners = _written_owners(problem)
         self._lock = threading.Lock()
         self._repeatable = False
@@ -129,6 +130,7 @@ class Plan:
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
             self._problem, self._kernel = problem, self._backend.prepare(problem)
+            self._addresses = problem.addresses
             self._written_owners = _written_owners(problem)
 
     def _rebound(self, name: str, array: Any) -> View:
@@ -164,12 +166,12 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             memory = None if workspace is None else self._given(workspace)
-            problem, kernel = self._problem, self._kernel
+            problem, kernel, addresses = self._problem, self._kernel, self._addresses
             self._spent = not self._repeatable
         if isinstance(stream, Stream):
-            stream.submit(lambda: launch(problem, problem.addresses, kernel, self._backend, memory))
+            stream.submit(lambda: launch(problem, addresses, kernel, self._backend, memory))
         else:
-            launch(problem, problem.addresses, kernel, self._backend, memory, stream)
+            launch(problem, addresses, kernel, self._backend, memory, stream)
         note_written(self._written_owners)
 
     def _refuse_if_spent(self) -> None:

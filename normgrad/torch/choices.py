@@ -9,9 +9,11 @@ from normgrad.torch.outputs import order_of
 
 _16_BITS = (torch.float16, torch.bfloat16)
 
-#: float32 on a CPU: below so many elements the way to a kernel in Python takes longer than all of PyTorch's work, and
-#: both passes are PyTorch's.
-LEAST_FLOAT32 = 1 << 15
+#: float32 on a CPU: below so many elements a step takes longer with our backward pass, and both passes are PyTorch's.
+LEAST_FLOAT32 = 1 << 20
+
+#: The same for data in channels_last, on which PyTorch takes longer.
+LEAST_FLOAT32_LAST = 1 << 17
 
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
@@ -28,7 +30,9 @@ LEAST_FLOAT16 = 1 << 16
 
 def all_is_pytorchs(input: Tensor) -> bool:
     """Whether to leave both passes to PyTorch."""
-    return input.is_cpu and input.dtype == torch.float32 and input.numel() < LEAST_FLOAT32
+    if not input.is_cpu or input.dtype != torch.float32:
+        return False
+    return input.numel() < (LEAST_FLOAT32 if input.is_contiguous() else LEAST_FLOAT32_LAST)
 
 
 def our_layer_norm(input: Tensor, row: int, weight: Tensor | None) -> bool:

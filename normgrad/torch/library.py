@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from normgrad.operators import OPERATORS
 from normgrad.operators.recipes import packed
 from normgrad.torch import derivatives, formulas, outputs
-from normgrad.torch.batching import call_per_sample
+from normgrad.torch.batching import batched
 from normgrad.torch.derivatives import Gradients, as_tuple
 from normgrad.torch.kernels import TorchKernel, are_plain
 from normgrad.torch.packets import shorten
@@ -89,7 +89,7 @@ def _derivative(name: str, op: Any, run: Callable[..., Any]) -> type[torch.autog
         return packed(derivatives.pushed_forward(formula, args, tangents, ctx.results))
 
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-        return call_per_sample(op, info.batch_size, in_dims, args)
+        return batched(name, op, info.batch_size, in_dims, args)
 
     methods: dict[str, Callable[..., Any]] = {
         "forward": run,
