@@ -13,7 +13,7 @@ _MOST_DIMENSIONS = 8
 Batched = tuple[Any, Any]
 
 
-def call_per_sample(op: Any, batch_size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
+def call_per_sample(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
     """The results of a call for each sample, stacked."""
     single = len(op._schema.returns) == 1
     calls = [
@@ -30,14 +30,13 @@ def _at_front(results: tuple[Any, ...]) -> Batched:
     return results, tuple(None if result is None else 0 for result in results)
 
 
-def _is_batched(in_dims: Sequence[int | None], *others: int) -> bool:
-    """Whether the first argument has samples, and beside it none but these."""
-    return in_dims[0] is not None and all(
-        dim is None for place, dim in enumerate(in_dims) if place and place not in others
-    )
+def _is_batched(in_dims: Sequence[Any], *others: int) -> bool:
+    """Whether the first argument has samples, these others have, and none beside them."""
+    with_samples = {place for place, dim in enumerate(in_dims) if isinstance(dim, int)}
+    return with_samples == {0, *others}
 
 
-def _layer_norm(op: Any, batch_size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Batched | None:
+def _layer_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
     """Samples are rows."""
     input, *rest = args
     if not _is_batched(in_dims) or input.dim() > _MOST_DIMENSIONS:
@@ -45,7 +44,7 @@ def _layer_norm(op: Any, batch_size: int, in_dims: Sequence[int | None], args: S
     return _at_front(op(input.movedim(in_dims[0], 0), *rest))
 
 
-def _group_norm(op: Any, batch_size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Batched | None:
+def _group_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
     """Samples are samples."""
     input, weight, bias, N, *rest = args
     if not _is_batched(in_dims):
@@ -57,14 +56,10 @@ def _group_norm(op: Any, batch_size: int, in_dims: Sequence[int | None], args: S
     return _at_front(tuple(result.unflatten(0, (batch_size, N)) for result in (output, mean, rstd)))
 
 
-def _layer_norm_backward(
-    op: Any, batch_size: int, in_dims: Sequence[int | None], args: Sequence[Any]
-) -> Batched | None:
+def _layer_norm_backward(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
     """Samples are rows, where no gradient is summed over them."""
     data, (normalized_shape, weight, bias, mask) = (0, 1, 3, 4), (args[place] for place in (2, 5, 6, 7))
-    if any(mask[1:]) or any(in_dims[place] is None for place in data) or not _is_batched(in_dims, *data):
-        return None
-    if args[1].dim() > _MOST_DIMENSIONS:
+    if any(mask[1:]) or not _is_batched(in_dims, *data) or args[1].dim() > _MOST_DIMENSIONS:
         return None
     grad_out, input, mean, rstd = (args[place].movedim(in_dims[place], 0) for place in data)
     return _at_front(op(grad_out, input, normalized_shape, mean, rstd, weight, bias, mask))
@@ -77,7 +72,7 @@ _IN_ONE_CALL: dict[str, Callable[..., Batched | None]] = {
 }
 
 
-def batched(name: str, op: Any, batch_size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> Batched:
+def batched(name: str, op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
     """The results of an operator for a batch of calls: one call for all of them where that is the same, to the bit."""
     together = _IN_ONE_CALL.get(name)
     found = together(op, batch_size, in_dims, args) if together is not None and batch_size else None

@@ -18,6 +18,9 @@ LEAST_FLOAT32_LAST = 1 << 17
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
 
+#: LayerNorm of 16 bits on a CPU: from so many elements on our forward pass is the faster.
+LEAST_16_BITS = 1 << 22
+
 #: LayerNorm on an H200: 16-bit rows of more elements than this are PyTorch's.
 LONGEST_16_BIT_ROW = 8192
 
@@ -40,7 +43,7 @@ def our_layer_norm(input: Tensor, row: int, weight: Tensor | None) -> bool:
     if _narrows_statistics(input, weight):
         return True
     if input.is_cpu:
-        return _is_streamed(input)
+        return _is_streamed(input) or (input.dtype in _16_BITS and input.numel() >= LEAST_16_BITS)
     return input.dtype == torch.float32 or row <= LONGEST_16_BIT_ROW
 
 

@@ -173,7 +173,8 @@ def test_choices_speak_of_layout_and_dtype() -> None:
     large = torch.empty(4, 128, 128, 128)
     assert choices.our_layer_norm(large, 128, weight)
     assert choices.our_group_norm(large, 128 * 128, weight)
-    assert not choices.our_layer_norm(large.bfloat16(), 128, weight)
+    assert choices.our_layer_norm(large.bfloat16(), 128, weight)
+    assert not choices.our_layer_norm(large[:1].bfloat16(), 128, weight)
 
 
 @every_module
