@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normgrad.cpu.native import translated
-
 # int gather(const int64 *table, tuple *tensors, tuple *results, int64 *out)
 Gather = Callable[[int, int, int, int], int]
 
@@ -64,6 +62,8 @@ def gather() -> Gather | None:
     or LLVM is other than it counts on.
     """
     try:
+        from normgrad.cpu.native import translated  # which takes LLVM with it
+
         # With the interpreter's lock: nothing may happen to the tensors meanwhile.
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
         function: Gather = translated(_code(_handle(), _functions()), "gather", prototype)
