@@ -41,7 +41,9 @@ class Slots:
 
     @classmethod
     def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
-        count = items * teams.parts if teams.parts > 1 else 1
+        if teams.parts == 1:
+            return cls(Scratch(0, INT64), 0)  # which nobody reads or writes, so that it may be anywhere
+        count = items * teams.parts
         return cls(steps.scratch(count, INT64), count)
 
 
