@@ -34,15 +34,15 @@ class Teams:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Room for the two sums of every part of every row or group."""
+    """Room for the two sums of every part of every row or group; none where there is one part."""
 
-    memory: Scratch
+    memory: Scratch | None
     count: int
 
     @classmethod
     def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
         if teams.parts == 1:
-            return cls(Scratch(0, INT64), 0)  # which nobody reads or writes, so that it may be anywhere
+            return cls(None, 0)
         count = items * teams.parts
         return cls(steps.scratch(count, INT64), count)
 
