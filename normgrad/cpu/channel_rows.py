@@ -28,11 +28,11 @@ from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
     load_pair_or,
-    store_pair,
-    store_pair_first,
-    stream_pair,
+    store_normal_pair,
+    store_normal_pair_first,
+    stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, widen
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
 
 # A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
 SMALLEST, LARGEST = 2.0**-90, 2.0**126
@@ -120,21 +120,21 @@ def _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, st
     while i + 32 <= count:
         a, b = _gradients(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean, slope, factor, offset)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_gradient(desc, n, c, place + i, place + i + 32)
         elif stream:
-            stream_pair(kind, result, i, a, b)
+            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_pair(kind, result, i, a, b)
+            store_normal_pair(kind, result, i, a, b)
         i += 32
     if i < count:
         left = count - i
         g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
         a, b = _gradients(g, v, mean, slope, factor, offset)
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_gradient(desc, n, c, place + i, place + count)
         else:
-            store_pair_first(kind, result, i, a, b, left)
+            store_normal_pair_first(kind, result, i, a, b, left)
 
 
 @device
@@ -264,14 +264,14 @@ def _normalise_singles(desc, n, c, x, result, count, stream):
         v = load_pair(kind, x, i)
         a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
         if stream:
-            stream_pair(kind, result, i, narrow(a), narrow(b))
+            stream_normal_pair(kind, result, i, narrow(a), narrow(b))
         else:
-            store_pair(kind, result, i, narrow(a), narrow(b))
+            store_normal_pair(kind, result, i, narrow(a), narrow(b))
         i += 32
     if i < count:
         v = load_pair_first(kind, x, i, count - i)
         a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
-        store_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
+        store_normal_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
 
 
 @in_place
@@ -281,19 +281,19 @@ def _normalise_row(kind, desc, n, c, place, x, result, count, table, stream):
     i = 0
     while i + 32 <= count:
         a, b = _normalised(load_pair(kind, x, i), mean, factor, offset)
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_normalised(desc, n, c, place + i, place + i + 32)
         elif stream:
-            stream_pair(kind, result, i, a, b)
+            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_pair(kind, result, i, a, b)
+            store_normal_pair(kind, result, i, a, b)
         i += 32
     if i < count:
         a, b = _normalised(load_pair_first(kind, x, i, count - i), mean, factor, offset)
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_normalised(desc, n, c, place + i, place + count)
         else:
-            store_pair_first(kind, result, i, a, b, count - i)
+            store_normal_pair_first(kind, result, i, a, b, count - i)
 
 
 @device

@@ -7,6 +7,7 @@ overlap or tile it happens in.
 import operator
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.core.datamodel import models
 from numba.core.typing import signature
@@ -29,6 +30,8 @@ from normgrad.cpu.llvm import (
     vector_of,
     widened,
 )
+
+_CLASSIFIES = bool(get_host_cpu_features().get("avx512dq"))
 
 
 class Vector(types.Type):
@@ -131,21 +134,37 @@ def all_between(typingctx, value, low, high):
     return types.boolean(f32x16, types.float32, types.float32), codegen
 
 
+def _subnormal_lanes(builder, value):
+    if _CLASSIFIES:
+        lanes, denormal = ir.VectorType(ir.IntType(1), LANES), ir.Constant(I32_TYPE, 0x20)
+        return call_intrinsic(builder, "llvm.x86.avx512.fpclass.ps.512", lanes, [value, denormal])
+    bits = builder.and_(builder.bitcast(value, vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF))
+    below = builder.sub(bits, splat_constant(vector_of(I32_TYPE), 1))  # zero becomes the largest
+    return builder.icmp_unsigned("<", below, splat_constant(vector_of(I32_TYPE), 0x7FFFFF))
+
+
 @intrinsic
-def any_subnormal(typingctx, value):
-    """Whether a lane is a subnormal number."""
+def any_subnormal(typingctx, a, b):
+    """Whether a lane of either is a subnormal number."""
 
     def codegen(context, builder, sig, args):
-        bits = builder.and_(
-            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
-        )
-        below = builder.sub(bits, splat_constant(vector_of(I32_TYPE), 1))  # zero becomes the largest
-        subnormal = builder.icmp_unsigned("<", below, splat_constant(vector_of(I32_TYPE), 0x7FFFFF))
+        subnormal = builder.or_(*(_subnormal_lanes(builder, value) for value in args))
         return builder.icmp_unsigned(
             "!=", builder.bitcast(subnormal, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0)
         )
 
-    return types.boolean(f32x16), codegen
+    return types.boolean(f32x16, f32x16), codegen
+
+
+@intrinsic
+def unlikely(typingctx, condition):
+    """The condition, of which LLVM is told that it seldom holds: what follows otherwise keeps its registers."""
+
+    def codegen(context, builder, sig, args):
+        bit = ir.IntType(1)
+        return call_intrinsic(builder, "llvm.expect.i1", bit, [args[0], ir.Constant(bit, 0)])
+
+    return types.boolean(types.boolean), codegen
 
 
 @intrinsic
