@@ -62,6 +62,8 @@ def prepare_stats(problem: Problem) -> SteppedKernel:
     for name, position in {"mean": at.OUT_0, "invstd": at.OUT_1}.items():
         layout.vector(name, position)
     layout.take_partials()
+    if layout.columns:
+        layout.take(at.TABLES, int(layout.desc[at.SAMPLES] * layout.desc[at.CHUNKS]) * layout.pitch * 4)
     return operands.kernel(layout.step(_STATS, *tags))
 
 

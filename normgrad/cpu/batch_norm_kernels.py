@@ -1,12 +1,11 @@
 """BatchNorm's kernels, called by any number of threads with the same descriptor: one chunk after another."""
 
+from normgrad.cpu.batch_norm_moments import batch_moments_columns, batch_moments_rows
 from normgrad.cpu.channel_columns import (
-    add_moments,
     add_places,
     clear_sums,
     gradient_places,
     normalise_places,
-    settle_moments,
     settle_sums,
     spread_means,
 )
@@ -34,7 +33,7 @@ from normgrad.cpu.channel_fields import (
     TABLES,
     THIRD,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channel_rows import gradient_rows, normalise_rows, sum_rows
 from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
@@ -79,7 +78,7 @@ def _rows_sum_backward(kind, layout, direction, desc, i):
 
 def _rows_sum_forward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    moments_rows(kind, desc, n, first, last, part)
+    batch_moments_rows(kind, desc, n, first, last, part)
 
 
 def _columns_sum_backward(kind, layout, direction, desc, i):
@@ -90,12 +89,7 @@ def _columns_sum_backward(kind, layout, direction, desc, i):
 
 
 def _columns_sum_forward(kind, layout, direction, desc, i):
-    n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
-    places = places_of(desc, chunk)
-    clear_sums(desc, n, chunk)
-    for first in range(0, places, 16):
-        add_moments(kind, desc, n, chunk, first, min(first + 16, places))
-    settle_moments(kind, desc, n, chunk)
+    batch_moments_columns(kind, desc, i // desc[CHUNKS], i % desc[CHUNKS])
 
 
 def _mixed_sum_backward(kind, layout, direction, desc, i):

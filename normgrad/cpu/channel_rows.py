@@ -179,33 +179,6 @@ def _row_moments(kind, x, count, shift):
     return hsum(s0), hsum(q0)
 
 
-@in_place
-def _pair_moments(v, shift):
-    a, b = v[0] - shift, v[1] - shift
-    return a + b, fma(b, b, a * a)
-
-
-@device
-def _quick_row_moments(kind, x, count, shift):
-    """sum(x − shift), sum((x − shift)²): float32 trees of 8 terms a lane, float64 beyond."""
-    centre = splat_f32(shift)
-    s, q = splat_f64(0.0), splat_f64(0.0)
-    i = 0
-    while i + 128 <= count:
-        s0, q0 = _pair_moments(load_pair(kind, x, i), centre)
-        s1, q1 = _pair_moments(load_pair(kind, x, i + 32), centre)
-        s2, q2 = _pair_moments(load_pair(kind, x, i + 64), centre)
-        s3, q3 = _pair_moments(load_pair(kind, x, i + 96), centre)
-        s = s + widen((s0 + s1) + (s2 + s3))
-        q = q + widen((q0 + q1) + (q2 + q3))
-        i += 128
-    total, squares = hsum(s), hsum(q)
-    if i < count:
-        rest, rest_squares = _row_moments(kind, x + i * item_size(kind), count - i, np.float64(shift))
-        total, squares = total + rest, squares + rest_squares
-    return total, squares
-
-
 @device
 def settled_moments(total, squares, count, shift):
     """(fine, sum(x), sum of squares about the mean) from moments about a shift; fine where little has cancelled."""
@@ -214,19 +187,8 @@ def settled_moments(total, squares, count, shift):
 
 
 @device
-def _moments_of_row(kind, desc, n, c, place, count, x):
-    """Sum of a row, and of the squares about its mean.
-
-    Where they are wanted for themselves, in float32 about a guess at the mean if that is near enough. Results that are
-    made of them may be near 0, and show every error of the mean.
-    """
-    if count >= 128 and desc[RESULT] == 0:
-        v = load_pair(kind, x, 0)
-        guess = np.float32(hsum(v[0] + v[1]) * np.float32(1 / 32))
-        total, squares = _quick_row_moments(kind, x, count, guess)
-        about_mean = squares - total * total / count
-        if squares <= 1.125 * about_mean and SMALLEST <= squares <= LARGEST:
-            return total + count * np.float64(guess), about_mean
+def moments_of_row(kind, desc, n, c, place, count, x):
+    """Sum of a row, and of the squares about its mean."""
     shift = np.float64(load(kind, x, 0))
     total, squares = _row_moments(kind, x, count, shift)
     fine, total, squares = settled_moments(total, squares, count, shift)
@@ -242,7 +204,7 @@ def moments_rows(kind, desc, n, first, last, part):
     x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
     at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
     for c in range(first, last):
-        total, squares = _moments_of_row(kind, desc, n, c, place, count, x)
+        total, squares = moments_of_row(kind, desc, n, c, place, count, x)
         store_f64(at, c, total)
         store_f64(at, c + pitch, squares)
         x += step

@@ -3,7 +3,7 @@
 import sys
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from normgrad.cpu.jit import device
@@ -136,6 +136,21 @@ def wait_until(address, index, value):
         spins += 1
         if spins > _SPINS_BEFORE_YIELD:
             _yield_to_others()
+
+
+def stack_space(nbytes):
+    """A function that kernels call for the address of so many bytes of their own, aligned to a cache line."""
+
+    @intrinsic
+    def space(typingctx):
+        def codegen(context, builder, sig, args):
+            area = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), nbytes))
+            area.align = 64
+            return builder.ptrtoint(area, I64_TYPE)
+
+        return types.int64(), codegen
+
+    return space
 
 
 @intrinsic

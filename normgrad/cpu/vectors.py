@@ -134,6 +134,32 @@ def all_between(typingctx, value, low, high):
     return types.boolean(f32x16, types.float32, types.float32), codegen
 
 
+def _splatted(builder, scalar):
+    single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
+    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+
+
+def _all(builder, lanes):
+    mask = ir.IntType(LANES)
+    return builder.icmp_unsigned("==", builder.bitcast(lanes, mask), ir.Constant(mask, 2**LANES - 1))
+
+
+def _between(builder, value, low, high):
+    """Lanes for which low <= |lane| <= high: not if it is NaN. The limits are constants or vectors."""
+    size = call_intrinsic(builder, f"llvm.fabs.{type_suffix(value.type)}", value.type, [value])
+    return builder.and_(builder.fcmp_ordered(">=", size, low), builder.fcmp_ordered("<=", size, high))
+
+
+@intrinsic
+def all_between_f64(typingctx, value, low, high):
+    """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
+
+    def codegen(context, builder, sig, args):
+        return _all(builder, _between(builder, args[0], *(_splatted(builder, limit) for limit in args[1:])))
+
+    return types.boolean(f64x16, types.float64, types.float64), codegen
+
+
 def _subnormal_lanes(builder, value):
     if _CLASSIFIES:
         lanes, denormal = ir.VectorType(ir.IntType(1), LANES), ir.Constant(I32_TYPE, 0x20)
