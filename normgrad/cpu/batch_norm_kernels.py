@@ -34,12 +34,13 @@ from normgrad.cpu.channel_fields import (
     TABLES,
     THIRD,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows
 from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient, vector_value
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, FORWARD
 from normgrad.cpu.memory import fetch_add, load_f64, start_of, store_f64
+from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.tables import (
     channel_gradients,
     channel_normals,
@@ -102,7 +103,7 @@ def _mixed_sum_backward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
     place, at = part * desc[CHUNK], partial_index(desc, n, part)
     for c in range(first, last):
-        total, total_x = exact_gradient_sums(desc, n, c, place, place + places_of(desc, part), 1.0)
+        total, total_x = exact_gradient_sums(desc, n, c, place, place + places_of(desc, part), 1.0, 1.0)
         store_f64(desc[PARTIALS], at + c, total)
         store_f64(desc[PARTIALS], at + c + desc[PITCH], total_x)
 

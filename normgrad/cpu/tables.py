@@ -22,7 +22,6 @@ from normgrad.cpu.channel_fields import (
 )
 from normgrad.cpu.channels import partial_index, places_of, usable, vector_or, vector_value
 from normgrad.cpu.copies import store_exact
-from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load_f64, store, store_f64
@@ -40,7 +39,7 @@ def lane_of(kind, columns, c):
 
 
 @device
-def _fill(table, pitch, lane, first, second, third, fourth, fine):
+def fill_entry(table, pitch, lane, first, second, third, fourth, fine):
     store(F32, table, lane, np.float32(first))
     store(F32, table, pitch + lane, np.float32(second))
     store(F32, table, 2 * pitch + lane, np.float32(third))
@@ -53,50 +52,15 @@ def mark_all(kind, desc, table, fine):
     """In columns one flag speaks for all channels, which share vectors; lanes without a channel are to give zeros."""
     pitch = desc[PITCH]
     for c in range(desc[CHANNELS], pitch):
-        _fill(table, pitch, lane_of_column(kind, c), 0.0, 0.0, 0.0, 0.0, True)
+        fill_entry(table, pitch, lane_of_column(kind, c), 0.0, 0.0, 0.0, 0.0, True)
     store(F32, table, 4 * pitch, np.float32(fine))
 
 
 @device
-def _fine_gradient(mean, slope, offset):
+def fine_gradient(mean, slope, offset):
     """Whether float32 will do for slope·(x − mean) + offset."""
     fine = usable(slope) and usable(offset) and abs(mean) <= 2.0**126
     return fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
-
-
-@device
-def group_gradients(kind, columns, desc, n, q, table):
-    """The record of a sample's group from its partials, and the table's entries; whether float32 will do for all."""
-    per_group, statistic, pitch = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q, desc[PITCH]
-    mean, rstd = vector_value(desc, MEAN, statistic), vector_value(desc, RSTD, statistic)
-    total, total_x = 0.0, 0.0
-    for c in range(q * per_group, (q + 1) * per_group):
-        weight, lane = vector_or(desc, WEIGHT, c, 1.0), lane_of(kind, columns, c)
-        if abs(weight) < np.inf:
-            g, gx = 0.0, 0.0
-            for chunk in range(desc[CHUNKS]):
-                at = partial_index(desc, n, chunk) + lane
-                g += load_f64(desc[PARTIALS], at)
-                gx += load_f64(desc[PARTIALS], at + pitch)
-            total += weight * g
-            total_x += weight * gx
-        else:  # Inf times a sum is not the sum of Inf times each
-            g, gx = exact_gradient_sums(desc, n, c, 0, desc[PLACES], weight)
-            total += g
-            total_x += gx
-    size = np.float64(per_group * desc[PLACES])
-    mean_g, mean_gx = total / size, total_x / size
-    store_f64(desc[RECORDS], 2 * statistic, mean_g)
-    store_f64(desc[RECORDS], 2 * statistic + 1, mean_gx)
-    slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
-    group_fine = _fine_gradient(mean, slope, offset)
-    fine = True
-    for c in range(q * per_group, (q + 1) * per_group):
-        factor = rstd * vector_or(desc, WEIGHT, c, 1.0)
-        channel_fine = group_fine and usable(factor)
-        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
-        fine = fine and channel_fine
-    return fine
 
 
 @device
@@ -105,7 +69,7 @@ def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
     factor = rstd * weight
     offset = bias - (mean - np.float32(mean)) * factor
     fine = usable(factor) and usable(offset) and abs(mean) <= 2.0**126
-    _fill(table, pitch, lane, mean, 0.0, factor, offset, fine)
+    fill_entry(table, pitch, lane, mean, 0.0, factor, offset, fine)
     return fine
 
 
@@ -166,8 +130,8 @@ def channel_gradients(kind, columns, desc, table):
         store_f64(desc[RECORDS], 2 * c + 1, mean_gx)
         factor = invstd * vector_or(desc, WEIGHT, c, 1.0)
         slope, offset = -(invstd * invstd * mean_gx * factor), -(mean_g * factor)
-        channel_fine = _fine_gradient(mean, slope, offset) and usable(factor)
-        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
+        channel_fine = fine_gradient(mean, slope, offset) and usable(factor)
+        fill_entry(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
         fine = fine and channel_fine
     return fine
 
