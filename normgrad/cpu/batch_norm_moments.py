@@ -6,7 +6,7 @@ They are wanted for themselves: results made of them, which may be near 0 and sh
 import numpy as np
 
 from normgrad.cpu.channel_fields import CHANNELS, CHUNK, INPUT, PARTIALS, PITCH, TABLES
-from normgrad.cpu.channel_rows import LARGEST, SMALLEST, moments_of_row
+from normgrad.cpu.channel_rows import moments_of_row
 from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_moments
 from normgrad.cpu.jit import device, in_place
@@ -14,6 +14,7 @@ from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, stack_space, store, store_f64
 from normgrad.cpu.pairs import load_pair, load_pair_first, load_pair_or
 from normgrad.cpu.rows import column_of_lane
+from normgrad.cpu.trusted_sums import LARGEST, SMALLEST
 from normgrad.cpu.vectors import (
     all_between_f64,
     fma,

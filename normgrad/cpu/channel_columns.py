@@ -10,20 +10,17 @@ from normgrad.cpu.channel_fields import (
     CHUNK,
     GRAD_OUT,
     INPUT,
-    MEAN,
     PARTIALS,
     PITCH,
     RESULT,
-    RSTD,
-    SCALE_BY_RSTD,
     STREAM,
 )
-from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_value
-from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.channel_rows import settled_moments
+from normgrad.cpu.channels import address_of, partial_index, places_of
+from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
+from normgrad.cpu.memory import item_size, load, load_f64, store_f64
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -33,6 +30,7 @@ from normgrad.cpu.pairs import (
     stream_normal_pair,
 )
 from normgrad.cpu.rows import lane_of_column
+from normgrad.cpu.trusted_sums import settle_lanes
 from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, unlikely, vload, vload_f64, vstore_f64, widen
 
 RUN = 16  # places that are worked on at once
@@ -112,29 +110,10 @@ def add_places(kind, desc, n, chunk, first, last, means):
 
 @device
 def settle_sums(kind, desc, n, chunk):
-    """Make a chunk's sums those of (x − mean)·rstd, and anew in float64 where float32 is not to be trusted."""
+    """Make a chunk's sums anew in float64 where float32 is not to be trusted."""
     sums, place = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), chunk * desc[CHUNK]
-    last, pitch, rstd = place + places_of(desc, chunk), desc[PITCH], 1.0
-    statistic = -1
-    for c in range(desc[CHANNELS]):
-        lane = lane_of_column(kind, c)
-        if desc[SCALE_BY_RSTD] and statistic != statistic_of(desc, n, c):
-            statistic = statistic_of(desc, n, c)
-            rstd = vector_value(desc, RSTD, statistic)
-        total, total_x = load_f64(sums, lane), load_f64(sums, pitch + lane)
-        if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
-            total_x *= rstd
-        else:
-            total, total_x = exact_gradient_sums(desc, n, c, place, last, 1.0)
-            store_f64(sums, lane, total)
-        store_f64(sums, pitch + lane, total_x)
-
-
-@device
-def spread_means(kind, desc, n, means):
-    """A sample's means, one per channel."""
-    for c in range(desc[CHANNELS]):
-        store(F32, means, lane_of_column(kind, c), np.float32(vector_value(desc, MEAN, statistic_of(desc, n, c))))
+    last, pitch = place + places_of(desc, chunk), desc[PITCH]
+    settle_lanes(kind, True, desc, n, 0, pitch, place, last, sums, sums + 8 * pitch)
 
 
 @device

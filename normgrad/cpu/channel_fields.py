@@ -24,10 +24,11 @@ PARTIALS = 72  # float64 [samples, chunks, 2, PITCH]
 RECORDS = 73  # float64 [statistics, 2]
 TABLES = 74  # float32 [.., PLANES, PITCH]
 EPS, BATCH = 75, 76
-SCALE_BY_RSTD = 77
+SCALE_BY_RSTD = 77  # whether the sums become those of (x − mean)·rstd once a unit has them
 STREAM = 78  # results go past the caches
 CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
-DESC_SIZE = 80
+WEIGHTS = 80  # float32 [slots, PITCH + 16], for each thread
+DESC_SIZE = 81
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
 PLANES = 5  # mean, slope, factor, offset, fine

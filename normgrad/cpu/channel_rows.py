@@ -7,19 +7,15 @@ from normgrad.cpu.channel_fields import (
     CHUNK,
     GRAD_OUT,
     INPUT,
-    MEAN,
     PARTIALS,
     PITCH,
     RECORDS,
     RESULT,
-    RSTD,
-    SCALE_BY_RSTD,
-    STAT_CHANNEL,
     STREAM,
     WEIGHT,
 )
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or, vector_value
-from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or
+from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store_f64
@@ -33,77 +29,6 @@ from normgrad.cpu.pairs import (
     stream_normal_pair,
 )
 from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
-
-# A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
-SMALLEST, LARGEST = 2.0**-90, 2.0**126
-
-
-@in_place
-def _pair_sums(g, x, mean):
-    return g[0] + g[1], fma(g[1], x[1] - mean, g[0] * (x[0] - mean))
-
-
-@in_place
-def _sums_at(kind, grad_out, x, i, mean):
-    return _pair_sums(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean)
-
-
-@in_place
-def _row_sums(kind, grad_out, x, count, mean, rest_in_float64):
-    """sum(g), sum(g·(x − mean)): float32 trees of 8 terms a lane, float64 beyond."""
-    centre = splat_f32(mean)
-    total, total_x = splat_f64(0.0), splat_f64(0.0)
-    i = 0
-    while i + 128 <= count:
-        a0, b0 = _sums_at(kind, grad_out, x, i, centre)
-        a1, b1 = _sums_at(kind, grad_out, x, i + 32, centre)
-        a2, b2 = _sums_at(kind, grad_out, x, i + 64, centre)
-        a3, b3 = _sums_at(kind, grad_out, x, i + 96, centre)
-        total = total + widen((a0 + a1) + (a2 + a3))
-        total_x = total_x + widen((b0 + b1) + (b2 + b3))
-        i += 128
-    wide_centre = widen(centre)
-    while i < count:
-        left = count - i
-        g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
-        if rest_in_float64:
-            g0, g1 = widen(g[0]), widen(g[1])
-            total = total + (g0 + g1)
-            total_x = fma(g1, widen(v[1]) - wide_centre, fma(g0, widen(v[0]) - wide_centre, total_x))
-        else:
-            a0, b0 = _pair_sums(g, v, centre)
-            total, total_x = total + widen(a0), total_x + widen(b0)
-        i += 32
-    return hsum(total), hsum(total_x)
-
-
-@device
-def sum_rows(kind, desc, n, first, last, part):
-    """Sums of a chunk of gradients, to the partials."""
-    place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
-    grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
-    go_step, x_step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2]
-    statistic = statistic_of(desc, n, first)
-    own_statistics, scaled_by_rstd = desc[STAT_CHANNEL] == 1, desc[SCALE_BY_RSTD] != 0
-    precise = not scaled_by_rstd  # the sums are results themselves, and may have few terms
-    mean, rstd = vector_value(desc, MEAN, statistic), 1.0
-    if scaled_by_rstd:
-        rstd = vector_value(desc, RSTD, statistic)
-    at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
-    for c in range(first, last):
-        if own_statistics and c > first:
-            statistic += 1
-            mean = vector_value(desc, MEAN, statistic)
-            if scaled_by_rstd:
-                rstd = vector_value(desc, RSTD, statistic)
-        total, total_x = _row_sums(kind, grad_out, x, count, np.float32(mean), precise)
-        if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
-            total_x *= rstd
-        else:
-            total, total_x = exact_gradient_sums(desc, n, c, place, place + count, 1.0)
-        store_f64(at, c, total)
-        store_f64(at, c + pitch, total_x)
-        grad_out, x = grad_out + go_step, x + x_step
 
 
 @in_place

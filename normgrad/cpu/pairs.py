@@ -217,6 +217,44 @@ store_pair, store_pair_first, stream_pair = _storing(_join)
 store_normal_pair, store_normal_pair_first, stream_normal_pair = _storing(_join_normal)
 
 
+def _lane_order(kind, inverse=False):
+    """In which order the lanes of a pair have 32 columns, or the columns have the lanes."""
+    columns = list(range(PAIR)) if kind != types.uint16 else [*range(0, PAIR, 2), *range(1, PAIR, 2)]
+    return [columns.index(c) for c in range(PAIR)] if inverse else columns
+
+
+def _shuffled(builder, low, high, order):
+    return [
+        builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE), half))
+        for half in (order[:LANES], order[LANES:])
+    ]
+
+
+@intrinsic
+def load_ordered(typingctx, kind, address, index):
+    """32 float32 in the lane order of a kind's pairs."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
+        low, high = _split(builder, types.float32, builder.load(pointer, align=4))
+        return context.make_tuple(builder, pair_type, _shuffled(builder, low, high, _lane_order(kind)))
+
+    return pair_type(kind, address, index), codegen
+
+
+@intrinsic
+def store_ordered(typingctx, kind, address, index, low, high):
+    """32 float32 that are in the lane order of a kind's pairs, in the order of columns."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
+        low, high = _shuffled(builder, args[3], args[4], _lane_order(kind, inverse=True))
+        builder.store(_join(builder, types.float32, low, high), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, f32x16), codegen
+
+
 @intrinsic
 def is_bfloat(typingctx, kind):
     answer = int(kind == types.uint16)

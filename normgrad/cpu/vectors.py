@@ -18,6 +18,7 @@ from normgrad.cpu.llvm import (
     DOUBLE_TYPE,
     FLOAT_TYPE,
     I32_TYPE,
+    I64_TYPE,
     LANES,
     STORAGE,
     as_i64,
@@ -160,6 +161,46 @@ def all_between_f64(typingctx, value, low, high):
     return types.boolean(f64x16, types.float64, types.float64), codegen
 
 
+def _usable(builder, value):
+    double = vector_of(DOUBLE_TYPE)
+    normal = _between(builder, value, splat_constant(double, 2.0**-126), splat_constant(double, 2.0**127))
+    return builder.or_(normal, builder.fcmp_ordered("==", value, splat_constant(double, 0.0)))
+
+
+@intrinsic
+def all_usable(typingctx, value):
+    """Whether float32 holds all lanes with all their digits."""
+    return types.boolean(f64x16), lambda context, builder, sig, args: _all(builder, _usable(builder, args[0]))
+
+
+@intrinsic
+def usable_lanes(typingctx, value):
+    """1 in lanes that float32 holds with all their digits, 0 in others."""
+
+    def codegen(context, builder, sig, args):
+        return builder.uitofp(_usable(builder, args[0]), vector_of(FLOAT_TYPE))
+
+    return f32x16(f64x16), codegen
+
+
+@intrinsic
+def lanes_between(typingctx, value, low, high):
+    """1 in lanes for which low <= |lane| <= high, 0 in others."""
+
+    def codegen(context, builder, sig, args):
+        lanes = _between(builder, args[0], *(_splatted(builder, limit) for limit in args[1:]))
+        return builder.uitofp(lanes, vector_of(FLOAT_TYPE))
+
+    return f32x16(f64x16, types.float64, types.float64), codegen
+
+
+@intrinsic
+def square_roots(typingctx, value):
+    return f64x16(f64x16), lambda context, builder, sig, args: call_intrinsic(
+        builder, f"llvm.sqrt.{type_suffix(args[0].type)}", args[0].type, list(args)
+    )
+
+
 def _subnormal_lanes(builder, value):
     if _CLASSIFIES:
         lanes, denormal = ir.VectorType(ir.IntType(1), LANES), ir.Constant(I32_TYPE, 0x20)
@@ -213,12 +254,7 @@ def vstore_f64(typingctx, address, index, value):
 def _splat(name, vector_type, scalar_type):
     @intrinsic
     def splat(typingctx, value):
-        def codegen(context, builder, sig, args):
-            llvm_type = context.get_value_type(vector_type)
-            single = builder.insert_element(ir.Constant(llvm_type, ir.Undefined), args[0], ir.Constant(I32_TYPE, 0))
-            return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
-
-        return vector_type(scalar_type), codegen
+        return vector_type(scalar_type), lambda context, builder, sig, args: _splatted(builder, args[0])
 
     return splat
 
@@ -281,6 +317,34 @@ def hsum(typingctx, value):
         return builder.extract_element(vector, ir.Constant(I32_TYPE, 0))
 
     return scalar(value), codegen
+
+
+def _folded(builder, run, vector, other=None):
+    """One or two vectors of runs of lanes, each run's second half added to its first."""
+    lanes = vector.type.count * (1 if other is None else 2)
+    firsts = [start + i for start in range(0, lanes, run) for i in range(run // 2)]
+    halves = [
+        builder.shuffle_vector(
+            vector, other or vector, ir.Constant(vector_of(I32_TYPE, lanes // 2), [i + shift for i in firsts])
+        )
+        for shift in (0, run // 2)
+    ]
+    return builder.fadd(*halves)
+
+
+@intrinsic
+def store_sums(typingctx, address, a, b, c, d):
+    """The sums of the lanes of four f64x16, each in the order of hsum, to four float64 in memory."""
+
+    def codegen(context, builder, sig, args):
+        a, b, c, d = (_folded(builder, 16, vector) for vector in args[1:])
+        pairs = _folded(builder, 4, _folded(builder, 8, a, b), _folded(builder, 8, c, d))
+        sums = _folded(builder, 2, pairs)
+        pointer = pointer_to(builder, args[0], ir.Constant(I64_TYPE, 0), DOUBLE_TYPE, sums.type)
+        builder.store(sums, pointer, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, f64x16, f64x16, f64x16, f64x16), codegen
 
 
 class _VectorOperator(AbstractTemplate):
