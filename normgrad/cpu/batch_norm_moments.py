@@ -39,29 +39,31 @@ _guesses = stack_space(_ROWS * 4)
 
 
 @in_place
-def _pair_moments(v, shift):
-    a, b = v[0] - shift, v[1] - shift
-    return a + b, fma(b, b, a * a)
+def _add_terms(v, m0, m1, s0, s1, q0, q1):
+    a, b = v[0] - m0, v[1] - m1
+    return s0 + a, s1 + b, fma(a, a, q0), fma(b, b, q1)
 
 
 @in_place
 def _row_moments(kind, x, count, shift):
-    """Sums over the lanes of x − shift and (x − shift)²: float32 trees of 8 terms, float64 beyond."""
-    centre = splat_f32(shift)
+    """Sums over the lanes of x − shift and (x − shift)²: two runs of up to 8 terms in float32, float64 beyond."""
+    centre, zero = splat_f32(shift), splat_f32(np.float32(0))
     s, q = splat_f64(0.0), splat_f64(0.0)
     i = 0
-    while i + 128 <= count:
-        s0, q0 = _pair_moments(load_pair(kind, x, i), centre)
-        s1, q1 = _pair_moments(load_pair(kind, x, i + 32), centre)
-        s2, q2 = _pair_moments(load_pair(kind, x, i + 64), centre)
-        s3, q3 = _pair_moments(load_pair(kind, x, i + 96), centre)
-        s = s + widen((s0 + s1) + (s2 + s3))
-        q = q + widen((q0 + q1) + (q2 + q3))
-        i += 128
-    while i < count:
-        s0, q0 = _pair_moments(load_pair_or(kind, x, i, count - i, shift), centre)
-        s, q = s + widen(s0), q + widen(q0)
-        i += 32
+    while i + 256 <= count:
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        for k in range(0, 256, 32):
+            s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i + k), centre, centre, s0, s1, q0, q1)
+        s, q = s + widen(s0 + s1), q + widen(q0 + q1)
+        i += 256
+    if i < count:
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        while i + 32 <= count:
+            s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i), centre, centre, s0, s1, q0, q1)
+            i += 32
+        if i < count:
+            s0, s1, q0, q1 = _add_terms(load_pair_or(kind, x, i, count - i, shift), centre, centre, s0, s1, q0, q1)
+        s, q = s + widen(s0 + s1), q + widen(q0 + q1)
     return s, q
 
 
@@ -124,25 +126,17 @@ def _guess_columns(kind, x, step, places, guesses, whole, count):
 
 
 @in_place
-def _terms(kind, x, whole, count, m0, m1, s0, s1, q0, q1):
-    v = _load(kind, x, whole, count)
-    a, b = v[0] - m0, v[1] - m1
-    return s0 + a, s1 + b, fma(a, a, q0), fma(b, b, q1)
-
-
-@in_place
 def _add_columns(kind, x, step, places, guesses, sums, squares, whole, count):
     """Add x − guess and its square at some places to the sums of 32 channels: two runs of terms in float32."""
-    zero = splat_f32(np.float32(0))
-    m0, m1 = vload(F32, guesses, 0), vload(F32, guesses, 16)
+    zero, m0, m1 = splat_f32(np.float32(0)), vload(F32, guesses, 0), vload(F32, guesses, 16)
     s0, s1, q0, q1 = zero, zero, zero, zero
     t0, t1, r0, r1 = zero, zero, zero, zero
     for _ in range(places // 2):
-        s0, s1, q0, q1 = _terms(kind, x, whole, count, m0, m1, s0, s1, q0, q1)
-        t0, t1, r0, r1 = _terms(kind, x + step, whole, count, m0, m1, t0, t1, r0, r1)
+        s0, s1, q0, q1 = _add_terms(_load(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
+        t0, t1, r0, r1 = _add_terms(_load(kind, x + step, whole, count), m0, m1, t0, t1, r0, r1)
         x += 2 * step
     if places % 2:
-        s0, s1, q0, q1 = _terms(kind, x, whole, count, m0, m1, s0, s1, q0, q1)
+        s0, s1, q0, q1 = _add_terms(_load(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
     vstore_f64(sums, 0, vload_f64(sums, 0) + widen(s0 + t0))
     vstore_f64(sums, 16, vload_f64(sums, 16) + widen(s1 + t1))
     vstore_f64(squares, 0, vload_f64(squares, 0) + widen(q0 + r0))

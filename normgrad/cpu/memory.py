@@ -3,7 +3,7 @@
 import sys
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from normgrad.cpu.jit import device
@@ -144,7 +144,8 @@ def stack_space(nbytes):
     @intrinsic
     def space(typingctx):
         def codegen(context, builder, sig, args):
-            area = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), nbytes))
+            with builder.goto_entry_block():
+                area = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
             area.align = 64
             return builder.ptrtoint(area, I64_TYPE)
 

@@ -49,9 +49,9 @@ def _terms(kind, grad_out, x, weight, j, mean):
     )
 
 
-@device
-def segment_sums(kind, grad_out, x, weight, first, last, mean):
-    """sum(g), sum(g*(x - mean)) over columns: float32 trees of 16 terms a lane, float64 beyond."""
+@in_place
+def lane_sums(kind, grad_out, x, weight, first, last, mean):
+    """sum(g), sum(g*(x - mean)) over columns, in 16 lanes: float32 trees of 16 terms a lane, float64 beyond."""
     vm = splat_f32(mean)
     s1, s2 = splat_f64(0.0), splat_f64(0.0)
     j = first
@@ -82,6 +82,13 @@ def segment_sums(kind, grad_out, x, weight, first, last, mean):
             vm,
         )
         s1, s2 = s1 + widen(a0), s2 + widen(b0)
+    return s1, s2
+
+
+@device
+def segment_sums(kind, grad_out, x, weight, first, last, mean):
+    """sum(g), sum(g*(x - mean)) over columns."""
+    s1, s2 = lane_sums(kind, grad_out, x, weight, first, last, mean)
     return hsum(s1), hsum(s2)
 
 
