@@ -20,7 +20,7 @@ from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, store_f64
+from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2, store_f64
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -67,7 +67,12 @@ def clear_sums(desc, n, chunk):
 
 
 @in_place
-def _terms(kind, grad_out, x, whole, count, m0, m1, a0, a1, b0, b1):
+def _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1):
+    prefetch_l2(grad_out + ahead)
+    prefetch_l2(x + x_ahead)
+    if item_size(kind) == 4:
+        prefetch_l2(grad_out + ahead + 64)
+        prefetch_l2(x + x_ahead + 64)
     g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
     return a0 + g[0], a1 + g[1], fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
 
@@ -78,12 +83,15 @@ def _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, c, means
     m0, m1, zero = vload(F32, means, c), vload(F32, means, c + 16), splat_f32(np.float32(0))
     a0, a1, b0, b1 = zero, zero, zero, zero
     e0, e1, f0, f1 = zero, zero, zero, zero
+    ahead, x_ahead = RUN * go_step, RUN * x_step
     for _ in range(rows // 2):
-        a0, a1, b0, b1 = _terms(kind, grad_out, x, whole, count, m0, m1, a0, a1, b0, b1)
-        e0, e1, f0, f1 = _terms(kind, grad_out + go_step, x + x_step, whole, count, m0, m1, e0, e1, f0, f1)
+        a0, a1, b0, b1 = _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
+        e0, e1, f0, f1 = _terms(
+            kind, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, m0, m1, e0, e1, f0, f1
+        )
         grad_out, x = grad_out + 2 * go_step, x + 2 * x_step
     if rows % 2:
-        a0, a1, b0, b1 = _terms(kind, grad_out, x, whole, count, m0, m1, a0, a1, b0, b1)
+        a0, a1, b0, b1 = _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
     _add(sums, c, a0 + e0, a1 + e1)
     _add(sums, pitch + c, b0 + f0, b1 + f1)
 
@@ -136,7 +144,13 @@ def _gradient_columns(kind, desc, n, c, place, rows, grad_out, x, result, table,
     s0, s1 = vload(F32, table, pitch + c), vload(F32, table, pitch + c + 16)
     f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
     o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+    ahead, x_ahead = RUN * go_step, RUN * x_step
     for r in range(rows):
+        prefetch_l2(grad_out + ahead)
+        prefetch_l2(x + x_ahead)
+        if size == 4:
+            prefetch_l2(grad_out + ahead + 64)
+            prefetch_l2(x + x_ahead + 64)
         g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
         a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.

@@ -20,8 +20,9 @@ from normgrad.cpu.variants import Kernel
 
 _BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
-_SHARED_FROM = 1 << 18  # elements: below, one thread is faster
-_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
+_BLOCK = 1 << 16  # elements of a block of rows, about
+_MANY = 1 << 18  # elements: from so many on, more blocks than threads even out their work
+_STREAMED_FROM = 4 << 20  # bytes: results from this size on go past the caches
 _PAIR = 32  # columns that are worked on at once
 _FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients
 
@@ -73,8 +74,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     ]
     desc[backward.SCRATCH_SIZE] = scratch
     tags = (TAGS[problem.views["input"].dtype],)
-    shared = rows * columns > _SHARED_FROM
-    return operands.kernel(Step(_BACKWARD, desc, tuple(places), tags, shared))
+    return operands.kernel(Step(_BACKWARD, desc, tuple(places), tags, pool.shared(rows * columns)))
 
 
 def prepare_forward(problem: Problem) -> SteppedKernel:
@@ -121,8 +121,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     ]
     desc[forward.SCRATCH_SIZE] = scratch
     tags = (TAGS[problem.views["input"].dtype],)
-    shared = rows * columns > _SHARED_FROM
-    return operands.kernel(Step(_FORWARD, desc, tuple(places), tags, shared))
+    return operands.kernel(Step(_FORWARD, desc, tuple(places), tags, pool.shared(rows * columns)))
 
 
 def _lines(nbytes: int) -> int:
@@ -135,10 +134,9 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
 
     A block costs 32 bytes a column, here at most about 4 % of the traffic.
     """
-    affordable = int(0.004 * rows * itemsize)
-    blocks = max(1, min(64, affordable, rows * columns // (_SHARED_FROM // 4)))
-    if rows * columns > _SHARED_FROM:
-        blocks = max(blocks, min(8, rows // (2 * TILE)))
+    size, affordable = rows * columns, int(0.004 * rows * itemsize)
+    fewest = 1 if size < pool.SHARED_FROM else 2 if size < 2 * pool.SHARED_FROM else 4 if size <= _MANY else 8
+    blocks = max(1, min(64, affordable, size // _BLOCK), min(fewest, rows // (2 * TILE)))
     tiles = -(-rows // (blocks * TILE))
     block_rows = max(1, tiles) * TILE
     return -(-rows // block_rows), block_rows

@@ -19,8 +19,8 @@ from normgrad.cpu.variants import Kernel
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
 _GRAIN = 32768  # elements that are taken at a time
-_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
-SHARED_FROM = 1 << 18  # elements: below, one thread is faster
+_STREAMED_FROM = 4 << 20  # bytes: results from this size on go past the caches
+_APART_FROM = 1 << 18  # elements of few units, whose threads would have nothing to do
 _LANES = 32
 
 
@@ -91,7 +91,7 @@ class Layout:
         pitch = -(-channels // _LANES) * _LANES
         desc[[at.PITCH, at.SLOTS]] = pitch, pool.slots()
         if apart_from is not None:
-            desc[at.APART] = size > apart_from or (units < 8 and size * units > SHARED_FROM)
+            desc[at.APART] = size > apart_from or (units < 8 and size * units > _APART_FROM)
         for name, position in self.tensors.items():
             desc[position + 1 : position + 4] = self.strides[name]
             desc[position + 4] = CODES[self.operands.laid(name).dtype]
@@ -124,7 +124,7 @@ class Layout:
     def step(self, kernel: Kernel, *tags: Any) -> Step:
         """The step that calls a kernel with this descriptor."""
         samples, channels, places = self.sizes
-        return Step(kernel, self.desc, tuple(self.places), tags, samples * channels * places > SHARED_FROM)
+        return Step(kernel, self.desc, tuple(self.places), tags, pool.shared(samples * channels * places))
 
 
 def fills(operands: Operands, value: float, *names: str) -> list[Step]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from normgrad.cpu.native import Entry
 
 THREAD_NAME = "normgrad-helper"
+
+#: Elements from which on two threads that are awake are faster than one, and from which on waking one up pays.
+SHARED_FROM, _WOKEN_FROM = 1 << 16, 1 << 18
+_SERIES = 1e-3  # seconds: calls that follow each other so closely wake a helper for the next ones
 
 _SERVE = Kernel("normgrad.cpu.waiting", "serve")
 
@@ -44,15 +49,17 @@ class _Helper:
         self._wake = threading.Lock()
         self._wake.acquire()
         self._asleep = False
+        self._asked = 0.0
         self._thread = 0
         self._kept_off = -1
         threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
-    def post(self, function: int, descriptor: int, kept: Any) -> None:
-        """Ask for help, unless the thread has a job already."""
-        box = self._box
+    def post(self, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
+        """Ask for help, unless the thread has a job already, or is asleep and not to be woken."""
+        box, now = self._box, time.perf_counter()
         with self._posting:
-            if box[STATE] != IDLE:
+            asked, self._asked = self._asked, now
+            if box[STATE] != IDLE or (self._asleep and not wakes and now - asked > _SERIES):
                 return
             self._kept = kept
             box[FUNCTION], box[DESCRIPTOR] = function, descriptor
@@ -117,14 +124,20 @@ def slots() -> int:
     return max(get_num_threads(), usable_cores())
 
 
-def run(entry: Entry, most: int, descriptor: int, kept: Any = None) -> int:
+def shared(elements: int) -> int:
+    """How many elements a step is to share, which works on so many: none if it is done before help comes."""
+    return elements if elements >= SHARED_FROM else 0
+
+
+def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = None) -> int:
     """Call a kernel on this thread and on as many others as may take part, ``most`` in all.
 
-    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it.
+    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it. For few elements
+    only those help who are awake, or are called again and again.
     """
-    wanted = min(get_num_threads(), most) - 1
+    wanted, wakes = min(get_num_threads(), most) - 1, elements >= _WOKEN_FROM
     if len(_helpers) < wanted:
         _start(wanted)
     for helper in _helpers[:wanted]:
-        helper.post(entry.address, descriptor, kept)
+        helper.post(entry.address, descriptor, wakes, kept)
     return entry(descriptor)

@@ -45,7 +45,7 @@ class Stream:
         descriptor = self._descriptor.copy()
         address = numpy_address(descriptor)
         if self._arrays[0].size > at.BLOCK and get_num_threads() > 1:
-            pool.run(self._entry, pool.slots(), address, kept=(descriptor, self._arrays))
+            pool.run(self._entry, pool.slots(), address, self._arrays[0].size, kept=(descriptor, self._arrays))
         else:
             self._entry(address)
         return int(descriptor[at.SUM])
@@ -53,7 +53,8 @@ class Stream:
 
 def as_words(nbytes: int) -> np.ndarray:
     """An array of so many bytes in words of eight, the last of which may reach beyond."""
-    return np.ones(-(-nbytes // 8), np.uint64)
+    # Ordinary numbers as float32, too: an addition of subnormal ones can take many times as long.
+    return np.full(-(-nbytes // 8), 0x3F80_0000_3F80_0000, np.uint64)
 
 
 class Streaming:
