@@ -21,8 +21,7 @@ from normgrad.cpu.variants import Kernel
 _BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
 _BLOCK = 1 << 16  # elements of a block of rows, about
-_MANY = 1 << 18  # elements: from so many on, more blocks than threads even out their work
-_STREAMED_FROM = 4 << 20  # bytes: results from this size on go past the caches
+_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _PAIR = 32  # columns that are worked on at once
 _FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients
 
@@ -135,8 +134,8 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     A block costs 32 bytes a column, here at most about 4 % of the traffic.
     """
     size, affordable = rows * columns, int(0.004 * rows * itemsize)
-    fewest = 1 if size < pool.SHARED_FROM else 2 if size < 2 * pool.SHARED_FROM else 4 if size <= _MANY else 8
-    blocks = max(1, min(64, affordable, size // _BLOCK), min(fewest, rows // (2 * TILE)))
+    fewest = min(8, rows // (2 * TILE)) if size >= pool.SHARED_FROM else 1
+    blocks = max(1, min(64, affordable, size // _BLOCK), fewest)
     tiles = -(-rows // (blocks * TILE))
     block_rows = max(1, tiles) * TILE
     return -(-rows // block_rows), block_rows

@@ -19,7 +19,7 @@ from normgrad.cpu.variants import Kernel
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
 _GRAIN = 32768  # elements that are taken at a time
-_STREAMED_FROM = 4 << 20  # bytes: results from this size on go past the caches
+_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _APART_FROM = 1 << 18  # elements of few units, whose threads would have nothing to do
 _LANES = 32
 

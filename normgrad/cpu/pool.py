@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 THREAD_NAME = "normgrad-helper"
 
 #: Elements from which on two threads that are awake are faster than one, and from which on waking one up pays.
-SHARED_FROM, _WOKEN_FROM = 1 << 16, 1 << 18
+SHARED_FROM, _WOKEN_FROM = 1 << 18, 1 << 19
 _SERIES = 1e-3  # seconds: calls that follow each other so closely wake a helper for the next ones
 
 _SERVE = Kernel("normgrad.cpu.waiting", "serve")

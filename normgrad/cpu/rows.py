@@ -49,7 +49,7 @@ def _terms(kind, grad_out, x, weight, j, mean):
     )
 
 
-@in_place
+@device
 def lane_sums(kind, grad_out, x, weight, first, last, mean):
     """sum(g), sum(g*(x - mean)) over columns, in 16 lanes: float32 trees of 16 terms a lane, float64 beyond."""
     vm = splat_f32(mean)
