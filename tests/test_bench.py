@@ -16,6 +16,7 @@ from normgrad.bench.cases import (
 from normgrad.bench.contenders import streaming
 from normgrad.bench.contenders.contender import Role, Unavailable
 from normgrad.bench.contenders.ours import CALL, PLAN, Normgrad
+from normgrad.bench.contenders.pytorch import CompiledPyTorch
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import TRAFFIC, workload
 from normgrad.operators import OPERATORS
@@ -169,6 +170,13 @@ def test_streams_touch_every_word(operator, threads, monkeypatch):
         assert total == words * (words - 1) // 2
     else:
         assert total == sum(int(a) ^ int(b) for a, b in zip(*arrays, strict=True))
+
+
+def test_torch_compile_takes_part_where_it_is_to():
+    pytest.importorskip("torch")
+    library = CompiledPyTorch(cases=frozenset())
+    with pytest.raises(Unavailable, match="only in the cases chosen"):
+        list(library.prepare(workload(LAYER_NORM)))
 
 
 def test_a_library_that_cannot_is_left_out_with_its_reason():
