@@ -89,6 +89,7 @@ class Layout:
         desc[[at.UNITS, at.UNIT_CHUNKS]] = units, chunks if self.columns else -(-per_unit // at_once) * chunks
         size = samples * channels * places // max(units, 1)
         desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else at_once)))
+        desc[at.UNITS_AT_ONCE] = max(1, min(_GRAIN // max(1, size), units // (8 * pool.slots())))
         pitch = -(-channels // _LANES) * _LANES
         desc[[at.PITCH, at.SLOTS]] = pitch, pool.slots()
         if apart_from is not None:
