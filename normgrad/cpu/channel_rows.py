@@ -11,6 +11,7 @@ from normgrad.cpu.channel_fields import (
     PITCH,
     RECORDS,
     RESULT,
+    STAT_CHANNEL,
     STREAM,
     WEIGHT,
 )
@@ -24,11 +25,14 @@ from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
     load_pair_or,
+    split_pair,
     store_normal_pair,
     store_normal_pair_first,
     stream_normal_pair,
 )
 from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
+
+_SHORT = 128  # places of a row that shares its vectors with the next one
 
 
 @in_place
@@ -41,8 +45,8 @@ def _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, st
     pitch = desc[PITCH]
     mean, slope = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
     factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
-    i = 0
-    while i + 32 <= count:
+    whole, left = count & ~31, count & 31
+    for i in range(0, whole, 32):
         a, b = _gradients(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean, slope, factor, offset)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
@@ -51,15 +55,57 @@ def _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, st
             stream_normal_pair(kind, result, i, a, b)
         else:
             store_normal_pair(kind, result, i, a, b)
-        i += 32
-    if i < count:
-        left = count - i
-        g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
+    if left > 0:
+        g, v = load_pair_first(kind, grad_out, whole, left), load_pair_first(kind, x, whole, left)
         a, b = _gradients(g, v, mean, slope, factor, offset)
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-            exact_gradient(desc, n, c, place + i, place + count)
+            exact_gradient(desc, n, c, place + whole, place + count)
         else:
-            store_normal_pair_first(kind, result, i, a, b, left)
+            store_normal_pair_first(kind, result, whole, a, b, left)
+
+
+@device
+def _exact_run(desc, n, first, count, start, stop):
+    """grad_input of neighbours in memory, counted from the first row on."""
+    for i in range(start, stop):
+        exact_gradient(desc, n, first + i // count, i % count, i % count + 1)
+
+
+@device
+def _are_fine(table, pitch, first, last):
+    for c in range(first, last):
+        if load(F32, table, 4 * pitch + c) == 0:
+            return False
+    return True
+
+
+@in_place
+def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream):
+    """grad_input of rows of a group that follow each other in memory: a vector has places of up to two of them."""
+    pitch, total = desc[PITCH], (last - first) * count
+    mean, slope = splat_f32(load(F32, table, first)), splat_f32(load(F32, table, pitch + first))
+    factors, offset = table + 4 * (2 * pitch + first), splat_f32(load(F32, table, 3 * pitch + first))
+    row, left, i = 0, count, 0
+    while i < total:
+        whole = i + 32 <= total
+        if whole:
+            g, v = load_pair(kind, grad_out, i), load_pair(kind, x, i)
+        else:
+            g, v = load_pair_first(kind, grad_out, i, total - i), load_pair_first(kind, x, i, total - i)
+        f = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
+        a = fma(f[0], g[0], fma(slope, v[0] - mean, offset))
+        b = fma(f[1], g[1], fma(slope, v[1] - mean, offset))
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+            _exact_run(desc, n, first, count, i, min(i + 32, total))
+        elif not whole:
+            store_normal_pair_first(kind, result, i, a, b, total - i)
+        elif stream:
+            stream_normal_pair(kind, result, i, a, b)
+        else:
+            store_normal_pair(kind, result, i, a, b)
+        i, left = i + 32, left - 32
+        if left <= 0:
+            row, left = row + 1, left + count
 
 
 @device
@@ -69,6 +115,17 @@ def gradient_rows(kind, desc, n, first, last, part, table):
     grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
     result = address_of(desc, RESULT, size, n, first, place)
     go_step, x_step, step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2], size * desc[RESULT + 2]
+    follow = go_step == size * count and x_step == size * count and step == size * count
+    if (
+        follow
+        and 32 < count < _SHORT
+        and count % 32 != 0
+        and desc[STAT_CHANNEL] > 1
+        and _are_fine(table, pitch, first, last)
+    ):
+        stream = desc[STREAM] != 0 and result % 64 == 0
+        _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream)
+        return
     for c in range(first, last):
         if load(F32, table, 4 * pitch + c) == 0:
             exact_gradient(desc, n, c, place, place + count)

@@ -40,6 +40,7 @@ from normgrad.cpu.channel_fields import (
     THIRD,
     UNIT_CHUNKS,
     UNITS,
+    UNITS_AT_ONCE,
 )
 from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows
 from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
@@ -270,12 +271,14 @@ def _table(desc, number):
 @in_place
 def _unit_by_unit(kind, layout, direction, desc, p, slot, weights):
     old, turn, mine, total = -1, 0, 0, desc[UNITS]
+    following, last = 0, 0
     while True:
-        unit = fetch_add(p, FIRST, 1)
-        if unit >= total:
-            unit = -1
-            if old < 0:
-                break
+        if following >= last:
+            following = fetch_add(p, FIRST, desc[UNITS_AT_ONCE])
+            last = min(following + desc[UNITS_AT_ONCE], total)
+        unit, following = following if following < total else -1, following + 1
+        if unit < 0 and old < 0:
+            break
         table, old_table = _table(desc, 2 * slot + turn), _table(desc, 2 * slot + 1 - turn)
         if unit >= 0:
             _begin(kind, layout, direction, desc, unit, table)

@@ -82,12 +82,14 @@ class Layout:
         )  # fmt: skip
         units = samples if self.columns else samples * groups
         per_unit = channels // groups
-        # Short rows come several at a time: the way to a chunk would be the most of the work.
-        at_once = max(1, min(per_unit, chunk // max(places, 1)))
+        # Short rows come several at a time: the way to a chunk would be the most of the work. A power of two of them:
+        # chunks of rows that follow each other then begin where cache lines do.
+        at_once = max(1, min(per_unit, 1 << (chunk // max(places, 1)).bit_length() >> 1))
         desc[at.CHANNELS_AT_ONCE] = at_once
         desc[[at.UNITS, at.UNIT_CHUNKS]] = units, chunks if self.columns else -(-per_unit // at_once) * chunks
         size = samples * channels * places // max(units, 1)
         desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else at_once)))
+        desc[at.UNITS_AT_ONCE] = max(1, min(_GRAIN // max(1, size), units // (8 * pool.slots())))
         pitch = -(-channels // _LANES) * _LANES
         desc[[at.PITCH, at.SLOTS]] = pitch, pool.slots()
         if apart_from is not None:

@@ -30,6 +30,12 @@ def splat_constant(vector_type, value):
     return ir.Constant(vector_type, [value] * vector_type.count)
 
 
+def splatted(builder, scalar):
+    """A vector with one value in all lanes."""
+    single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
+    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+
+
 def same_shape(like, element):
     return vector_of(element, like.count) if isinstance(like, ir.VectorType) else element
 

@@ -22,6 +22,7 @@ from normgrad.cpu.llvm import (
     pointer_to,
     size_of,
     splat_constant,
+    splatted,
     type_suffix,
     vector_of,
     widened,
@@ -137,27 +138,42 @@ def load_pair_first(typingctx, kind, address, index, count):
     return pair_type(kind, address, index, types.int64), codegen
 
 
+def _positions(kind):
+    """First column and step of a pair's two vectors: neighbours, or of bfloat16 the even ones and the odd ones."""
+    return ((0, 2), (1, 2)) if kind == types.uint16 else ((0, 1), (LANES, 1))
+
+
 @intrinsic
 def load_pair_or(typingctx, kind, address, index, count, other):
     """The first `count` of 32 columns, `other` in the lanes after; nothing beyond is read."""
-    # The lanes' columns as the pair has them: neighbours, or of bfloat16 the even ones and the odd ones.
-    first, second, step = (0, 1, 2) if kind == types.uint16 else (0, LANES, 1)
 
     def codegen(context, builder, sig, args):
         element = STORAGE[kind]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
         raw = _masked_load(builder, pointer, element, args[3])
-        single = builder.insert_element(
-            ir.Constant(vector_of(FLOAT_TYPE), ir.Undefined), args[4], ir.Constant(I32_TYPE, 0)
-        )
-        filling = builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+        filling = splatted(builder, args[4])
         halves = [
             builder.select(_lanes_below(builder, args[3], LANES, start, step), half, filling)
-            for start, half in zip((first, second), _split(builder, kind, raw))
+            for (start, step), half in zip(_positions(kind), _split(builder, kind, raw))
         ]
         return context.make_tuple(builder, pair_type, halves)
 
     return pair_type(kind, address, index, types.int64, types.float32), codegen
+
+
+@intrinsic
+def split_pair(typingctx, kind, columns, first, second):
+    """A pair with one value in so many columns, another in those after."""
+
+    def codegen(context, builder, sig, args):
+        before, after = (splatted(builder, value) for value in args[2:])
+        halves = [
+            builder.select(_lanes_below(builder, args[1], LANES, start, step), before, after)
+            for start, step in _positions(kind)
+        ]
+        return context.make_tuple(builder, pair_type, halves)
+
+    return pair_type(kind, types.int64, types.float32, types.float32), codegen
 
 
 def _storing(join):

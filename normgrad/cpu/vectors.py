@@ -27,6 +27,7 @@ from normgrad.cpu.llvm import (
     pointer_to,
     size_of,
     splat_constant,
+    splatted,
     type_suffix,
     vector_of,
     widened,
@@ -135,11 +136,6 @@ def all_between(typingctx, value, low, high):
     return types.boolean(f32x16, types.float32, types.float32), codegen
 
 
-def _splatted(builder, scalar):
-    single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
-    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
-
-
 def _all(builder, lanes):
     mask = ir.IntType(LANES)
     return builder.icmp_unsigned("==", builder.bitcast(lanes, mask), ir.Constant(mask, 2**LANES - 1))
@@ -156,7 +152,7 @@ def all_between_f64(typingctx, value, low, high):
     """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
 
     def codegen(context, builder, sig, args):
-        return _all(builder, _between(builder, args[0], *(_splatted(builder, limit) for limit in args[1:])))
+        return _all(builder, _between(builder, args[0], *(splatted(builder, limit) for limit in args[1:])))
 
     return types.boolean(f64x16, types.float64, types.float64), codegen
 
@@ -254,7 +250,7 @@ def vstore_f64(typingctx, address, index, value):
 def _splat(name, vector_type, scalar_type):
     @intrinsic
     def splat(typingctx, value):
-        return vector_type(scalar_type), lambda context, builder, sig, args: _splatted(builder, args[0])
+        return vector_type(scalar_type), lambda context, builder, sig, args: splatted(builder, args[0])
 
     return splat
 
