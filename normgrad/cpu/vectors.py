@@ -184,7 +184,7 @@ def lanes_between(typingctx, value, low, high):
     """1 in lanes for which low <= |lane| <= high, 0 in others."""
 
     def codegen(context, builder, sig, args):
-        lanes = _between(builder, args[0], *(_splatted(builder, limit) for limit in args[1:]))
+        lanes = _between(builder, args[0], *(splatted(builder, limit) for limit in args[1:]))
         return builder.uitofp(lanes, vector_of(FLOAT_TYPE))
 
     return f32x16(f64x16, types.float64, types.float64), codegen
