@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from normgrad.cpu.batch_norm_moments import batch_moments_columns, batch_moments_rows
+from normgrad.cpu.batch_norm_moments import FEW, batch_moments_columns, batch_moments_rows
 from normgrad.cpu.batch_norm_tables import (
     block_statistics,
     channel_gradients,
@@ -33,6 +33,7 @@ from normgrad.cpu.channel_fields import (
     OUT_3,
     PARTIALS,
     PITCH,
+    PLACES,
     RECORDS,
     RSTD,
     SAMPLES,
@@ -85,8 +86,12 @@ def _rows_sum_forward(kind, layout, direction, desc, i):
 
 def _columns_sum_backward(kind, layout, direction, desc, i):
     n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
+    places = places_of(desc, chunk)
+    # The sums are results themselves: of few terms, none are added in float32.
+    run = 1 if desc[SAMPLES] * desc[PLACES] <= FEW else places
     clear_sums(desc, n, chunk)
-    add_places(kind, desc, n, chunk, 0, places_of(desc, chunk), desc[TABLES])
+    for first in range(0, places, run):
+        add_places(kind, desc, n, chunk, first, first + run, desc[TABLES])
     settle_sums(kind, desc, n, chunk)
 
 

@@ -5,7 +5,8 @@ They are wanted for themselves: results made of them, which may be near 0 and sh
 
 import numpy as np
 
-from normgrad.cpu.channel_fields import CHANNELS, CHUNK, INPUT, PARTIALS, PITCH, TABLES
+from normgrad.cpu.channel_columns import add_moments, clear_sums, settle_moments
+from normgrad.cpu.channel_fields import CHANNELS, CHUNK, INPUT, PARTIALS, PITCH, PLACES, SAMPLES, TABLES
 from normgrad.cpu.channel_rows import moments_of_row
 from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_moments
@@ -29,7 +30,7 @@ from normgrad.cpu.vectors import (
 )
 
 _ROWS = 8  # whose sums over lanes are made together: one after another, each would wait for the one before
-_FEW = 128  # up to so many terms of a row, a float32 rounding of one of them shows
+FEW = 128  # up to so many terms, a float32 rounding of one of them shows
 _RUN = 16  # places that are worked on at once, and added up in float32
 _GUESSED = 8  # places whose mean is the guess at that of a chunk of columns
 _WORST = 4.0  # by how much squares about a guess may be larger than those about the mean
@@ -94,7 +95,7 @@ def batch_moments_rows(kind, desc, n, first, last, part):
     place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
     x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
     at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
-    if count >= _FEW:
+    if count >= FEW:
         for c in range(first, last, _ROWS):
             stop = min(last, c + _ROWS)
             _long_rows(kind, desc, n, c, stop, place, count, x + (c - first) * step, step, at)
@@ -165,6 +166,11 @@ def _settle_columns(kind, desc, n, chunk, guesses, sums, squares):
 @device
 def batch_moments_columns(kind, desc, n, chunk):
     """The same of a chunk of columns."""
+    if desc[SAMPLES] * desc[PLACES] <= FEW:
+        clear_sums(desc, n, chunk)
+        add_moments(kind, desc, n, chunk, 0, places_of(desc, chunk))
+        settle_moments(kind, desc, n, chunk)
+        return
     size, channels, count, place = item_size(kind), desc[CHANNELS], places_of(desc, chunk), chunk * desc[CHUNK]
     at, pitch = partial_index(desc, n, chunk), desc[PITCH]
     sums, guesses = desc[PARTIALS] + 8 * at, desc[TABLES] + 2 * at

@@ -51,48 +51,55 @@ from normgrad.cpu.row_sizes import COLUMN_CHUNK, SEGMENT, STAGED_ROWS, TILE
 from normgrad.cpu.rows import gather_rows, lane_sums, row_offset, scatter_rows, segment_sums
 from normgrad.cpu.vectors import hsum, splat_f64, vload_f64, vstore_f64
 
-_lanes = stack_space(TILE * 2 * 16 * 8)
+_lanes, _sums = stack_space(TILE * 2 * 16 * 8), stack_space(TILE * 2 * 8)
 
 
 @device
-def row_sums(kind, desc, row, grad_out, x):
-    """Sums of a row of several segments; read back where a first phase made them."""
-    n, wide, s1, s2 = desc[COLUMNS], desc[WIDE], 0.0, 0.0
-    segments = (n + SEGMENT - 1) // SEGMENT
-    mean = load_coded(desc[STATISTICS_CODE], desc[MEAN], row)
+def read_sums(desc, row, segments):
+    """A row's sums, whose segments a first phase made."""
+    s1, s2 = 0.0, 0.0
+    for at in range(2 * row * segments, 2 * (row + 1) * segments, 2):
+        s1, s2 = s1 + load_f64(desc[ROW_SUMS], at), s2 + load_f64(desc[ROW_SUMS], at + 1)
+    return s1, s2
+
+
+@device
+def sum_row(kind, desc, row, segments, grad_out, x, lanes):
+    """A row's sums: those of its last segment are left in lanes."""
+    mean, s1, s2 = load_coded(desc[STATISTICS_CODE], desc[MEAN], row), 0.0, 0.0
     for segment in range(segments):
-        if wide:
-            at = 2 * (row * segments + segment)
-            a, b = load_f64(desc[ROW_SUMS], at), load_f64(desc[ROW_SUMS], at + 1)
+        first, last = segment * SEGMENT, min(desc[COLUMNS], (segment + 1) * SEGMENT)
+        a, b = lane_sums(kind, grad_out, x, desc[ORDERED_WEIGHT], first, last, mean)
+        if last < desc[COLUMNS]:
+            s1, s2 = s1 + hsum(a), s2 + hsum(b)
         else:
-            first, last = segment * SEGMENT, min(n, (segment + 1) * SEGMENT)
-            a, b = segment_sums(kind, grad_out, x, desc[ORDERED_WEIGHT], first, last, mean)
-        s1, s2 = s1 + a, s2 + b
+            vstore_f64(lanes, 0, a)
+            vstore_f64(lanes, 16, b)
     return s1, s2
 
 
 @device
 def sum_rows(kind, parameters, desc, row, rows, grad_out, go_pitch, x, x_pitch):
     """Row sums of a tile into its parameters; whether float32 is enough."""
-    n, weight, want_input = desc[COLUMNS], desc[ORDERED_WEIGHT], desc[WANT_INPUT] != 0
-    lanes, short, all_fine = _lanes(), n <= SEGMENT and desc[WIDE] == 0, True
-    if short and want_input:  # all rows first: the sum over a row's lanes would wait for its columns
-        for r in range(rows):
-            mean = load_coded(desc[STATISTICS_CODE], desc[MEAN], row + r)
-            s1, s2 = lane_sums(kind, grad_out + r * go_pitch, x + r * x_pitch, weight, 0, n, mean)
-            vstore_f64(lanes, 32 * r, s1)
-            vstore_f64(lanes, 32 * r + 16, s2)
+    n, weight, want_input, wide = desc[COLUMNS], desc[ORDERED_WEIGHT], desc[WANT_INPUT] != 0, desc[WIDE] != 0
+    lanes, sums, all_fine = _lanes(), _sums(), True
+    segments = (n + SEGMENT - 1) // SEGMENT
+    for r in range(rows):  # all rows first: the sum over a row's lanes would wait for its columns
+        s1, s2 = 0.0, 0.0
+        if want_input and wide:
+            s1, s2 = read_sums(desc, row + r, segments)
+        elif want_input:
+            s1, s2 = sum_row(kind, desc, row + r, segments, grad_out + r * go_pitch, x + r * x_pitch, lanes + 256 * r)
+        store_f64(sums, 2 * r, s1)
+        store_f64(sums, 2 * r + 1, s2)
     for r in range(rows):
         mean = load_coded(desc[STATISTICS_CODE], desc[MEAN], row + r)
         rstd = load_coded(desc[STATISTICS_CODE], desc[RSTD], row + r)
         d, v = grad_out + r * go_pitch, x + r * x_pitch
-        total, total_x = 0.0, 0.0
-        if short and want_input:
-            total, total_x = hsum(vload_f64(lanes, 32 * r)), hsum(vload_f64(lanes, 32 * r + 16))
-        elif want_input:
-            total, total_x = row_sums(kind, desc, row + r, d, v)
-        fine = row_parameters(kind, parameters, r, n, total, total_x, d, v, weight, mean, rstd, want_input)
-        all_fine = fine and all_fine
+        s1, s2 = load_f64(sums, 2 * r), load_f64(sums, 2 * r + 1)
+        if want_input and not wide:
+            s1, s2 = s1 + hsum(vload_f64(lanes, 32 * r)), s2 + hsum(vload_f64(lanes, 32 * r + 16))
+        all_fine = row_parameters(kind, parameters, r, n, s1, s2, d, v, weight, mean, rstd, want_input) and all_fine
     return all_fine
 
 

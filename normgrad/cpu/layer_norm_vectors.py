@@ -95,11 +95,11 @@ def put_columns(kind, desc, output, first, last, partials, count, pitch):
 @device
 def combine_columns(kind, desc, first, last, partials, count, pitch, db_offset):
     """grad_weight and grad_bias from the blocks' partial sums."""
-    for j in range(first, last, 32):
-        if desc[WANT_WEIGHT]:
-            put_columns(kind, desc, GRAD_WEIGHT, j, min(j + 32, last), partials, count, pitch)
-        if desc[WANT_BIAS]:
-            put_columns(kind, desc, GRAD_BIAS, j, min(j + 32, last), partials + db_offset, count, pitch)
+    for k in range(2):
+        output, sums = (GRAD_WEIGHT, partials) if k == 0 else (GRAD_BIAS, partials + db_offset)
+        if desc[WANT_WEIGHT + k]:
+            for j in range(first, last, 32):
+                put_columns(kind, desc, output, j, min(j + 32, last), sums, count, pitch)
 
 
 @device
