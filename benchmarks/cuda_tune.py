@@ -23,11 +23,12 @@ from normgrad.cuda.configurations import (
 from normgrad.cuda.configurations import _stream_shape as stream_shape
 
 DTYPES = ("bfloat16", "float32")
-# Rows, columns, warps, residents, stages; 0 stages for loading ahead into registers.
+# Rows, columns, warps, residents, stages, 0 of them for loading ahead into registers; how much later results follow.
 WHOLE = {
     256: [(8, 256, 1, 8, 3), (8, 256, 1, 10, 3), (8, 256, 4, 3, 0), (16, 256, 2, 4, 3), (8, 256, 2, 6, 3)],
     1024: [(4, 1024, 4, 2, 0), (4, 1024, 4, 2, 3), (4, 1024, 4, 3, 3), (2, 1024, 4, 4, 3), (2, 1024, 2, 4, 3)],
-    4096: [(2, 4096, 8, 1, 4), (2, 4096, 8, 1, 0), (2, 4096, 16, 1, 3), (2, 4096, 8, 1, 3)],
+    4096: [(2, 4096, 8, 1, 4), (2, 4096, 8, 1, 0), (2, 4096, 16, 1, 3), (2, 4096, 8, 1, 3), (1, 4096, 16, 1, 4)],
+    8192: [(1, 8192, 16, 1, 3), (1, 8192, 16, 1, 4)],
 }
 SHARED = {"bfloat16": [(2, 2048, 4, 2, 3), (2, 2048, 4, 2, 4), (2, 4096, 8, 1, 3), (4, 1024, 4, 3, 3)]}
 SHARED["bfloat16"] += [
@@ -36,6 +37,8 @@ SHARED["bfloat16"] += [
     (2, 1024, 4, 4, 3),
     (2, 1024, 4, 3, 4),
     (4, 512, 2, 6, 3),
+    (2, 2048, 4, 2, 3, 2),
+    (2, 4096, 8, 1, 3, 2),
 ]
 SHARED["float32"] = [(2, 1024, 4, 3, 4), (2, 1024, 4, 3, 3), (4, 1024, 4, 2, 4), (4, 1024, 4, 2, 3), (2, 1024, 4, 2, 4)]
 SHARED["float32"] += [(1, 2048, 4, 3, 3), (1, 4096, 8, 1, 4), (2, 4096, 8, 1, 4), (4, 512, 2, 5, 3)]
@@ -69,8 +72,9 @@ SUMS = [(4, 4, 3), (4, 4, 2), (4, 6, 4), (4, 5, 2), (8, 2, 3)]
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
     """A tile of LayerNorm."""
-    rows, columns, warps, resident, stages = choice
-    return RowTile(rows, columns, blocks(shape[1], columns), warps, resident, stages == 0, max(stages, 1))
+    rows, columns, warps, resident, stages, *later = choice
+    parts = blocks(shape[1], columns)
+    return RowTile(rows, columns, parts, warps, resident, stages == 0, max(stages, 1), *later)
 
 
 def row_cases() -> list[Case]:
@@ -147,7 +151,7 @@ def batch_cases() -> list[Case]:
                 found += [Case("batch_norm_elemt_backward", sizes, dtype, order, tile) for tile in tiles]
                 for operator in ("batch_norm_reduce_backward", "batch_norm_stats"):
                     for warps, *rest in SUMS:
-                        shape = stream_shape(*merged, 512 * warps // itemsize, adjacent)
+                        shape = stream_shape(*merged, SumsTile.FOLD * 512 * warps // itemsize, adjacent)
                         found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, *rest)))
     return found
 

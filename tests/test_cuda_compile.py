@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, GROUPS, IMAGES = (6, 300), (2, 5000), (2, 12, 50, 4), (3, 5, 49)
+ROWS, WIDE_ROWS, GROUPS, IMAGES = (6, 300), (2, 20000), (2, 12, 50, 4), (3, 5, 49)
 
 
-def _data(shape: tuple[int, ...], channels_last: bool = False) -> Any:
-    made = torch.zeros(shape, dtype=torch.bfloat16)
+def _data(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Any:
+    made = torch.zeros(shape, dtype=dtype)
     return made.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else made
 
 
@@ -35,17 +35,17 @@ def _vector(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
 
 
-def _layer_norm(shape: tuple[int, int]) -> dict[str, tuple[Any, ...]]:
-    x, N = _data(shape), shape[1]
-    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,))
+def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    x, N = _data(shape, dtype), shape[1]
+    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,), dtype)
     return {
         "layer_norm_backward": (x, x, [N], *statistics, weight),
         "layer_norm": (x, [N], weight, weight),
     }
 
 
-def _group_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
-    x, weight = _data(GROUPS[:3], channels_last), _data((GROUPS[1],))
+def _group_norm(dtype: torch.dtype, channels_last: bool) -> dict[str, tuple[Any, ...]]:
+    x, weight = _data(GROUPS[:3], dtype, channels_last), _data((GROUPS[1],), dtype)
     statistics = (_vector(GROUPS[0], GROUPS[3]),) * 2
     return {
         "group_norm_backward": (x, x, *statistics, weight, *GROUPS),
@@ -53,8 +53,8 @@ def _group_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _batch_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
-    x, v = _data(IMAGES, channels_last), _vector(IMAGES[1])
+def _batch_norm(dtype: torch.dtype, channels_last: bool) -> dict[str, tuple[Any, ...]]:
+    x, v = _data(IMAGES, dtype, channels_last), _vector(IMAGES[1])
     many, counts = _vector(4, IMAGES[1]), np.ones(4, np.int32)
     return {
         "batch_norm_elemt_backward": (x, x, v, v, v, v, v, counts),
@@ -66,12 +66,13 @@ def _batch_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
 
 
 CALLS = [
-    pytest.param(operator, arguments, id=f"{operator}-{label}")
+    pytest.param(operator, arguments, id=f"{operator}-{label}-{dtype}".replace("torch.", ""))
+    for dtype in (torch.bfloat16, torch.float32)
     for label, calls in [
-        ("rows", _layer_norm(ROWS)),
-        ("wide", _layer_norm(WIDE_ROWS)),
-        ("contiguous", _group_norm(False) | _batch_norm(False)),
-        ("channels_last", _group_norm(True) | _batch_norm(True)),
+        ("rows", _layer_norm(ROWS, dtype)),
+        ("wide", _layer_norm(WIDE_ROWS, dtype)),
+        ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
+        ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
     ]
     for operator, arguments in calls.items()
 ]

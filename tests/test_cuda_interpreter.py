@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 import normgrad
+from normgrad.operators import OPERATORS
 from normgrad.testing import compare, oracle, terms
+from normgrad.testing.cases import make_cases
+from normgrad.testing.comparison import measure
+from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -192,3 +196,57 @@ def test_the_output_may_be_an_input(shift: int) -> None:
     normgrad.layer_norm_backward(dy, x, [48], mean, rstd, output_mask=(True, False, False), out=(out, None, None))
     report = compare(out, expected, magnitude)
     assert report, report.text
+
+
+# A rounding takes at most 1/9 of the bound, and the last cannot be spared.
+ONE, TWO = 1 / 9 + 0.001, 2 / 9 + 0.005
+BUDGETS = {
+    ("layer_norm_backward", "one-column"): {"grad_input": 0.001, "grad_bias": ONE},
+    ("layer_norm_backward", "normal"): {"grad_weight": ONE, "grad_bias": ONE},
+    ("group_norm_backward", "normal"): {"grad_input": ONE, "grad_weight": ONE},
+    ("group_norm_backward", "one-place"): {"grad_input": ONE, "grad_weight": ONE},
+    ("group_norm", "uniform"): {"output": TWO, "mean": ONE, "rstd": TWO},
+    ("batch_norm_elemt_backward", "normal"): {"grad_input": ONE},
+    ("batch_norm_elemt", "normal"): {"output": ONE},
+    ("batch_norm_stats", "normal"): {"mean": ONE, "invstd": ONE},
+    ("batch_norm_reduce_backward", "offset"): {"sum_dy": ONE, "sum_dy_xmu": ONE, "grad_weight": ONE, "grad_bias": ONE},
+}
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("operator", "kind"), BUDGETS)
+def test_float32_has_few_roundings(operator: str, kind: str) -> None:
+    function = OPERATORS[operator]
+    case = next(case for case in make_cases(operator, 0, [kind]) if case.name == f"{kind}-float32")
+    call = checked(function, case.arguments, None)
+    exact, sizes = exact_results(function, call), magnitudes(function, call)
+    results = dict(zip(function.signature.output_names, as_tuple(function(**case.arguments)), strict=True))
+    for name, budget in BUDGETS[operator, kind].items():
+        shape = results[name].shape
+        found = measure(results[name], exact[name].reshape(shape), sizes[name].reshaped(shape))
+        assert np.max(found.share_of_bound) <= budget, name
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("shape", [(6, 19, 77), (41, 37, 1), (300, 2, 4)])
+def test_variances_of_float16_are_not_rounded_down(shape: tuple[int, ...]) -> None:
+    """An odd number's square is 1 more than a multiple of 8: float16's, as float32, lose that, and always downwards."""
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float16)
+    found, exact = normgrad.batch_norm_stats(x)[1], oracle.batch_norm_stats(x)[1]
+    assert np.max(np.abs(found - exact) / exact) <= 2**-24 * 1.01
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+def test_float32_near_the_smallest_numbers() -> None:
+    tiny = np.float32(1e-40)
+    weight = _random((6,), np.float32, 5)
+    dy, x = _random((7, 6), np.float32, 1) * tiny, _random((7, 6), np.float32, 2)
+    _judge("layer_norm_backward", dy, x, [6], _random((7, 1), np.float32, 3), _scales((7, 1), 4), weight)
+    dy, x = _random((3, 6, 20), np.float32, 1) * tiny, _random((3, 6, 20), np.float32, 2)
+    _judge("group_norm_backward", dy, x, _random((3, 2), np.float32, 3), _scales((3, 2), 4), weight, 3, 6, 20, 2)
+    mean, invstd, sums = _random((6,), np.float32, 3), _scales((6,), 4), _random((6,), np.float32, 6) * tiny
+    _judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sums, sums, np.array([60], np.int32))
+    _judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)

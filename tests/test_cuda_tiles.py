@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
+from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.configurations import (
     Chip,
     channels_tile,
@@ -21,7 +23,9 @@ from normgrad.cuda.configurations import (
     stream_tile,
     sums_tile,
 )
-from normgrad.cuda.problem import grid_strides
+from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
+from normgrad.cuda.launch import Given
+from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
 
@@ -118,3 +122,29 @@ def test_tiles_of_samples_fit(chip: Chip, places_adjacent: bool, itemsize: int, 
         sums_tile(*sizes, itemsize, chip, places_adjacent),
     ):
         assert 1 <= tile.rows * tile.places * tile.channels <= chip.largest_tile
+
+
+@pytest.mark.parametrize("columns", [4, 12, 48, 300])
+def test_a_row_by_itself_is_read_as_in_its_batch(columns: int) -> None:
+    """Of rows that do not begin at multiples of 16 bytes too: pairs are summed in another order than single numbers."""
+    batch = np.zeros((4, columns), np.float16)
+    given = [Operand(Given("input", FLOAT16, first == 0), (columns, 1), _even(batch[first:])) for first in range(4)]
+    kinds = {paired([operand], columns)[0] for operand in given}
+    assert kinds == {FLOAT16_PAIRS.value}
+
+
+def test_numbers_at_an_odd_place_are_no_pairs() -> None:
+    memory = np.zeros(33, np.float16)
+    operand = Operand(Given("input", FLOAT16, False), (8, 1), _even(memory[1:]))
+    assert paired([operand], 8)[0] == SINGLE.value
+
+
+@pytest.mark.parametrize(("address", "bits"), [(32, 15), (24, 3), (20, 3), (18, 0), (17, 0)])
+def test_code_counts_on_no_more_alignment_than_there_was(address: int, bits: int) -> None:
+    assert zero_bits(address) == bits
+
+
+def _even(array: np.ndarray) -> bool:
+    """What the package finds of an array's address."""
+    problem = mock.Mock(views={"input": as_view(array)})
+    return Steps(problem, []).data("input", array.shape).even

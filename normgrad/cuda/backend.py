@@ -16,7 +16,7 @@ from normgrad.contract.view import Memory
 from normgrad.cuda import batch_norm, group_norm, layer_norm
 from normgrad.cuda.configurations import Chip
 from normgrad.cuda.launch import Launcher, chip, launcher
-from normgrad.cuda.problem import ALIGNMENT, VECTOR_ACCESS, Steps
+from normgrad.cuda.problem import ALIGNMENT, Steps, zero_bits
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,
@@ -97,7 +97,7 @@ class _Cuda:
     def prepare(self, problem: Problem) -> _Kernel:
         device = int(problem.device.partition(":")[2] or 0)
         size, launchers = _prepared(problem, device)
-        counted_on = [0 if address % VECTOR_ACCESS else VECTOR_ACCESS - 1 for address in problem.addresses]
+        counted_on = [zero_bits(address) for address in problem.addresses]
         return _Kernel(size, problem, device, counted_on, launchers, self._lent)
 
     def allocate(self, nbytes: int, device: str) -> Memory:

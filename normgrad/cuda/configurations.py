@@ -25,7 +25,8 @@ class Chip:
 class RowTile:
     """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
 
-    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor.
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
+    follow ``later`` turns after the sums. ``exact``: float32 is computed with as float64, which takes small tiles.
     """
 
     rows: int
@@ -35,6 +36,8 @@ class RowTile:
     resident: int
     prefetch: bool = True
     stages: int = 1
+    later: int = 1
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class StreamTile:
 
 @dataclass(frozen=True, slots=True)
 class SumsTile:
-    """A tile of BatchNorm's sums: as ``StreamTile``, four of them at a time, by ``resident`` programs."""
+    """A tile of BatchNorm's sums: as ``StreamTile``, ``FOLD`` numbers of which are added up at once."""
 
     rows: int
     places: int
@@ -90,7 +93,7 @@ class SumsTile:
     resident: int
     stages: int
 
-    TILES: ClassVar[int] = 4
+    FOLD: ClassVar[int] = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,9 @@ class Measured:
     percent: float
 
 
+# For float32 rows of so few columns that each rounding is seen; chosen without a measurement.
+NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
+
 # Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
 # same. By the bytes of an element; each holds rows of up to its columns.
 ROW_TILES = {
@@ -110,22 +116,23 @@ ROW_TILES = {
         Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
         Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
         Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 90),
+        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
+        Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
     ),
     4: (
         Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
         Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
         Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
         Measured(RowTile(4, 2048, 1, 8, 1, prefetch=True), "32768×2048", 96.3),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=True), "16384×4096", 90.6),
+        Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, exact=True), "16384×4096", 97),
     ),
 }
 # For longer rows, which several programs share.
 SHARED_ROW_TILES = {
     2: (
-        Measured(RowTile(4, 512, 16, 2, 6, prefetch=False, stages=3), "8192×8192", 76),
-        Measured(RowTile(4, 1024, 32, 4, 3, prefetch=False, stages=3), "4096×16384", 70),
-        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 63),
+        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
+        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
     ),
     4: (
         Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
@@ -167,9 +174,8 @@ def _even_block(size: int, largest: int, spare: float = 1.34, smallest: int = 25
 def row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for rows of so many columns: the narrowest measured that holds a row, or parts of the widest."""
     width = power_of_two(columns)
-    whole, shared = ROW_TILES[itemsize], SHARED_ROW_TILES[itemsize]
-    for measured in whole:
-        tile = measured.tile
+    whole, shared = [measured.tile for measured in ROW_TILES[itemsize]], SHARED_ROW_TILES[itemsize]
+    for tile in [NARROW, *whole] if itemsize == 4 else whole:
         if columns <= tile.columns and width <= chip.largest_tile:
             rows = tile.rows * (tile.columns // width)
             return replace(
@@ -188,9 +194,11 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for LayerNorm's forward pass: a row a program with a warp for every 1024 columns, or parts of two."""
     width = power_of_two(columns)
     largest = 2 * chip.largest_tile
-    if itemsize == 2 and largest < width <= 32768:  # 49 % of a copy at 2048×32768, the tile below 38
-        block = min(4096, chip.largest_tile)
-        return RowTile(1, block, blocks(columns, block), 4, 4, False, staged(3, 4, block * itemsize, chip))
+    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
+        block, warps, resident = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
+        block = min(block, chip.largest_tile)
+        stages = staged(3, resident, block * itemsize, chip)
+        return RowTile(1, block, blocks(columns, block), warps, resident, False, stages)
     if width > largest:
         block = min(2048, chip.largest_tile)
         return RowTile(2, block, blocks(columns, block), 4, 3, False, staged(4, 3, 2 * block * itemsize, chip))
@@ -310,10 +318,10 @@ def stream_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjace
 
 
 def sums_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> SumsTile:
-    """The tile for BatchNorm's sums: a vector of 16 bytes a thread, which keeps sums for each of its elements."""
+    """The tile for BatchNorm's sums: vectors of 16 bytes a thread, which keeps sums for each element of one."""
     warps, resident = 4, 4
-    room = min(warps * 512 // itemsize, chip.largest_tile)
-    stages = staged(3, resident, 2 * SumsTile.TILES * room * itemsize, chip)
+    room = min(SumsTile.FOLD * warps * 512 // itemsize, chip.largest_tile)
+    stages = staged(3, resident, 2 * room * itemsize, chip)
     return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, resident, stages)
 
 

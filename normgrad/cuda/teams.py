@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, RowTile, blocks
-from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE, empty_slots
+from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE
+from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import Steps
 

@@ -24,7 +24,6 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
-    low,
     numbers,
     publish,
     publish_wide,
@@ -35,6 +34,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import gradient, normalised, precise, wider
 from normgrad.cuda.kernels.group_norm_blocks import (
     known_channels,
     of_channels,
@@ -89,6 +89,8 @@ def group_norm_backward_channels(
     """The gradients of the blocks of groups of a team, a stretch of places per program."""
     LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
     HELD: tl.constexpr = STEPS == 1
+    # The roundings of few numbers are seen in their sums.
+    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS == 1 and HELD and D * PLACES <= 512
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     program = tl.program_id(0)
@@ -136,8 +138,8 @@ def group_norm_backward_channels(
             scale = wide(tl.load(weight + channel + within, mask=known, other=0.0))
         if PHASE != OUTPUTS:
             if HELD:
-                g = numbers(dy, PAIRS)
-                x_hat = (numbers(x, PAIRS) - mu[None, :]) * rs[None, :]
+                g = wider(dy, PAIRS, EXACT)
+                x_hat = (wider(x, PAIRS, EXACT) - mu[None, :]) * rs[None, :]
                 if MASKED:  # 0·Inf must not reach the sums
                     x_hat = tl.where(tile_mask(begin, HxW, known, PLACES, MASKED), x_hat, 0.0)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 0)
@@ -165,8 +167,8 @@ def group_norm_backward_channels(
                 tl.store(line, sum_g, mask=known)
             if WANT_INPUT:
                 if weight is not None:
-                    sum_g *= scale
-                    sum_gx *= scale
+                    sum_g = sum_g.to(tl.float64) * scale
+                    sum_gx = sum_gx.to(tl.float64) * scale
                 sum_g, sum_gx = of_groups(sum_g, sum_gx, member)
                 if PARTS > 1:
                     groups = channel // D + group_within
@@ -193,10 +195,11 @@ def group_norm_backward_channels(
                 all_sums, all_sums_x = collect(slot, given, PHASE == WHOLE)
                 sum_g = tl.sum(all_sums, axis=1)
                 sum_gx = tl.sum(all_sums_x, axis=1)
-            mean_g = (sum_g.to(tl.float64) * per_group).to(tl.float32)
-            mean_gx = (sum_gx.to(tl.float64) * per_group).to(tl.float32)
-            mean_g = of_channels(mean_g, D, CHANNELS, PADDED_GROUPS)[None, :]
-            slope = (rs * of_channels(mean_gx, D, CHANNELS, PADDED_GROUPS))[None, :]
+            mean_g = of_channels(sum_g.to(tl.float64) * per_group, D, CHANNELS, PADDED_GROUPS)[None, :]
+            mean_gx = of_channels(sum_gx.to(tl.float64) * per_group, D, CHANNELS, PADDED_GROUPS)[None, :]
+            by_channel = None
+            if weight is not None:
+                by_channel = scale[None, :]
             target = grad_input + int64(sample) * grad_input_sample + int64(word) * grad_input_channel
             target += begin * grad_input_place
             x_at = input + int64(sample) * input_sample + int64(word) * input_channel + begin * input_place
@@ -208,10 +211,8 @@ def group_norm_backward_channels(
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read_x, mask=mask, other=0)
                     dy = tl.load(dy_at + ahead * grad_out_place + read_dy, mask=mask, other=0)
-                g = numbers(dy, PAIRS)
-                if weight is not None:
-                    g *= scale[None, :]
-                result = rs[None, :] * (g - mean_g - (numbers(x, PAIRS) - mu[None, :]) * slope)
+                grads, values = precise(dy, PAIRS), precise(x, PAIRS)
+                result = gradient(grads, values, mu[None, :], rs[None, :], by_channel, mean_g, mean_gx)
                 put_numbers(target + ahead * grad_input_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)
 
 
@@ -346,12 +347,13 @@ def group_norm_forward_channels(
                 centre = divided(tl.sum(tl.where(given, centres * counts[None, :], 0.0), axis=1), whole, per_group)
                 apart = centres - centre[:, None]
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts[None, :], 0.0), axis=1)
-            inverse = (1.0 / tl.sqrt(squares * per_group + eps)).to(tl.float32)
+            inverse = 1.0 / tl.sqrt(squares * per_group + eps)
             put(mean + statistic * mean_stride, high(centre), known_groups & (part == 0))
-            put(rstd + statistic * rstd_stride, inverse, known_groups & (part == 0))
-            near = of_channels(high(centre), D, CHANNELS, PADDED_GROUPS)[None, :]
-            rest = of_channels(low(centre), D, CHANNELS, PADDED_GROUPS)[None, :]
-            scale = of_channels(inverse, D, CHANNELS, PADDED_GROUPS)[None, :]
+            put(rstd + statistic * rstd_stride, high(inverse), known_groups & (part == 0))
+            centre = of_channels(centre, D, CHANNELS, PADDED_GROUPS)[None, :]
+            inverse = of_channels(inverse, D, CHANNELS, PADDED_GROUPS)[None, :]
+            factor = None
+            shift = None
             if weight is not None:
                 factor = wide(tl.load(weight + channel + within, mask=known, other=0.0))[None, :]
             if bias is not None:
@@ -363,9 +365,5 @@ def group_norm_forward_channels(
                 mask = tile_mask(begin + ahead, HxW, known_words, PLACES, MASKED)
                 if not HELD:
                     x = tl.load(x_at + ahead * input_place + read, mask=mask, other=0)
-                result = (numbers(x, PAIRS) - near - rest) * scale
-                if weight is not None:
-                    result *= factor
-                if bias is not None:
-                    result += shift
+                result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
                 put_numbers(target + ahead * output_place + written, result, mask, (PLACES, WORDS, 2), PAIRS)
