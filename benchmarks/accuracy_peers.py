@@ -160,7 +160,8 @@ def _rows(a: Mapping[str, Any]) -> list[Any]:
     return [a[name].reshape(-1, a["weight"].numel()) for name in ("grad_out", "input")]
 
 
-def _liger(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def liger(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Liger-Kernel's three gradients."""
     if operator == "layer_norm_backward":
         from liger_kernel.ops.layer_norm import layer_norm_backward
 
@@ -174,7 +175,8 @@ def _liger(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return None
 
 
-def _quack(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def quack(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """QuACK's three gradients."""
     if operator != "layer_norm_backward":
         return None
     from quack.rmsnorm import layernorm_bwd
@@ -194,7 +196,7 @@ def _on_gpu(gradients: Callable[[str, Mapping[str, Any]], tuple[Any, ...] | None
         try:
             found = gradients(operator, {name: to_torch(value, device) for name, value in arguments.items()})
         except Exception as error:
-            line = f"{gradients.__name__[1:]}: {type(error).__name__}: {str(error)[:100]!r}"
+            line = f"{gradients.__name__}: {type(error).__name__}: {str(error)[:100]!r}"
             if line not in said:
                 print(line, file=sys.stderr)
             said.add(line)
@@ -215,7 +217,7 @@ def peers(device: str) -> dict[str, Peer]:
     if importlib.util.find_spec("torch"):
         found["PyTorch"] = pytorch
     if device != "cpu" and importlib.util.find_spec("liger_kernel"):
-        found["Liger"] = _on_gpu(_liger)
+        found["Liger"] = _on_gpu(liger)
     if device != "cpu" and importlib.util.find_spec("quack"):
-        found["QuACK"] = _on_gpu(_quack)
+        found["QuACK"] = _on_gpu(quack)
     return found

@@ -158,13 +158,18 @@ def _compile(case: Case) -> str:
     return ""
 
 
-def compile_ahead(cases: Sequence[Case], processes: int = 14) -> None:
-    """Compile every case's kernels, several at a time."""
+def in_processes(prepare: Callable[[Case], str], cases: Sequence[Case], processes: int = 14) -> None:
+    """Call a function for every case, several at a time; what it says is printed."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(processes, os.cpu_count() or 1)) as pool:
-        for problem in pool.imap_unordered(_compile, cases, chunksize=1):
+        for problem in pool.imap_unordered(prepare, cases, chunksize=1):
             if problem:
                 print("does not compile:", problem, flush=True)
+
+
+def compile_ahead(cases: Sequence[Case], processes: int = 14) -> None:
+    """Compile every case's kernels, several at a time."""
+    in_processes(_compile, cases, processes)
 
 
 def median_time(runs: Sequence[Callable[[], Any]], repeats: int = 15) -> list[float]:
@@ -177,7 +182,7 @@ def median_time(runs: Sequence[Callable[[], Any]], repeats: int = 15) -> list[fl
     for _ in range(repeats):
         events = []
         for run in runs:
-            torch.cuda._sleep(150_000)
+            torch.cuda._sleep(600_000)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             run()

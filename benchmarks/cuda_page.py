@@ -11,7 +11,13 @@ PAGE = ROOT / "docs" / "performance_gpu.md"
 PICTURE = ROOT / "docs" / "performance_gpu.svg"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 SHORT = {"channels_last": "channels_last", "contiguous": ""}
-CONTESTANTS = {"normgrad": "normgrad", "eager": "PyTorch", "compile": "torch.compile"}
+CONTESTANTS = {
+    "normgrad": "normgrad",
+    "eager": "PyTorch",
+    "compile": "torch.compile",
+    "liger": "Liger",
+    "quack": "QuACK",
+}
 DRAWN = ("layer_norm_backward", "layer_norm", "group_norm_backward", "group_norm")
 DRAWN += ("batch_norm_elemt_backward", "batch_norm_reduce_backward", "batch_norm_stats")
 
@@ -26,7 +32,7 @@ def share(row: Row, name: str) -> float:
 def tables(rows: list[Row]) -> str:
     """One table of the large cases by operator, and one of the calls of the small ones."""
     first = rows[0]
-    timed = {name: title for name, title in CONTESTANTS.items() if any(row[name] for row in rows)}
+    timed = {name: title for name, title in CONTESTANTS.items() if any(row.get(name) for row in rows)}
     titles = ["operator", "sizes", "dtype", "order", "copy, µs", *(f"{title}, %" for title in timed.values())]
     lines = [
         f"{first['gpu']}, driver {first['driver']}, PyTorch {first['torch']}, Triton {first['triton']}. "
@@ -36,7 +42,7 @@ def tables(rows: list[Row]) -> str:
         "|" + "---|" * len(titles),
     ]
     for row in rows:
-        shares = (f"{share(row, name):.0f}" if row[name] else "" for name in timed)
+        shares = (f"{share(row, name):.0f}" if row.get(name) else "" for name in timed)
         cells = [row["operator"], row["sizes"], row["dtype"], SHORT[row["order"]], row["copy"], *shares]
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
@@ -55,7 +61,7 @@ def tables(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row]) -> None:
-    """A panel for each operator and order: the speeds of normgrad and PyTorch by size, in bfloat16 and float32."""
+    """A panel for each operator and order: the speeds by size, in bfloat16 and float32."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -74,9 +80,11 @@ def draw(rows: list[Row]) -> None:
             chosen = [r for r in rows if (r["operator"], r["order"], r["dtype"]) == (operator, order, dtype)]
             chosen = [row for row in chosen if float(row["copy"]) > 5]
             places = range(len(chosen))
-            for name, colour in (("normgrad", "C0"), ("eager", "C1")):
-                label = f"{CONTESTANTS[name]}, {dtype}"
-                panel.plot(places, [share(row, name) for row in chosen], style, color=colour, marker=".", label=label)
+            for colour, name in enumerate(CONTESTANTS):
+                points = [(place, share(row, name)) for place, row in enumerate(chosen) if row.get(name)]
+                if points:
+                    label = f"{CONTESTANTS[name]}, {dtype}"
+                    panel.plot(*zip(*points, strict=True), style, color=f"C{colour}", marker=".", label=label)
             panel.set_xticks(places, [row["sizes"] for row in chosen], rotation=25, fontsize="x-small", ha="right")
         panel.set(title=f"{operator} {SHORT[order]}", ylim=(0, 110))
         panel.axhline(100, color="grey", linewidth=0.8)

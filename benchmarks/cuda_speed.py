@@ -1,12 +1,16 @@
-"""The operators on the GPU against PyTorch and against a copy of the same bytes; writes ``cuda.csv`` and a short table.
+"""The operators on the GPU against other kernels and a copy of the same bytes; writes ``cuda.csv`` and a short table.
 
-Times are medians of GPU time by events, the contestants taking turns; data larger than the L2 cache is cold for all,
-and what is smaller rotates among several sets. ``call`` is the host's time for a call, ``graph`` a replayed graph's.
+Results are judged before they are timed. PyTorch's operators take part; for the backward passes also torch.compile
+(with ``compile`` among the arguments), Liger and QuACK, where they are installed. Times are medians of GPU time by
+events, the contestants taking turns; data larger than the L2 cache is cold for all, and what is smaller rotates among
+several sets. ``call`` is the host's time for a call, ``graph`` a replayed graph's.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -18,7 +22,9 @@ from typing import Any
 
 import torch
 import triton
-from cuda_cases import Case, arguments, compile_ahead, copying, median_time, outputs, planned, tensors
+from accuracy_peers import liger, quack
+from cuda_cases import Case, arguments, compile_ahead, copying, in_processes, median_time, outputs, planned, tensors
+from cuda_verify import problem
 
 import normgrad
 
@@ -93,12 +99,46 @@ def eager(case: Case, made: dict[str, Any]) -> Callable[[], Any]:
     return lambda: a.batch_norm_backward_reduce(dy, x, mean, scale, weight, True, True, True)
 
 
-def compiled(case: Case, made: dict[str, Any]) -> Callable[[], Any] | None:
+def compiled(case: Case) -> Callable[[dict[str, Any]], Any] | None:
     """torch.compile's kernel, for the backward pass that it writes itself."""
-    if case.operator != "layer_norm_backward" or "compile" not in sys.argv:
+    if case.operator != "layer_norm_backward" or case.dtype == "float16" or "compile" not in sys.argv:
         return None
     torch._dynamo.reset()
-    return torch.compile(eager(case, made), dynamic=False)
+    backward = torch.compile(torch.ops.aten.native_layer_norm_backward, dynamic=False)
+    return lambda made: backward(*arguments(case, made), [True, True, True])
+
+
+def others(case: Case) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """The other libraries' kernels for a case, by name, as functions of its tensors."""
+    found = {"compile": compiled(case)}
+    if case.order == "contiguous" and case.operator.endswith("_norm_backward"):
+        if importlib.util.find_spec("liger_kernel"):
+            found["liger"] = functools.partial(liger, case.operator)
+        if importlib.util.find_spec("quack") and case.operator == "layer_norm_backward":
+            found["quack"] = functools.partial(quack, case.operator)
+    return {name: run for name, run in found.items() if run is not None}
+
+
+def does(run: Callable[[dict[str, Any]], Any], made: dict[str, Any], name: str) -> bool:
+    """Whether another library's kernel does a case; they fail in ways of their own, some of them on long rows."""
+    try:
+        run(made)
+        torch.cuda.synchronize()
+    except Exception as error:
+        print(f"  {name} fails: {type(error).__name__}: {str(error)[:80]!r}", flush=True)
+        return False
+    return True
+
+
+def working(case: Case, made: dict[str, Any]) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """Those of the others that do the case."""
+    return {name: run for name, run in others(case).items() if does(run, made, name)}
+
+
+def compile_others(case: Case) -> str:
+    """Compile the other libraries' kernels into their caches on disk."""
+    working(case, tensors(case))
+    return ""
 
 
 def call_time(run: Callable[[], Any], repeats: int = 200) -> float:
@@ -139,14 +179,16 @@ def measure(case: Case) -> dict[str, Any]:
     made = [tensors(case, seed) for seed in range(sets)]
     results = [outputs(case, one) for one in made]
     plans = [planned(case, *pair) for pair in zip(made, results, strict=True)]
+    plans[0].run()
+    if wrong := problem(case, made[0], results[0]):
+        raise RuntimeError(wrong)
     contestants = {
         "copy": rotating([copying(case.traffic) for _ in range(sets)]),
         "normgrad": rotating([plan.run for plan in plans]),
         "eager": rotating([eager(case, one) for one in made]),
     }
-    inductor = compiled(case, made[0]) if sets == 1 else None
-    if inductor is not None:
-        contestants["compile"] = inductor
+    for name, run in working(case, made[0]).items():
+        contestants[name] = rotating([functools.partial(run, one) for one in made])
     times = median_time(list(contestants.values()), repeats=15)
     found: dict[str, Any] = dict(zip(contestants, times, strict=True))
     if case.traffic < 20_000_000:
@@ -186,8 +228,10 @@ def main() -> None:
     machine = [torch.cuda.get_device_name(), driver, torch.__version__, triton.__version__, normgrad.__version__]
     every = cases()
     compile_ahead(every)
+    in_processes(compile_others, [case for case in every if others(case)])
     print(large(), flush=True)
-    names = ["copy", "normgrad", "eager", "compile", "call", "plan_call", "eager_call", "graph", "eager_graph"]
+    shown = ["normgrad", "eager", "compile", "liger", "quack"]
+    names = ["copy", *shown, "call", "plan_call", "eager_call", "graph", "eager_graph"]
     with open(Path(os.environ.get("OUT", ".")) / "cuda.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["gpu", "driver", "torch", "triton", "normgrad", "operator", "sizes", "dtype", "order", *names])
@@ -200,13 +244,9 @@ def main() -> None:
             values = [f"{found[name]:.1f}" if name in found else "" for name in names]
             sizes = "x".join(map(str, case.sizes))
             table.writerow([*machine, case.operator, sizes, case.dtype, case.order, *values])
-            shares = {
-                name: f"{100 * found['copy'] / found[name]:.0f}%"
-                for name in ("normgrad", "eager", "compile")
-                if name in found
-            }
-            small = {name: round(found[name], 1) for name in names[4:] if name in found}
-            print(case.operator, sizes, case.dtype, case.order[:4], *shares.values(), small or "", flush=True)
+            shares = [f"{name} {100 * found['copy'] / found[name]:.0f}%" for name in shown if name in found]
+            small = {name: round(found[name], 1) for name in names[len(shown) + 1 :] if name in found}
+            print(case.operator, sizes, case.dtype, case.order[:4], *shares, small or "", flush=True)
             torch.cuda.empty_cache()
 
 

@@ -14,7 +14,7 @@ from normgrad.bench.cases import (
     selected,
 )
 from normgrad.bench.contenders import streaming
-from normgrad.bench.contenders.contender import Role, Unavailable
+from normgrad.bench.contenders.contender import Contender, Role, Unavailable
 from normgrad.bench.contenders.ours import CALL, PLAN, Normgrad
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import TRAFFIC, workload
@@ -185,6 +185,29 @@ def test_a_library_that_cannot_is_left_out_with_its_reason():
 
     result = runner.run_case(LAYER_NORM, [Normgrad(), Absent()], QUICKLY)
     assert result.skipped == {"absent": "it has no such thing"}
+
+
+def _fail():
+    raise AssertionError("rows too long")
+
+
+@pytest.mark.parametrize("fails_at_once", [False, True])
+def test_a_peer_that_fails_is_left_out_with_what_it_said(fails_at_once):
+    class Failing:
+        name = "failing"
+
+        def prepare(self, work):
+            yield _fail() if fails_at_once else Contender("failing", Role.PEER, _fail, _fail)
+
+    result = runner.run_case(LAYER_NORM, [Normgrad(), Failing()], QUICKLY)
+    assert result.skipped == {"failing": "AssertionError: rows too long"}
+    assert {m.contender for m in result.measurements} == {PLAN, CALL}
+
+
+def test_an_error_of_our_own_is_raised(monkeypatch):
+    monkeypatch.setattr(Normgrad, "prepare", lambda self, work: _fail())
+    with pytest.raises(AssertionError, match="rows too long"):
+        runner.run_case(LAYER_NORM, [Normgrad()], QUICKLY)
 
 
 def test_the_plain_call_is_measured_on_small_data_alone(monkeypatch):

@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,25 @@ def test_a_file_is_held_to_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert store.find("name", "another") is None
     (tmp_path / store._file("name", "another")).write_bytes(path.read_bytes())
     assert store.find("name", "another") is None
+
+
+def test_what_nobody_uses_any_more_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
+    files = {name: tmp_path / store._file("name", name) for name in ("forgotten", "used", "recent")}
+    for name in files:
+        store.keep("name", name, b"code")
+    files |= {name: tmp_path / name for name in (".unfinished-old", ".unfinished-new", "another's")}
+    for path in files.values():
+        path.touch()
+    days = {"forgotten": 91, "used": 91, "recent": 89, ".unfinished-old": 2, ".unfinished-new": 0, "another's": 1000}
+    for name, age in days.items():
+        then = time.time() - age * 24 * 60 * 60
+        os.utime(files[name], (then, then))
+    assert store.find("name", "used") == b"code"
+    assert all(path.exists() for path in files.values())
+    store.keep("name", "new", b"code")
+    assert {name for name, path in files.items() if not path.exists()} == {"forgotten", ".unfinished-old"}
+    assert store.find("name", "new") == b"code"
 
 
 def test_another_source_is_another_kernel(tmp_path: Path) -> None:

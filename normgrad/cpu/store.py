@@ -1,7 +1,8 @@
 """Compiled code on disk: in the user's cache, a file for each variant of a kernel.
 
 Files appear whole or not at all, so any number of processes may start at once. A file says what it was made of and
-carries a checksum: what is damaged or made of something else counts as absent.
+carries a checksum: what is damaged or made of something else counts as absent. What nobody has used for a long time is
+removed when something new is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,9 @@ from pathlib import Path
 ENVIRONMENT = "NORMGRAD_CACHE_DIR"
 
 _DIGEST = hashlib.sha256().digest_size
+_UNFINISHED = ".unfinished-"
+_DAY = 24 * 60 * 60
+_KEPT = 90 * _DAY  # seconds after a file's last use
 
 
 def folders() -> Iterator[Path]:
@@ -65,8 +70,10 @@ def find(name: str, key: str) -> bytes | None:
     for folder in folders():
         with suppress(OSError):
             if _is_safe(folder):
-                code = _unpacked((folder / _file(name, key)).read_bytes(), key)
+                path = folder / _file(name, key)
+                code = _unpacked(path.read_bytes(), key)
                 if code is not None:
+                    _note_use(path)
                     return code
     return None
 
@@ -77,12 +84,31 @@ def keep(name: str, key: str, code: bytes) -> Path | None:
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _is_safe(folder):
-                return _written(folder / _file(name, key), _packed(key, code))
+                path = _written(folder / _file(name, key), _packed(key, code))
+                _clear(folder)
+                return path
     return None
 
 
+def _note_use(path: Path) -> None:
+    """A file's time is that of its last use, to the day."""
+    with suppress(OSError):  # a cache that can only be read is as good
+        if time.time() - path.stat().st_mtime > _DAY:
+            os.utime(path)
+
+
+def _clear(folder: Path) -> None:
+    """Remove code that is no longer used, and what processes left that were stopped while they wrote."""
+    now = time.time()
+    for pattern, age in (("*.code", _KEPT), (f"{_UNFINISHED}*", _DAY)):
+        for path in folder.glob(pattern):
+            with suppress(OSError):
+                if now - path.stat().st_mtime > age:
+                    path.unlink()
+
+
 def _written(path: Path, data: bytes) -> Path:
-    handle, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import triton
 from triton.runtime import interpreter as triton_interpreter
 
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
-
-if not triton.knobs.runtime.interpret:
-    raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")
-
 from normgrad.cuda.backend import OPERATORS, aligned
 from normgrad.cuda.configurations import Chip
+from normgrad.cuda.kernels.common import INTERPRETED
 from normgrad.cuda.launch import Step, interpret
+
+if not INTERPRETED:
+    raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")
 
 _patch_tensor = triton_interpreter._patch_lang_tensor
 

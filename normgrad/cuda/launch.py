@@ -14,6 +14,7 @@ from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
 from normgrad.contract.view import Memory
 from normgrad.cuda.configurations import Chip
+from normgrad.cuda.kernels.common import OVERLAPS
 
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
@@ -62,14 +63,15 @@ class Options:
 
     def as_arguments(self, overlap: bool = True) -> dict[str, Any]:
         """As Triton takes them; ``overlap``: the GPU can start a launch before the one before it has ended."""
-        chosen: dict[str, Any] = {"num_warps": self.warps}
+        # Whether products and sums are rounded once is no default of Triton's to decide: bits depend on it.
+        chosen: dict[str, Any] = {"num_warps": self.warps, "enable_fp_fusion": True}
         if self.resident:
             registers = 65536 // (self.resident * self.warps * 32) // 8 * 8
             if registers < 255:
                 chosen["maxnreg"] = registers
         if self.cooperative:
             chosen["launch_cooperative_grid"] = True
-        if self.follows and overlap:
+        if self.follows and overlap and OVERLAPS:
             chosen["launch_pdl"] = True
         return chosen
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language import target_info
+from triton.runtime import JITFunction
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+try:
+    from triton.language import target_info
+    from triton.language.extra.cuda import gdc_wait
+except ImportError:  # before Triton 3.5
+    target_info = gdc_wait = None
 
 # What a launch does with rows that several programs share. One launch does it all where the programs run side by side
 # and can wait for each other; otherwise one launch makes the sums, and the next reads the data again.
@@ -22,6 +26,10 @@ EMPTY = tl.constexpr(-1)
 def float64(number):
     """A size as float64, also where Triton knows it at compile time."""
     return tl.zeros((), tl.float64) + number
+
+
+INTERPRETED = tl.constexpr(not isinstance(float64, JITFunction))
+OVERLAPS = tl.constexpr(not INTERPRETED and target_info is not None)  # launches may, as far as Triton goes
 
 
 @triton.jit
@@ -209,8 +217,9 @@ def rounded_sum(total, rest):
 @triton.jit
 def wait_for_launch_before():
     """Wait until all that the launch before this one wrote can be read; older GPUs start no launch before."""
-    if not INTERPRETED and target_info.cuda_capability_geq(9):
-        tl.extra.cuda.gdc_wait()
+    if OVERLAPS:  # noqa: SIM102 - Triton looks at both sides of an "and"
+        if target_info.cuda_capability_geq(9):
+            gdc_wait()
 
 
 @triton.jit
