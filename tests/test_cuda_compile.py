@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +97,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.series import _parameters
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -103,8 +106,30 @@ def test_every_launch_compiles(
     for step in steps:
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
         assert kernel.asm["cubin"]
+        # And two pointers to memory that Triton may bring.
+        assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.cooperative:  # they wait for each other, so they have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("operator", "arguments"), CALLS)
+def test_every_launch_compiles_for_tensors_beyond_32_bits(
+    operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    for step in OPERATORS[operator](_problem(operator, arguments), Chip(132)).steps:
+        if "WIDE" in step.constants:
+            wide = replace(step, constants={**step.constants, "WIDE": True})
+            assert compile(_source(wide), GPUTarget("cuda", 90, 32), wide.options.as_arguments()).asm["cubin"]
+
+
+def _parameter_sizes(ptx: str) -> list[int]:
+    """Bytes of each parameter of the kernel, in order."""
+    head = ptx[ptx.index(".entry") :]
+    return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head[: head.index(")")])]
 
 
 def _source(step: Any) -> ASTSource:

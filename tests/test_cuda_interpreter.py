@@ -99,7 +99,9 @@ class TestLayerNorm:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (0, 4, 3, 2), (2, 4, 0, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (2, 36, 40, 12), (1, 40, 9, 2), (0, 4, 3, 2), (2, 4, 0, 2)]
+)
 class TestGroupNorm:
     @staticmethod
     def _data(sizes: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
@@ -161,6 +163,20 @@ def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) 
     x = _random(shape, np.float32, 1) * np.float32(1e-3) + np.float32(300)
     x[0, 1, 0] = 1000
     _judge("batch_norm_stats", x)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("place", [0, 7])
+def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: int) -> None:
+    sizes = 2, 12, 40, 4
+    x = TestGroupNorm._data(sizes, dtype, channels_last, 1)
+    x[0, 3, place] = 1000
+    _judge("group_norm", x, None, None, *sizes)
+    x[...] = 300
+    _judge("group_norm", x, None, None, *sizes)
 
 
 @pytestmark_on

@@ -60,16 +60,20 @@ class GroupTile:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsTile:
-    """A tile of GroupNorm with the channels side by side: places × channels of whole groups, ``steps`` in a stretch."""
+    """Tiles of GroupNorm with the channels side by side: a program sums up ``steps`` of places × channels.
 
-    places: int
+    Its results are made in tiles of their own, of as many channels.
+    """
+
     channels: int
-    groups: int
+    places: int
     steps: int
-    parts: int
     warps: int
     resident: int
-    stages: int = 3
+    stages: int
+    result_places: int
+    result_warps: int
+    result_resident: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +147,6 @@ SHARED_ROW_TILES = {
 }
 
 
-#: How many programs may share a group whose channels lie side by side: each collects the sums of all the others.
-MOST_PARTS = 64
-
-
 def staged(stages: int, resident: int, nbytes: int, chip: Chip) -> int:
     """As many stages as asked for, or as the shared memory has room for where ``nbytes`` are loaded at a time."""
     room = chip.shared_memory // resident - 2048  # what the hardware, the sums and the statistics take
@@ -208,95 +208,61 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
 
 
-def group_tile(
-    D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_adjacent: bool, tensors: int = 2
-) -> GroupTile:
+# Programs of four warps on a multiprocessor for GroupNorm of one or two tensors of so many bytes an element.
+_GROUP_RESIDENT = {(1, 2): 4, (2, 2): 4, (1, 4): 3, (2, 4): 2}
+
+
+def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> tuple[int, int, int]:
+    """How many elements a tile has at the most, and who works on it.
+
+    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
+    groups: backward in 16 bits 79, 75, 88, 83, 49 % of a copy, in float32 84, 70, 87, 85, 71; forward 53, 52, 50, 63,
+    26 and 69, 66, 62, 81, 57.
+    """
+    most = min(4096, chip.largest_tile)
+    size = power_of_two(HxW) * power_of_two(D)
+    whole = size == 2 * most  # a whole group, rather than two halves that wait for each other
+    if whole or (tensors * itemsize == 2 and HxW > most // 2):
+        return min(2 * most, chip.largest_tile), 8, 2 if tensors * itemsize <= 4 else 1
+    if tensors == itemsize == 2 and HxW <= most // 4 and size > most:
+        return most // 2, 2, 6
+    return most, 4, _GROUP_RESIDENT[tensors, itemsize]
+
+
+def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> GroupTile:
     """The tile for groups of D channels of HxW places, read from one or two tensors."""
-    room = min(4096, chip.largest_tile)
-    if places_adjacent:
-        if power_of_two(HxW) * power_of_two(D) == 2 * room:
-            room *= 2  # a whole group, rather than two halves that wait for each other
-        places = _even_block(HxW, room)
-        channels = min(power_of_two(D), room // places)
-        fits = places >= HxW and channels >= D
-        groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
-    else:
-        channels = min(power_of_two(D), room)
-        adjacent = max(256 // (D * itemsize), 1)
-        groups = min(power_of_two(group), power_of_two(adjacent), room // channels) if channels >= D else 1
-        places = min(power_of_two(HxW), room // (channels * groups))
+    room, warps, resident = _group_work(D, HxW, itemsize, tensors, chip)
+    places = _even_block(HxW, room)
+    channels = min(power_of_two(D), room // places)
+    fits = places >= HxW and channels >= D
+    groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
     parts = blocks(HxW, places), blocks(D, channels)
-    size = places * groups * channels
-    warps, resident = (8, 2) if size > 4096 else (4, 4 if tensors * itemsize <= 4 else 2)
-    wanted = 1 if size > 4096 and tensors * itemsize > 4 else 3
-    return GroupTile(
-        places, groups, channels, *parts, warps, resident, staged(wanted, resident, tensors * size * itemsize, chip)
-    )
+    stages = staged(3, resident, tensors * places * groups * channels * itemsize, chip)
+    return GroupTile(places, groups, channels, *parts, warps, resident, stages)
 
 
-def channel_block(D: int, group: int, itemsize: int, width: int) -> int:
-    """How many groups of D channels a block of ``width`` channels has: where few lanes idle and vectors are aligned."""
-    most = min(group, width // D)
-    aligned = [groups for groups in range(1, most + 1) if groups * D * itemsize % 16 == 0] or [most]
-    return min(reversed(aligned), key=lambda groups: blocks(group, groups) * power_of_two(groups * D))
+#: In how many parts the places of a sample are cut at the most, where its channels lie side by side.
+MOST_PARTS = 64
 
 
-def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile | None:
-    """The tile for groups of D channels side by side, in one or two tensors; None where a group has too many."""
-    widest = min(1024, chip.largest_tile)
-    widths = [width for width in (64, 128, max(power_of_two(D), 64)) if D <= width <= widest]
-    if not widths:
-        return None
-    width = min(widths, key=lambda width: _lanes(D, group, channel_block(D, group, itemsize, width)))
-    groups = channel_block(D, group, itemsize, width)
-    channels = power_of_two(groups * D)
-    choice = _held(groups, blocks(HxW, max(4096 // channels, 1)), itemsize, tensors) or _stretch(HxW, tensors)
-    places = min(power_of_two(HxW), max(min(choice.room, chip.largest_tile) // channels, 1))
-    steps = choice.steps
-    while steps > 1 and blocks(HxW, places * steps) > MOST_PARTS:
-        steps *= 2
-    stages = staged(3, choice.resident, tensors * places * channels * itemsize, chip)
-    parts = blocks(HxW, places * steps)
-    return ChannelsTile(places, channels, groups, steps, parts, choice.warps, choice.resident, stages)
+def channels_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile:
+    """The tile for channels side by side, in one or two tensors: blocks of 128 bytes.
 
-
-@dataclass(frozen=True, slots=True)
-class _ChannelsChoice:
-    """Elements of a tile, tiles of a stretch, and who works on them."""
-
-    room: int
-    steps: int
-    warps: int
-    resident: int
-
-
-def _held(groups: int, parts: int, itemsize: int, tensors: int) -> _ChannelsChoice | None:
-    """How to hold stretches in registers, of which a group has ``parts`` at 4096 elements; None where they are many.
-
-    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (64, 64, 3136) and (6, 384, 3600) in 32 groups: backward in 16
-    bits 20, 42, 29, 25 % of a copy, in float32 52, 76, 40, 45; forward under 28, 28, 18, 14 and 39, 48, 27, 36.
+    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
+    groups: backward in 16 bits 57, 58, 57, 59, 56 % of a copy, in float32 60, 59, 60, 57, 59; forward 58, 60, 60, 51,
+    39 and 61, 63, 63, 59, 60.
     """
-    if parts > (MOST_PARTS if tensors == 2 and itemsize == 4 else MOST_PARTS - 4):
-        return None
-    if tensors == 2:  # where there are many sums to collect, half as many programs with twice the places are faster
-        return _ChannelsChoice(8192, 1, 8, 1) if groups >= 8 else _ChannelsChoice(4096, 1, 4, 2)
-    return _ChannelsChoice(8192, 1, 8, 2) if groups >= 8 or parts > MOST_PARTS // 2 else _ChannelsChoice(4096, 1, 4, 3)
-
-
-def _stretch(HxW: int, tensors: int) -> _ChannelsChoice:
-    """How to read stretches twice.
-
-    Of (16, 320, 4096) backward 31 % in 16 bits, forward 29 and 43 in float32; of (8, 128, 65536) 40 and 50, forward 39
-    and 54.
-    """
+    channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
+    places = min(power_of_two(HxW), 128, chip.largest_tile // channels)
+    # Many groups in a block are many sums to collect from each part, so the parts are fewer.
+    part = 512 if tensors == 1 or channels // (C // group) >= 32 else 256
+    steps = max(blocks(min(HxW, part), places), blocks(HxW, MOST_PARTS * places))
     if tensors == 1:
-        return _ChannelsChoice(4096, 16, 8, 2) if HxW > 16384 else _ChannelsChoice(2048, 16, 4, 4)
-    return _ChannelsChoice(4096, 32, 8, 1) if HxW > 16384 else _ChannelsChoice(2048, 32, 4, 3)
-
-
-def _lanes(D: int, group: int, groups: int) -> int:
-    """How many channels the blocks have, those that stay idle among them."""
-    return blocks(group, groups) * power_of_two(groups * D)
+        stages = staged(3, 5, places * channels * itemsize, chip)
+        return ChannelsTile(channels, places, steps, 4, 5, stages, places, 4, 4)
+    if itemsize == 2 and HxW > 16384:
+        return ChannelsTile(channels, places, steps, 4, 4, 1, places, 4, 3)
+    return ChannelsTile(channels, places, steps, 4, 4, 1, min(places, 64), 4, 5)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:

@@ -202,7 +202,7 @@ def _same(view: View, other: View) -> bool:
 def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
     first, second = (*outputs, Operand(None, (1,)))[:2]
     # Few columns at a time where there are few, so that all multiprocessors take part.
-    width = min(max(power_of_two(columns) // 64, 16), 256)
+    width = min(max(power_of_two(columns) // 64, 4), 256)
     height = min(power_of_two(max(segment, 1)), _SUM_TILE // width)
     grid = (blocks(columns, width), max(blocks(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]

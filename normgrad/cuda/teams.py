@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, RowTile, blocks
+from normgrad.cuda.configurations import Chip, GroupTile, RowTile, blocks
 from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE
 from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import Steps
 
-Tile = RowTile | GroupTile | ChannelsTile
+Tile = RowTile | GroupTile
 _BLOCK = 1024
 
 
@@ -41,7 +41,9 @@ class Slots:
 
     @classmethod
     def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
-        count = items * teams.parts if teams.parts > 1 else 1
+        if teams.parts == 1:
+            return cls(Scratch(0, INT64), 0)  # which nobody reads or writes, so that it may be anywhere
+        count = items * teams.parts
         return cls(steps.scratch(count, INT64), count)
 
 

@@ -282,6 +282,7 @@ def group_norm_forward(
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
     per_group = 1.0 / whole
+    FEW: tl.constexpr = 8 if PLACES > 8 else PLACES
     count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
     per_part = 1.0 / count
     counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
@@ -301,8 +302,11 @@ def group_norm_forward(
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = wider(x, PAIRS, EXACT)
-            centre = divided(tl.sum(tl.sum(values.to(tl.float64), axis=2), axis=1), count, per_part)
-            away = away_from(values, centre[:, None, None])
+            few = values
+            if input.dtype.element_ty != tl.float32:  # the sum of a few numbers of 16 bits has room in float32
+                few = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
+            centre = divided(tl.sum(tl.sum(few.to(tl.float64), axis=2), axis=1), count, per_part)
+            away = away_from(wider(x, PAIRS, EXACT), centre[:, None, None])
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
             squares = tl.sum(tl.sum(away * away, axis=2), axis=1).to(tl.float64)
