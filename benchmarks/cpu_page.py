@@ -1,7 +1,7 @@
-"""Writes the tables of ``docs/performance.md`` from what was measured, of the grid too where that was.
+"""Writes the tables of ``docs/performance.md`` from what was measured; of the grid, where that was, a picture too.
 
 normgrad bench --startup --json benchmarks/results/cpu_2_cores.json --csv benchmarks/results/cpu_2_cores.csv
-normgrad bench --grid --json benchmarks/results/cpu_2_cores_grid.json --csv benchmarks/results/cpu_2_cores_grid.csv
+normgrad bench --grid --compile --json benchmarks/results/cpu_2_cores_grid.json
 python benchmarks/cpu_page.py
 """
 
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from normgrad.bench.cases import TARGETS
-from normgrad.bench.results import geometric_mean
+from normgrad.bench.plot import draw
+from normgrad.bench.results import geometric_mean, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_2_cores.json"
 GRID = RESULTS.with_name("cpu_2_cores_grid.json")
 PAGE = ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "performance_cpu.svg"
+PEERS = ("PyTorch", "torch.compile", "JAX")
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 SMALL = 1 << 20  # bytes: below, the limit says little
 ORDERS = {"contiguous": "", "channels_last": "last"}
@@ -48,9 +51,14 @@ def name_of(case: Case) -> str:
     return f"`{row['operator']}` {row['shape']}{group} {row['dtype']} {ORDERS[row['layout']]}".rstrip()
 
 
+def times(peer: str, case: Case, ours: str = "normgrad") -> float | None:
+    """A library's time over ours."""
+    return case[peer]["seconds"] / case[ours]["seconds"] if peer in case else None
+
+
 def times_pytorch(case: Case, ours: str = "normgrad") -> float | None:
     """PyTorch's time over ours."""
-    return case["PyTorch"]["seconds"] / case[ours]["seconds"] if "PyTorch" in case else None
+    return times("PyTorch", case, ours)
 
 
 def means(found: list[Case]) -> list[str]:
@@ -103,6 +111,42 @@ def slower(found: list[Case], title: str) -> list[str]:
     return lines
 
 
+def against(found: list[Case]) -> list[str]:
+    """A row for each operator, dtype and order: how the libraries compare over all sizes, and how the process grew."""
+    groups: dict[tuple[str, str, str], list[Case]] = {}
+    for case in found:
+        row = case["normgrad"]
+        groups.setdefault((row["operator"], row["dtype"], row["layout"]), []).append(case)
+    rows = []
+    for (operator, dtype, layout), group in groups.items():
+        cells = []
+        for peer in PEERS:
+            speeds = [speed for case in group if (speed := times(peer, case)) is not None]
+            cells.append(f"{geometric_mean(speeds):.2f}, {min(speeds):.2f}" if speeds else "–")
+        growth = max(case["normgrad"]["peak_growth_bytes"] or 0 for case in group)
+        workspace = max(case["normgrad"]["workspace_bytes"] or 0 for case in group)
+        sizes = [f"{nbytes / 2**20:.1f} MB" for nbytes in (growth, workspace)]
+        rows.append([f"`{operator}`", dtype, ORDERS[layout], str(len(group)), *cells, *sizes])
+    titles = ["operator", "dtype", "order", "cases", *(f"× {peer}" for peer in PEERS), "growth", "workspace"]
+    return table(titles, rows)
+
+
+def grid(path: Path) -> list[str]:
+    """What the grid adds, and its picture."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    found = list(cases(stored["results"]))
+    draw(PICTURE, read_json(path), f"{stored['machine']['processor']}, {stored['machine']['date'][:10]}")
+    return [
+        "The grid, from 2×2 to 256 MB (`normgrad bench --grid --compile`): times of other libraries over the plan's,",
+        "geometric mean and worst; the largest growth of the process during a plan's run, and the largest workspace.",
+        "",
+        *against(found),
+        f"![Speed as a share of the limit over the size of the data]({PICTURE.name})",
+        "",
+        *slower(found, "The grid"),
+    ]
+
+
 def calls(stored: dict[str, Any]) -> list[str]:
     """What whole calls cost, and the start."""
     rows = [
@@ -132,8 +176,7 @@ def main() -> None:
     lines = [f"{machine['processor']}, {machine['cores']} cores, {versions}, {machine['date'][:10]}.", ""]
     lines += means(found) + below(found) + slower(found, "The default sizes") + calls(stored)
     if GRID.exists():
-        grid = json.loads(GRID.read_text(encoding="utf-8"))
-        lines += slower(list(cases(grid["results"])), "The grid")
+        lines += grid(GRID)
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     PAGE.write_text(before + BEGIN + "\n".join(lines) + END + after, encoding="utf-8")

@@ -16,6 +16,7 @@ from normgrad.bench.cases import (
 from normgrad.bench.contenders import streaming
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
 from normgrad.bench.contenders.ours import CALL, PLAN, Normgrad
+from normgrad.bench.contenders.pytorch import CompiledPyTorch
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import TRAFFIC, workload
 from normgrad.operators import OPERATORS
@@ -160,20 +161,22 @@ def test_streams_touch_every_word(operator, threads, monkeypatch):
     monkeypatch.setattr("normgrad.bench.contenders.streaming.get_num_threads", lambda: threads)
     traffic = TRAFFIC[operator]
     words = 3 * (1 << 15) + 5
-    arrays = [np.arange(words, dtype=np.uint64) for _ in range(traffic.reads)]
+    arrays = [np.arange(words, dtype=np.uint64) * (1 + number) for number in range(traffic.reads)]
     written = [np.zeros(words, np.uint64) for _ in range(traffic.writes)]
-    counters = np.zeros(3, np.uint64)
-    kernel = streaming._KERNELS[traffic]
-    kernel(counters, *arrays, *written)
-    assert int(counters[1]) == 4
+    total = streaming.Stream(traffic, arrays + written)()
     if written:
         assert (written[0] == sum(arrays)).all()
     elif traffic.reads == 1:
-        assert int(counters[2]) == words * (words - 1) // 2
-    for array in written:
-        array[:] = 0
-    streaming.on_threads(kernel, arrays + written)
-    assert all((array == sum(arrays)).all() for array in written)
+        assert total == words * (words - 1) // 2
+    else:
+        assert total == sum(int(a) ^ int(b) for a, b in zip(*arrays, strict=True))
+
+
+def test_torch_compile_takes_part_where_it_is_to():
+    pytest.importorskip("torch")
+    library = CompiledPyTorch(cases=frozenset())
+    with pytest.raises(Unavailable, match="only in the cases chosen"):
+        list(library.prepare(workload(LAYER_NORM)))
 
 
 def test_a_library_that_cannot_is_left_out_with_its_reason():

@@ -19,7 +19,7 @@ BATCH = 5e-4
 REST = 0.02
 #: How long calls that are not timed go on after it: threads that slept take several calls to find their cores again.
 WARM_UP = 0.01
-_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 300
+FEWEST_ROUNDS, _MOST_ROUNDS = 5, 300
 _MOST_CALLS = 10_000
 
 
@@ -47,6 +47,10 @@ def wall_clock(run: Run, calls: int) -> float:
     run()
     while time.perf_counter() - start < WARM_UP:
         run()
+    return _in_a_row(run, calls)
+
+
+def _in_a_row(run: Run, calls: int) -> float:
     repeat = range(calls)
     start = time.perf_counter()
     for _ in repeat:
@@ -84,7 +88,11 @@ class DeviceClock:
 
 
 def measure(
-    runs: Mapping[str, Run], budget: float, clock: Clock = wall_clock, batch: float = BATCH
+    runs: Mapping[str, Run],
+    budget: float,
+    clock: Clock = wall_clock,
+    batch: float = BATCH,
+    fewest: int = FEWEST_ROUNDS,
 ) -> dict[str, Timing]:
     """Time several functions in turn.
 
@@ -93,19 +101,22 @@ def measure(
     runs : mapping of str to function
         What to time, by name.
     budget : float
-        About how many seconds to spend on all of them together. Some rounds are made whatever they take.
+        About how many seconds to spend on all of them together.
     clock : Clock
         How a call is timed.
     batch : float
         How many seconds one contender's calls in a round should take at least.
+    fewest : int
+        How many rounds are made whatever they take.
     """
     calls: dict[str, int] = {}
     round_time = 0.0
     with _no_collection():
         for name, run in runs.items():
-            calls[name], seconds = _calls_to_fill(run, batch, clock)
+            # How many calls fill a round need not be known exactly: no rest before those that tell it.
+            calls[name], seconds = _calls_to_fill(run, batch, _in_a_row if clock is wall_clock else clock)
             round_time += (calls[name] + 1) * seconds + (REST + WARM_UP if clock is wall_clock else 0.0)
-        rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget / round_time))) if runs else 0
+        rounds = max(fewest, min(_MOST_ROUNDS, int(budget / round_time))) if runs else 0
         seconds_of: dict[str, list[float]] = {name: [] for name in runs}
         for order in _orders(list(runs), rounds):
             for name in order:

@@ -32,6 +32,8 @@ def draw(path: Path, results: Sequence[CaseResult], title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    pyplot.rcParams["svg.hashsalt"] = "normgrad"  # the same picture from the same numbers
+
     operators = list(dict.fromkeys(result.case.operator for result in results))
     dtypes = list(dict.fromkeys(result.case.dtype for result in results))
     figure, axes = pyplot.subplots(
@@ -62,5 +64,5 @@ def draw(path: Path, results: Sequence[CaseResult], title: str) -> None:
     handles = [pyplot.Line2D([], [], color=colours[name], marker=".", label=name) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(names)))
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

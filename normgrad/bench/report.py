@@ -83,6 +83,7 @@ _CASE_COLUMNS = (
     "peer",
     "× peer",
     "fastest peer",
+    "growth",
 )
 
 
@@ -103,6 +104,7 @@ def _cases(results: Iterable[CaseResult]) -> Table:
                 _time(peer),
                 _times(result.of_peer(own)),
                 peer.contender if peer else _NOTHING,
+                _megabytes(own.growth if own else None),
             )
     return table
 

@@ -216,6 +216,21 @@ def write_json(path: Path, machine: Mapping[str, Any], results: Sequence[CaseRes
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def read_json(path: Path) -> list[CaseResult]:
+    """What :func:`write_json` wrote: the cases with their measurements."""
+    found: dict[Case, list[Measurement]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        shape = tuple(map(int, row["shape"].split("x")))
+        case = Case(row["operator"], shape, row["dtype"], row["layout"], row["group"] or 0)
+        timing = None
+        if row["seconds"] is not None:
+            timing = Timing(row["seconds"], row["fastest_seconds"], row["rounds"], row["calls_per_round"])
+        error = None if row["error_of_bound"] is None else float(row["error_of_bound"])
+        rest = (error, row["problem"] or "", row["peak_growth_bytes"], row["workspace_bytes"])
+        found.setdefault(case, []).append(Measurement(row["contender"], Role(row["role"]), timing, *rest))
+    return [CaseResult(case, measurements) for case, measurements in found.items()]
+
+
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON knows no infinity."""
     return {

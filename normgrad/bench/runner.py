@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from normgrad.bench.cases import Case
-from normgrad.bench.clock import DeviceClock, Timing, measure
+from normgrad.bench.clock import FEWEST_ROUNDS, DeviceClock, Timing, measure
 from normgrad.bench.contenders.contender import Contender, Library, Role, Unavailable
 from normgrad.bench.contenders.ours import Normgrad
 from normgrad.bench.memory import peak_growth
@@ -30,19 +30,25 @@ class Settings:
         About how many seconds to time each case.
     compiled : bool
         Whether torch.compile takes part, which takes seconds for every case.
+    compiled_cases : set of Case or None
+        In which cases it does; None: in all.
+    fewest_rounds : int
+        How often everyone is timed at least.
     """
 
     device: str = "cpu"
     budget: float = 2.0
     compiled: bool = False
+    compiled_cases: frozenset[Case] | None = None
+    fewest_rounds: int = FEWEST_ROUNDS
 
     def timings(self, contenders: Iterable[Contender]) -> dict[str, Timing]:
         """Time contenders in turn."""
         runs = {contender.name: contender.run for contender in contenders}
         if self.device == "cpu":
-            return measure(runs, self.budget)
+            return measure(runs, self.budget, fewest=self.fewest_rounds)
         # One call a round: the device's clock is exact, and evicts the caches before every call.
-        return measure(runs, self.budget, _device_clock(), batch=0.0)
+        return measure(runs, self.budget, _device_clock(), batch=0.0, fewest=self.fewest_rounds)
 
 
 @cache
@@ -64,7 +70,7 @@ def libraries(settings: Settings) -> list[Library]:
         ("jax", lambda: jax.Jax(device)),
     ]
     if settings.compiled:
-        every.append(("torch", lambda: pytorch.CompiledPyTorch(device)))
+        every.append(("torch", lambda: pytorch.CompiledPyTorch(device, settings.compiled_cases)))
     if device == "cuda":
         every += [("liger_kernel", gpu.Liger), ("quack", gpu.Quack)]
     return [make() for module, make in every if module is None or find_spec(module) is not None]

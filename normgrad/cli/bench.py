@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for everyone who can be told")
     parser.add_argument(
-        "--budget", type=_positive, metavar="S", help="seconds for each case (2; with --grid or --quick 0.5)"
+        "--budget", type=_positive, metavar="S", help="seconds for each case (2; with --quick 0.5, with --grid 0.3)"
     )
-    parser.add_argument("--compile", action="store_true", help="torch.compile takes part: many seconds for each case")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="torch.compile takes part, which takes seconds for each case; with --grid in float32 at the default sizes",
+    )
     parser.add_argument("--startup", action="store_true", help="time the first call in fresh processes too")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the same with the machine, versions and date")
@@ -103,8 +108,10 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench.results import CaseResult, write_csv, write_json, wrong
 
     console = Console()
-    budget = arguments.budget or (0.5 if arguments.quick or arguments.grid else 2.0)
+    budget = arguments.budget or (0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
     settings = runner.Settings(arguments.device, budget, arguments.compile)
+    if arguments.grid:  # many cases: less for each
+        settings = replace(settings, compiled_cases=_compiled_in_the_grid(chosen), fewest_rounds=3)
     description = machine.describe(arguments.device)
     console.print(_headline(description), style="bold", soft_wrap=True)
     if description["load"] is not None and description["load"] > _BUSY * description["cores"]:
@@ -142,6 +149,12 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
 
         draw(arguments.plot, results, _headline(description))
     return 1 if any(measurement.role is Role.OURS for _, measurement in wrong(results)) else 0
+
+
+def _compiled_in_the_grid(chosen: Sequence[Case]) -> frozenset[Case]:
+    """Where torch.compile takes part: in float32, at sizes that are among the default ones."""
+    usual = {case.shape for case in cases(SETS["default"])}
+    return frozenset(c for c in chosen if c.dtype == "float32" and c.layout == CONTIGUOUS and c.shape in usual)
 
 
 def _headline(description: dict[str, Any]) -> str:

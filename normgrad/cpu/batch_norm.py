@@ -20,6 +20,7 @@ _ELEMT = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_elemt")
 _ELEMT_BACKWARD = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_elemt_backward")
 _REDUCE_BACKWARD = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_reduce_backward")
 _STATS = Kernel("normgrad.cpu.batch_norm_kernels", "batch_norm_stats")
+_TOGETHER = 8192  # places of the short rows that make a chunk
 _GATHER = Kernel("normgrad.cpu.gather_stats", "batch_norm_gather_stats_with_counts")
 
 
@@ -35,7 +36,7 @@ def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
     for name, position in {**vectors, "sum_dy_xmu": at.SUM_DY_XMU}.items():
         layout.vector(name, position)
     layout.desc[at.COUNTS] = problem.views["counter"].numel
-    layout.take_tables(1)
+    layout.take(at.TABLES, (at.PLANES + 5) * layout.pitch * 4)
     return operands.kernel(layout.step(_ELEMT_BACKWARD, *tags))
 
 
@@ -48,7 +49,7 @@ def prepare_elemt(problem: Problem) -> SteppedKernel:
     layout, tags = _laid(operands, {"input": at.INPUT, "output": at.RESULT})
     for name, position in {"mean": at.MEAN, "invstd": at.RSTD, "weight": at.WEIGHT, "bias": at.BIAS}.items():
         layout.vector(name, position)
-    layout.take_tables(1)
+    layout.take(at.TABLES, (at.PLANES + 4) * layout.pitch * 4)
     return operands.kernel(layout.step(_ELEMT, *tags))
 
 
@@ -62,6 +63,8 @@ def prepare_stats(problem: Problem) -> SteppedKernel:
     for name, position in {"mean": at.OUT_0, "invstd": at.OUT_1}.items():
         layout.vector(name, position)
     layout.take_partials()
+    if layout.columns:
+        layout.take(at.TABLES, int(layout.desc[at.SAMPLES] * layout.desc[at.CHUNKS]) * layout.pitch * 4)
     return operands.kernel(layout.step(_STATS, *tags))
 
 
@@ -75,7 +78,7 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
     for name, position in {"mean": at.MEAN, "invstd": at.RSTD, **outputs}.items():
         layout.vector(name, position)
     layout.take_partials()
-    layout.take_tables(1)
+    layout.take(at.TABLES, 2 * layout.pitch * 4)  # mean and invstd
     return operands.kernel(layout.step(_REDUCE_BACKWARD, *tags))
 
 
@@ -99,6 +102,15 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
     return operands.kernel(Step(_GATHER, desc, tuple(places)))
 
 
+def _take_rows_together(layout: Layout) -> None:
+    """Several whole rows to a chunk: the ends of their sums are then made together."""
+    _, channels, places = layout.sizes
+    if 0 < places <= layout.desc[at.CHUNK]:
+        at_once = max(1, min(channels, _TOGETHER // places))
+        layout.desc[at.CHANNELS_AT_ONCE] = at_once
+        layout.desc[at.GRAIN] = max(1, 4 * _TOGETHER // (places * at_once))
+
+
 def _bits(value: float) -> int:
     return int(np.float64(value).view(np.int64))
 
@@ -115,6 +127,8 @@ def _laid(operands: Operands, tensors: dict[str, int]) -> tuple[Layout, tuple[An
     layout.merge_samples()
     layout.describe(groups=1)
     layout.desc[[at.STAT_SAMPLE, at.STAT_CHANNEL]] = 0, 1
-    layout.take(at.RECORDS, shape[1] * 16)
+    if not layout.columns:
+        _take_rows_together(layout)
+    layout.take(at.RECORDS, layout.pitch * 16)
     kind = F32 if mixed else TAGS[dtypes.pop()]
     return layout, (kind, MIXED if mixed else COLUMNS if layout.columns else ROWS)

@@ -1,14 +1,22 @@
 """BatchNorm's kernels, called by any number of threads with the same descriptor: one chunk after another."""
 
+import numpy as np
+
+from normgrad.cpu.batch_norm_moments import FEW, batch_moments_columns, batch_moments_rows
+from normgrad.cpu.batch_norm_tables import (
+    block_statistics,
+    channel_gradients,
+    channel_normals,
+    put_lanes,
+    spread,
+    total_block,
+)
 from normgrad.cpu.channel_columns import (
-    add_moments,
     add_places,
     clear_sums,
     gradient_places,
     normalise_places,
-    settle_moments,
     settle_sums,
-    spread_means,
 )
 from normgrad.cpu.channel_fields import (
     CHANNELS,
@@ -17,14 +25,15 @@ from normgrad.cpu.channel_fields import (
     CHUNKS,
     EPS,
     FIRST,
-    FOURTH,
     GRAIN,
+    MEAN,
     OUT_0,
     OUT_1,
     OUT_2,
     OUT_3,
     PARTIALS,
     PITCH,
+    PLACES,
     RECORDS,
     RSTD,
     SAMPLES,
@@ -34,21 +43,14 @@ from normgrad.cpu.channel_fields import (
     TABLES,
     THIRD,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
-from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient, vector_value
+from normgrad.cpu.channel_rows import gradient_rows, normalise_rows
+from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.kinds import BACKWARD, FORWARD
-from normgrad.cpu.memory import fetch_add, load_f64, start_of, store_f64
-from normgrad.cpu.tables import (
-    channel_gradients,
-    channel_normals,
-    channel_statistics,
-    lane_of,
-    mark_all,
-    put_vector,
-    total_block,
-)
+from normgrad.cpu.kinds import BACKWARD, F32, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, store_f64
+from normgrad.cpu.row_sums import sum_rows
+from normgrad.cpu.vectors import vload, vload_f64, vstore_f64, widen
 
 
 def _sum(kind, layout, direction, desc, i):
@@ -79,30 +81,29 @@ def _rows_sum_backward(kind, layout, direction, desc, i):
 
 def _rows_sum_forward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    moments_rows(kind, desc, n, first, last, part)
+    batch_moments_rows(kind, desc, n, first, last, part)
 
 
 def _columns_sum_backward(kind, layout, direction, desc, i):
     n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
+    places = places_of(desc, chunk)
+    # The sums are results themselves: of few terms, none are added in float32.
+    run = 1 if desc[SAMPLES] * desc[PLACES] <= FEW else places
     clear_sums(desc, n, chunk)
-    add_places(kind, desc, n, chunk, 0, places_of(desc, chunk), desc[TABLES])
+    for first in range(0, places, run):
+        add_places(kind, desc, n, chunk, first, first + run, desc[TABLES])
     settle_sums(kind, desc, n, chunk)
 
 
 def _columns_sum_forward(kind, layout, direction, desc, i):
-    n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
-    places = places_of(desc, chunk)
-    clear_sums(desc, n, chunk)
-    for first in range(0, places, 16):
-        add_moments(kind, desc, n, chunk, first, min(first + 16, places))
-    settle_moments(kind, desc, n, chunk)
+    batch_moments_columns(kind, desc, i // desc[CHUNKS], i % desc[CHUNKS])
 
 
 def _mixed_sum_backward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
     place, at = part * desc[CHUNK], partial_index(desc, n, part)
     for c in range(first, last):
-        total, total_x = exact_gradient_sums(desc, n, c, place, place + places_of(desc, part), 1.0)
+        total, total_x = exact_gradient_sums(desc, n, c, place, place + places_of(desc, part), 1.0, 1.0)
         store_f64(desc[PARTIALS], at + c, total)
         store_f64(desc[PARTIALS], at + c + desc[PITCH], total_x)
 
@@ -220,41 +221,44 @@ def _put_statistics(kind, columns, desc, p):
         block = fetch_add(p, THIRD, 1)
         if block >= blocks:
             break
-        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
-            channel_statistics(kind, columns, desc, c, eps)
-            put_vector(desc, OUT_0, c, load_f64(desc[RECORDS], 2 * c))
-            put_vector(desc, OUT_1, c, load_f64(desc[RECORDS], 2 * c + 1))
+        block_statistics(desc, block, eps)
+        put_lanes(kind, columns, desc, OUT_0, block, desc[RECORDS])
+        put_lanes(kind, columns, desc, OUT_1, block, desc[RECORDS] + 8 * desc[PITCH])
         mine += 1
     finish_phase(p, THIRD, mine, blocks)
 
 
 @device
+def _weigh(desc, lane):
+    """The gradients of 16 channels' weights, to the records."""
+    sums_x, invstd = desc[PARTIALS] + 8 * desc[PITCH], desc[TABLES] + 4 * desc[PITCH]
+    vstore_f64(desc[RECORDS], lane, vload_f64(sums_x, lane) * widen(vload(F32, invstd, lane)))
+
+
+@device
 def _put_sums(kind, columns, desc, p):
-    """The four outputs, once everything is read: they may lie on the inputs."""
+    """The four outputs. They may lie on the inputs, which are all read by now."""
     blocks, mine = desc[PITCH] // 32, 0
     while True:
         block = fetch_add(p, THIRD, 1)
         if block >= blocks:
             break
         total_block(desc, block)
-        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
-            weighted = load_f64(desc[PARTIALS], desc[PITCH] + lane_of(kind, columns, c)) * vector_value(desc, RSTD, c)
-            store_f64(desc[RECORDS], c, weighted)
+        _weigh(desc, 32 * block)
+        _weigh(desc, 32 * block + 16)
+        put_lanes(kind, columns, desc, OUT_0, block, desc[PARTIALS])
+        put_lanes(kind, columns, desc, OUT_1, block, desc[PARTIALS] + 8 * desc[PITCH])
+        put_lanes(kind, columns, desc, OUT_2, block, desc[RECORDS])
+        put_lanes(kind, columns, desc, OUT_3, block, desc[PARTIALS])
         mine += 1
     finish_phase(p, THIRD, mine, blocks)
-    mine = 0
-    while True:
-        block = fetch_add(p, FOURTH, 1)
-        if block >= blocks:
-            break
-        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
-            lane = lane_of(kind, columns, c)
-            put_vector(desc, OUT_0, c, load_f64(desc[PARTIALS], lane))
-            put_vector(desc, OUT_1, c, load_f64(desc[PARTIALS], desc[PITCH] + lane))
-            put_vector(desc, OUT_2, c, load_f64(desc[RECORDS], c))
-            put_vector(desc, OUT_3, c, load_f64(desc[PARTIALS], lane))
-        mine += 1
-    finish_phase(p, FOURTH, mine, blocks)
+
+
+@device
+def _mark(columns, desc, fine):
+    """In columns one flag speaks for all channels, which share vectors."""
+    if columns:
+        store(F32, desc[TABLES], 4 * desc[PITCH], np.float32(fine))
 
 
 @kernel
@@ -274,8 +278,8 @@ def batch_norm_reduce_backward(desc, kind, layout):
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
     if fetch_add(p, FIRST, 1) == 0:
-        if columns:
-            spread_means(kind, desc, 0, desc[TABLES])
+        spread(kind, columns, desc, MEAN, 0.0, desc[TABLES])
+        spread(kind, columns, desc, RSTD, 0.0, desc[TABLES] + 4 * desc[PITCH])
         fetch_add(p, FIRST + 1, 1)
     finish_phase(p, FIRST, 0, 1)
     _sum_all(kind, layout, BACKWARD, desc, p, columns)
@@ -289,9 +293,7 @@ def batch_norm_elemt_backward(desc, kind, layout):
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
     if fetch_add(p, FIRST, 1) == 0:
-        fine = channel_gradients(kind, columns, desc, desc[TABLES])
-        if columns:
-            mark_all(kind, desc, desc[TABLES], fine)
+        _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
         fetch_add(p, FIRST + 1, 1)
     finish_phase(p, FIRST, 0, 1)
     _make_all(kind, layout, BACKWARD, desc, p, columns)
@@ -304,9 +306,7 @@ def batch_norm_elemt(desc, kind, layout):
     if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
         return
     if fetch_add(p, FIRST, 1) == 0:
-        fine = channel_normals(kind, columns, desc, desc[TABLES])
-        if columns:
-            mark_all(kind, desc, desc[TABLES], fine)
+        _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
         fetch_add(p, FIRST + 1, 1)
     finish_phase(p, FIRST, 0, 1)
     _make_all(kind, layout, FORWARD, desc, p, columns)

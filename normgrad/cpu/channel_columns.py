@@ -10,42 +10,47 @@ from normgrad.cpu.channel_fields import (
     CHUNK,
     GRAD_OUT,
     INPUT,
-    MEAN,
     PARTIALS,
     PITCH,
     RESULT,
-    RSTD,
-    SCALE_BY_RSTD,
     STREAM,
 )
-from normgrad.cpu.channel_rows import LARGEST, SMALLEST, settled_moments
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_value
-from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.channel_rows import settled_moments
+from normgrad.cpu.channels import address_of, partial_index, places_of
+from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
-from normgrad.cpu.pairs import is_bfloat, load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
+from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2, store_f64
+from normgrad.cpu.pairs import (
+    is_bfloat,
+    load_pair,
+    load_pair_first,
+    store_normal_pair,
+    store_normal_pair_first,
+    stream_normal_pair,
+)
 from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
+from normgrad.cpu.trusted_sums import settle_lanes
+from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, unlikely, vload, vload_f64, vstore_f64, widen
 
-RUN = 8  # places that are worked on at once; so many terms are added in float32 before float64 takes over
-
-
-@in_place
-def _load(kind, address, c, channels):
-    if c + 32 <= channels:
-        return load_pair(kind, address, c)
-    return load_pair_first(kind, address, c, channels - c)
+RUN = 16  # places that are worked on at once
 
 
 @in_place
-def _store(kind, address, c, channels, low, high, stream):
-    if c + 32 > channels:
-        store_pair_first(kind, address, c, low, high, channels - c)
+def _load(kind, address, whole, count):
+    if whole:
+        return load_pair(kind, address, 0)
+    return load_pair_first(kind, address, 0, count)
+
+
+@in_place
+def _store(kind, address, low, high, whole, count, stream):
+    if not whole:
+        store_normal_pair_first(kind, address, 0, low, high, count)
     elif stream:
-        stream_pair(kind, address, c, low, high)
+        stream_normal_pair(kind, address, 0, low, high)
     else:
-        store_pair(kind, address, c, low, high)
+        store_normal_pair(kind, address, 0, low, high)
 
 
 @in_place
@@ -61,55 +66,68 @@ def clear_sums(desc, n, chunk):
         vstore_f64(sums, c, splat_f64(0.0))
 
 
+@in_place
+def _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1):
+    prefetch_l2(grad_out + ahead)
+    prefetch_l2(x + x_ahead)
+    if item_size(kind) == 4:
+        prefetch_l2(grad_out + ahead + 64)
+        prefetch_l2(x + x_ahead + 64)
+    g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
+    return a0 + g[0], a1 + g[1], fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
+
+
+@in_place
+def _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, c, means, whole, count):
+    """The sums of 32 channels over some places: two runs of up to 8 terms in float32, float64 beyond."""
+    m0, m1, zero = vload(F32, means, c), vload(F32, means, c + 16), splat_f32(np.float32(0))
+    a0, a1, b0, b1 = zero, zero, zero, zero
+    e0, e1, f0, f1 = zero, zero, zero, zero
+    ahead, x_ahead = RUN * go_step, RUN * x_step
+    for _ in range(rows // 2):
+        a0, a1, b0, b1 = _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
+        e0, e1, f0, f1 = _terms(
+            kind, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, m0, m1, e0, e1, f0, f1
+        )
+        grad_out, x = grad_out + 2 * go_step, x + 2 * x_step
+    if rows % 2:
+        a0, a1, b0, b1 = _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
+    _add(sums, c, a0 + e0, a1 + e1)
+    _add(sums, pitch + c, b0 + f0, b1 + f1)
+
+
 @device
 def add_places(kind, desc, n, chunk, first, last, means):
     """Add the terms of some places of a chunk to its sums: grad_out, and grad_out·(x − mean)."""
     size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
-    sums = desc[PARTIALS] + 8 * partial_index(desc, n, chunk)
-    sums_x = sums + 8 * desc[PITCH]
-    zero = splat_f32(np.float32(0))
-    go_step, x_step = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3]
+    sums, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), desc[PITCH]
+    go_step, x_step, whole = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3], channels & ~31
     while first < last:
-        stop = min(first + RUN, last)
+        rows = min(RUN, last - first)
         grad_out = address_of(desc, GRAD_OUT, size, n, 0, place + first)
         x = address_of(desc, INPUT, size, n, 0, place + first)
-        for c in range(0, channels, 32):
-            m0, m1 = vload(F32, means, c), vload(F32, means, c + 16)
-            a0, a1, b0, b1 = zero, zero, zero, zero
-            for r in range(stop - first):
-                g, v = _load(kind, grad_out + r * go_step, c, channels), _load(kind, x + r * x_step, c, channels)
-                a0, a1 = a0 + g[0], a1 + g[1]
-                b0, b1 = fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
-            _add(sums, c, a0, a1)
-            _add(sums_x, c, b0, b1)
-        first = stop
+        for c in range(0, whole, 32):
+            _add_columns(
+                kind, grad_out + c * size, go_step, x + c * size, x_step, rows, sums, pitch, c, means, True, 32
+            )
+        if whole < channels:
+            grad_out, x = grad_out + whole * size, x + whole * size
+            _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, whole, means, False, channels - whole)
+        first += rows
 
 
 @device
 def settle_sums(kind, desc, n, chunk):
-    """Make a chunk's sums those of (x − mean)·rstd, and anew in float64 where float32 is not to be trusted."""
+    """Make a chunk's sums anew in float64 where float32 is not to be trusted."""
     sums, place = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), chunk * desc[CHUNK]
-    last, pitch, rstd = place + places_of(desc, chunk), desc[PITCH], 1.0
-    statistic = -1
-    for c in range(desc[CHANNELS]):
-        lane = lane_of_column(kind, c)
-        if desc[SCALE_BY_RSTD] and statistic != statistic_of(desc, n, c):
-            statistic = statistic_of(desc, n, c)
-            rstd = vector_value(desc, RSTD, statistic)
-        total, total_x = load_f64(sums, lane), load_f64(sums, pitch + lane)
-        if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
-            total_x *= rstd
-        else:
-            total, total_x = exact_gradient_sums(desc, n, c, place, last, 1.0)
-            store_f64(sums, lane, total)
-        store_f64(sums, pitch + lane, total_x)
+    last, pitch = place + places_of(desc, chunk), desc[PITCH]
+    settle_lanes(kind, True, desc, n, 0, pitch, place, last, sums, sums + 8 * pitch)
 
 
 @device
-def spread_means(kind, desc, n, means):
-    """A sample's means, one per channel."""
-    for c in range(desc[CHANNELS]):
-        store(F32, means, lane_of_column(kind, c), np.float32(vector_value(desc, MEAN, statistic_of(desc, n, c))))
+def _exact_gradients(desc, n, c, count, place):
+    for k in range(c, c + count):
+        exact_gradient(desc, n, k, place, place + 1)
 
 
 @in_place
@@ -117,38 +135,68 @@ def _gradient(g, x, mean, slope, factor, offset):
     return fma(factor, g, fma(slope, x - mean, offset))
 
 
+@in_place
+def _gradient_columns(kind, desc, n, c, place, rows, grad_out, x, result, table, stream, whole, count):
+    """grad_input of 32 channels at some places."""
+    size, pitch = item_size(kind), desc[PITCH]
+    go_step, x_step, step = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3], size * desc[RESULT + 3]
+    m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
+    s0, s1 = vload(F32, table, pitch + c), vload(F32, table, pitch + c + 16)
+    f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
+    o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+    ahead, x_ahead = RUN * go_step, RUN * x_step
+    for r in range(rows):
+        prefetch_l2(grad_out + ahead)
+        prefetch_l2(x + x_ahead)
+        if size == 4:
+            prefetch_l2(grad_out + ahead + 64)
+            prefetch_l2(x + x_ahead + 64)
+        g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
+        a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
+        # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+            _exact_gradients(desc, n, c, count, place + r)
+        else:
+            _store(kind, result, a, b, whole, count, stream)
+        grad_out, x, result = grad_out + go_step, x + x_step, result + step
+
+
 @device
 def gradient_places(kind, desc, n, chunk, first, last, table):
     """grad_input of some places of a chunk: factor·g + slope·(x − mean) + offset."""
-    size, channels, pitch, place = item_size(kind), desc[CHANNELS], desc[PITCH], chunk * desc[CHUNK]
-    if load(F32, table, 4 * pitch) == 0:
+    size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
+    if load(F32, table, 4 * desc[PITCH]) == 0:
         for c in range(channels):
             exact_gradient(desc, n, c, place + first, place + last)
         return
-    go_step, x_step, step = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3], size * desc[RESULT + 3]
+    whole = channels & ~31
     for start in range(place + first, place + last, RUN):
         grad_out, x = address_of(desc, GRAD_OUT, size, n, 0, start), address_of(desc, INPUT, size, n, 0, start)
         result, rows = address_of(desc, RESULT, size, n, 0, start), min(RUN, place + last - start)
-        stream = desc[STREAM] != 0 and (result | step) % 64 == 0
-        for c in range(0, channels, 32):
-            m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
-            s0, s1 = vload(F32, table, pitch + c), vload(F32, table, pitch + c + 16)
-            f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
-            o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
-            for r in range(rows):
-                g, v = _load(kind, grad_out + r * go_step, c, channels), _load(kind, x + r * x_step, c, channels)
-                a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
-                if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-                    for k in range(c, min(channels, c + 32)):
-                        exact_gradient(desc, n, k, start + r, start + r + 1)
-                else:
-                    _store(kind, result + r * step, c, channels, a, b, stream)
+        stream = desc[STREAM] != 0 and (result | size * desc[RESULT + 3]) % 64 == 0
+        for c in range(0, whole, 32):
+            at = c * size
+            _gradient_columns(
+                kind, desc, n, c, start, rows, grad_out + at, x + at, result + at, table, stream, True, 32
+            )
+        if whole < channels:
+            at, count = whole * size, channels - whole
+            _gradient_columns(
+                kind, desc, n, whole, start, rows, grad_out + at, x + at, result + at, table, False, False, count
+            )
 
 
 @in_place
 def _moments(v, m, s, q):
     a = widen(v) - widen(m)
     return s + a, fma(a, a, q)
+
+
+@in_place
+def _load_at(kind, address, c, channels):
+    if c + 32 <= channels:
+        return load_pair(kind, address, c)
+    return load_pair_first(kind, address, c, channels - c)
 
 
 @device
@@ -160,11 +208,11 @@ def add_moments(kind, desc, n, chunk, first, last):
     step, shift = size * desc[INPUT + 3], address_of(desc, INPUT, size, n, 0, place)
     x = address_of(desc, INPUT, size, n, 0, place + first)
     for c in range(0, channels, 32):
-        m = _load(kind, shift, c, channels)
+        m = _load_at(kind, shift, c, channels)
         s0, s1 = vload_f64(sums, c), vload_f64(sums, c + 16)
         q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
         for r in range(last - first):
-            v = _load(kind, x + r * step, c, channels)
+            v = _load_at(kind, x + r * step, c, channels)
             s0, q0 = _moments(v[0], m[0], s0, q0)
             s1, q1 = _moments(v[1], m[1], s1, q1)
         vstore_f64(sums, c, s0)
@@ -190,27 +238,44 @@ def settle_moments(kind, desc, n, chunk):
 
 
 @device
+def _exact_normals(desc, n, c, count, place):
+    for k in range(c, c + count):
+        exact_normalised(desc, n, k, place, place + 1)
+
+
+@in_place
+def _normalise_columns(kind, desc, n, c, place, rows, x, result, table, stream, whole, count):
+    """The output of 32 channels at some places."""
+    pitch, x_step, step = desc[PITCH], item_size(kind) * desc[INPUT + 3], item_size(kind) * desc[RESULT + 3]
+    m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
+    f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
+    o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+    for r in range(rows):
+        v = _load(kind, x, whole, count)
+        a, b = fma(v[0] - m0, f0, o0), fma(v[1] - m1, f1, o1)
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+            _exact_normals(desc, n, c, count, place + r)
+        else:
+            _store(kind, result, a, b, whole, count, stream)
+        x, result = x + x_step, result + step
+
+
+@device
 def normalise_places(kind, desc, n, chunk, first, last, table):
     """The output at some places of a chunk: (x − mean)·factor + offset."""
-    size, channels, pitch, place = item_size(kind), desc[CHANNELS], desc[PITCH], chunk * desc[CHUNK]
-    if load(F32, table, 4 * pitch) == 0:
+    size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
+    if load(F32, table, 4 * desc[PITCH]) == 0:
         for c in range(channels):
             exact_normalised(desc, n, c, place + first, place + last)
         return
-    x_step, step = size * desc[INPUT + 3], size * desc[RESULT + 3]
+    whole = channels & ~31
     for start in range(place + first, place + last, RUN):
         x, result = address_of(desc, INPUT, size, n, 0, start), address_of(desc, RESULT, size, n, 0, start)
         rows = min(RUN, place + last - start)
-        stream = desc[STREAM] != 0 and (result | step) % 64 == 0
-        for c in range(0, channels, 32):
-            m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
-            f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
-            o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
-            for r in range(rows):
-                v = _load(kind, x + r * x_step, c, channels)
-                a, b = fma(v[0] - m0, f0, o0), fma(v[1] - m1, f1, o1)
-                if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-                    for k in range(c, min(channels, c + 32)):
-                        exact_normalised(desc, n, k, start + r, start + r + 1)
-                else:
-                    _store(kind, result + r * step, c, channels, a, b, stream)
+        stream = desc[STREAM] != 0 and (result | size * desc[RESULT + 3]) % 64 == 0
+        for c in range(0, whole, 32):
+            at = c * size
+            _normalise_columns(kind, desc, n, c, start, rows, x + at, result + at, table, stream, True, 32)
+        if whole < channels:
+            at, count = whole * size, channels - whole
+            _normalise_columns(kind, desc, n, whole, start, rows, x + at, result + at, table, False, False, count)

@@ -6,8 +6,6 @@ neighbours) some places of one sample, all channels. The sums of every chunk go 
 fixed order, so the bits do not depend on who made them.
 """
 
-# Counters of the phases: taken, done.
-FIRST, SECOND, THIRD, FOURTH = 0, 2, 4, 6
 SLOT, SLOTS = 8, 9
 SAMPLES, CHANNELS, PLACES, GROUPS = 10, 11, 12, 13
 CHUNK, CHUNKS = 14, 15  # places of a chunk, chunks along the places
@@ -24,10 +22,14 @@ PARTIALS = 72  # float64 [samples, chunks, 2, PITCH]
 RECORDS = 73  # float64 [statistics, 2]
 TABLES = 74  # float32 [.., PLANES, PITCH]
 EPS, BATCH = 75, 76
-SCALE_BY_RSTD = 77
+SCALE_BY_RSTD = 77  # whether the sums become those of (x − mean)·rstd once a unit has them
 STREAM = 78  # results go past the caches
 CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
-DESC_SIZE = 80
+WEIGHTS = 80  # float32 [slots, PITCH + 16], for each thread
+UNITS_AT_ONCE = 81  # units that are taken at a time where they are kept together
+# Counters of the phases: taken, done. In cache lines of their own: threads write to them while others read the rest.
+FIRST, SECOND, THIRD, FOURTH = 96, 98, 100, 102
+DESC_SIZE = 112
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
 PLANES = 5  # mean, slope, factor, offset, fine

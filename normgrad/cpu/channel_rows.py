@@ -7,19 +7,16 @@ from normgrad.cpu.channel_fields import (
     CHUNK,
     GRAD_OUT,
     INPUT,
-    MEAN,
     PARTIALS,
     PITCH,
     RECORDS,
     RESULT,
-    RSTD,
-    SCALE_BY_RSTD,
     STAT_CHANNEL,
     STREAM,
     WEIGHT,
 )
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or, vector_value
-from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_moments, exact_normalised
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or
+from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store_f64
@@ -28,82 +25,14 @@ from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
     load_pair_or,
-    store_pair,
-    store_pair_first,
-    stream_pair,
+    split_pair,
+    store_normal_pair,
+    store_normal_pair_first,
+    stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, widen
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
 
-# A float32 sum of products is trusted between these: below, the products may have been rounded as subnormals.
-SMALLEST, LARGEST = 2.0**-90, 2.0**126
-
-
-@in_place
-def _pair_sums(g, x, mean):
-    return g[0] + g[1], fma(g[1], x[1] - mean, g[0] * (x[0] - mean))
-
-
-@in_place
-def _sums_at(kind, grad_out, x, i, mean):
-    return _pair_sums(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean)
-
-
-@in_place
-def _row_sums(kind, grad_out, x, count, mean, rest_in_float64):
-    """sum(g), sum(g·(x − mean)): float32 trees of 8 terms a lane, float64 beyond."""
-    centre = splat_f32(mean)
-    total, total_x = splat_f64(0.0), splat_f64(0.0)
-    i = 0
-    while i + 128 <= count:
-        a0, b0 = _sums_at(kind, grad_out, x, i, centre)
-        a1, b1 = _sums_at(kind, grad_out, x, i + 32, centre)
-        a2, b2 = _sums_at(kind, grad_out, x, i + 64, centre)
-        a3, b3 = _sums_at(kind, grad_out, x, i + 96, centre)
-        total = total + widen((a0 + a1) + (a2 + a3))
-        total_x = total_x + widen((b0 + b1) + (b2 + b3))
-        i += 128
-    wide_centre = widen(centre)
-    while i < count:
-        left = count - i
-        g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
-        if rest_in_float64:
-            g0, g1 = widen(g[0]), widen(g[1])
-            total = total + (g0 + g1)
-            total_x = fma(g1, widen(v[1]) - wide_centre, fma(g0, widen(v[0]) - wide_centre, total_x))
-        else:
-            a0, b0 = _pair_sums(g, v, centre)
-            total, total_x = total + widen(a0), total_x + widen(b0)
-        i += 32
-    return hsum(total), hsum(total_x)
-
-
-@device
-def sum_rows(kind, desc, n, first, last, part):
-    """Sums of a chunk of gradients, to the partials."""
-    place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
-    grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
-    go_step, x_step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2]
-    statistic = statistic_of(desc, n, first)
-    own_statistics, scaled_by_rstd = desc[STAT_CHANNEL] == 1, desc[SCALE_BY_RSTD] != 0
-    precise = not scaled_by_rstd  # the sums are results themselves, and may have few terms
-    mean, rstd = vector_value(desc, MEAN, statistic), 1.0
-    if scaled_by_rstd:
-        rstd = vector_value(desc, RSTD, statistic)
-    at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
-    for c in range(first, last):
-        if own_statistics and c > first:
-            statistic += 1
-            mean = vector_value(desc, MEAN, statistic)
-            if scaled_by_rstd:
-                rstd = vector_value(desc, RSTD, statistic)
-        total, total_x = _row_sums(kind, grad_out, x, count, np.float32(mean), precise)
-        if SMALLEST <= abs(total_x) <= LARGEST and abs(total) <= LARGEST and abs(rstd) <= LARGEST:
-            total_x *= rstd
-        else:
-            total, total_x = exact_gradient_sums(desc, n, c, place, place + count, 1.0)
-        store_f64(at, c, total)
-        store_f64(at, c + pitch, total_x)
-        grad_out, x = grad_out + go_step, x + x_step
+_SHORT = 128  # places of a row that shares its vectors with the next one
 
 
 @in_place
@@ -116,25 +45,67 @@ def _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, st
     pitch = desc[PITCH]
     mean, slope = splat_f32(load(F32, table, c)), splat_f32(load(F32, table, pitch + c))
     factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
-    i = 0
-    while i + 32 <= count:
+    whole, left = count & ~31, count & 31
+    for i in range(0, whole, 32):
         a, b = _gradients(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean, slope, factor, offset)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_gradient(desc, n, c, place + i, place + i + 32)
         elif stream:
-            stream_pair(kind, result, i, a, b)
+            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_pair(kind, result, i, a, b)
-        i += 32
-    if i < count:
-        left = count - i
-        g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
+            store_normal_pair(kind, result, i, a, b)
+    if left > 0:
+        g, v = load_pair_first(kind, grad_out, whole, left), load_pair_first(kind, x, whole, left)
         a, b = _gradients(g, v, mean, slope, factor, offset)
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
-            exact_gradient(desc, n, c, place + i, place + count)
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+            exact_gradient(desc, n, c, place + whole, place + count)
         else:
-            store_pair_first(kind, result, i, a, b, left)
+            store_normal_pair_first(kind, result, whole, a, b, left)
+
+
+@device
+def _exact_run(desc, n, first, count, start, stop):
+    """grad_input of neighbours in memory, counted from the first row on."""
+    for i in range(start, stop):
+        exact_gradient(desc, n, first + i // count, i % count, i % count + 1)
+
+
+@device
+def _are_fine(table, pitch, first, last):
+    for c in range(first, last):
+        if load(F32, table, 4 * pitch + c) == 0:
+            return False
+    return True
+
+
+@in_place
+def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream):
+    """grad_input of rows of a group that follow each other in memory: a vector has places of up to two of them."""
+    pitch, total = desc[PITCH], (last - first) * count
+    mean, slope = splat_f32(load(F32, table, first)), splat_f32(load(F32, table, pitch + first))
+    factors, offset = table + 4 * (2 * pitch + first), splat_f32(load(F32, table, 3 * pitch + first))
+    row, left, i = 0, count, 0
+    while i < total:
+        whole = i + 32 <= total
+        if whole:
+            g, v = load_pair(kind, grad_out, i), load_pair(kind, x, i)
+        else:
+            g, v = load_pair_first(kind, grad_out, i, total - i), load_pair_first(kind, x, i, total - i)
+        f = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
+        a = fma(f[0], g[0], fma(slope, v[0] - mean, offset))
+        b = fma(f[1], g[1], fma(slope, v[1] - mean, offset))
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+            _exact_run(desc, n, first, count, i, min(i + 32, total))
+        elif not whole:
+            store_normal_pair_first(kind, result, i, a, b, total - i)
+        elif stream:
+            stream_normal_pair(kind, result, i, a, b)
+        else:
+            store_normal_pair(kind, result, i, a, b)
+        i, left = i + 32, left - 32
+        if left <= 0:
+            row, left = row + 1, left + count
 
 
 @device
@@ -144,6 +115,17 @@ def gradient_rows(kind, desc, n, first, last, part, table):
     grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
     result = address_of(desc, RESULT, size, n, first, place)
     go_step, x_step, step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2], size * desc[RESULT + 2]
+    follow = go_step == size * count and x_step == size * count and step == size * count
+    if (
+        follow
+        and 32 < count < _SHORT
+        and count % 32 != 0
+        and desc[STAT_CHANNEL] > 1
+        and _are_fine(table, pitch, first, last)
+    ):
+        stream = desc[STREAM] != 0 and result % 64 == 0
+        _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream)
+        return
     for c in range(first, last):
         if load(F32, table, 4 * pitch + c) == 0:
             exact_gradient(desc, n, c, place, place + count)
@@ -179,33 +161,6 @@ def _row_moments(kind, x, count, shift):
     return hsum(s0), hsum(q0)
 
 
-@in_place
-def _pair_moments(v, shift):
-    a, b = v[0] - shift, v[1] - shift
-    return a + b, fma(b, b, a * a)
-
-
-@device
-def _quick_row_moments(kind, x, count, shift):
-    """sum(x − shift), sum((x − shift)²): float32 trees of 8 terms a lane, float64 beyond."""
-    centre = splat_f32(shift)
-    s, q = splat_f64(0.0), splat_f64(0.0)
-    i = 0
-    while i + 128 <= count:
-        s0, q0 = _pair_moments(load_pair(kind, x, i), centre)
-        s1, q1 = _pair_moments(load_pair(kind, x, i + 32), centre)
-        s2, q2 = _pair_moments(load_pair(kind, x, i + 64), centre)
-        s3, q3 = _pair_moments(load_pair(kind, x, i + 96), centre)
-        s = s + widen((s0 + s1) + (s2 + s3))
-        q = q + widen((q0 + q1) + (q2 + q3))
-        i += 128
-    total, squares = hsum(s), hsum(q)
-    if i < count:
-        rest, rest_squares = _row_moments(kind, x + i * item_size(kind), count - i, np.float64(shift))
-        total, squares = total + rest, squares + rest_squares
-    return total, squares
-
-
 @device
 def settled_moments(total, squares, count, shift):
     """(fine, sum(x), sum of squares about the mean) from moments about a shift; fine where little has cancelled."""
@@ -214,19 +169,8 @@ def settled_moments(total, squares, count, shift):
 
 
 @device
-def _moments_of_row(kind, desc, n, c, place, count, x):
-    """Sum of a row, and of the squares about its mean.
-
-    Where they are wanted for themselves, in float32 about a guess at the mean if that is near enough. Results that are
-    made of them may be near 0, and show every error of the mean.
-    """
-    if count >= 128 and desc[RESULT] == 0:
-        v = load_pair(kind, x, 0)
-        guess = np.float32(hsum(v[0] + v[1]) * np.float32(1 / 32))
-        total, squares = _quick_row_moments(kind, x, count, guess)
-        about_mean = squares - total * total / count
-        if squares <= 1.125 * about_mean and SMALLEST <= squares <= LARGEST:
-            return total + count * np.float64(guess), about_mean
+def moments_of_row(kind, desc, n, c, place, count, x):
+    """Sum of a row, and of the squares about its mean."""
     shift = np.float64(load(kind, x, 0))
     total, squares = _row_moments(kind, x, count, shift)
     fine, total, squares = settled_moments(total, squares, count, shift)
@@ -242,7 +186,7 @@ def moments_rows(kind, desc, n, first, last, part):
     x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
     at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
     for c in range(first, last):
-        total, squares = _moments_of_row(kind, desc, n, c, place, count, x)
+        total, squares = moments_of_row(kind, desc, n, c, place, count, x)
         store_f64(at, c, total)
         store_f64(at, c + pitch, squares)
         x += step
@@ -264,14 +208,14 @@ def _normalise_singles(desc, n, c, x, result, count, stream):
         v = load_pair(kind, x, i)
         a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
         if stream:
-            stream_pair(kind, result, i, narrow(a), narrow(b))
+            stream_normal_pair(kind, result, i, narrow(a), narrow(b))
         else:
-            store_pair(kind, result, i, narrow(a), narrow(b))
+            store_normal_pair(kind, result, i, narrow(a), narrow(b))
         i += 32
     if i < count:
         v = load_pair_first(kind, x, i, count - i)
         a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
-        store_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
+        store_normal_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
 
 
 @in_place
@@ -281,19 +225,19 @@ def _normalise_row(kind, desc, n, c, place, x, result, count, table, stream):
     i = 0
     while i + 32 <= count:
         a, b = _normalised(load_pair(kind, x, i), mean, factor, offset)
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_normalised(desc, n, c, place + i, place + i + 32)
         elif stream:
-            stream_pair(kind, result, i, a, b)
+            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_pair(kind, result, i, a, b)
+            store_normal_pair(kind, result, i, a, b)
         i += 32
     if i < count:
         a, b = _normalised(load_pair_first(kind, x, i, count - i), mean, factor, offset)
-        if is_bfloat(kind) and (any_subnormal(a) or any_subnormal(b)):
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             exact_normalised(desc, n, c, place + i, place + count)
         else:
-            store_pair_first(kind, result, i, a, b, count - i)
+            store_normal_pair_first(kind, result, i, a, b, count - i)
 
 
 @device

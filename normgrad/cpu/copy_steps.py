@@ -7,6 +7,7 @@ import numpy as np
 from normgrad.contract.dtypes import INT32, DType
 from normgrad.contract.view import View, contiguous_strides
 from normgrad.cpu import copy_fields as at
+from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed_together
 from normgrad.cpu.kinds import CODES
 from normgrad.cpu.steps import Place, Step
@@ -15,7 +16,7 @@ from normgrad.cpu.variants import Kernel
 _COPY = Kernel("normgrad.cpu.copies", "copy")
 _FILL = Kernel("normgrad.cpu.copies", "fill")
 _COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32 are
-_SHARED_FROM = 1 << 16  # elements
+_GRAIN = 1 << 16  # elements that are taken at a time
 
 
 def fill_step(place: Place, stride: int, dtype: DType, count: int, value: float) -> Step:
@@ -32,7 +33,7 @@ def copy_step(view: View, place: Place, copy_place: Place, copy_dtype: DType, *,
     descriptor = np.zeros(at.DESCRIPTOR_SIZE, np.int64)
     length = sizes[-1]
     lines = view.numel // length if length else 0
-    descriptor[[at.LINES, at.LENGTH, at.GRAIN]] = lines, length, max(1, _SHARED_FROM // max(length, 1))
+    descriptor[[at.LINES, at.LENGTH, at.GRAIN]] = lines, length, max(1, _GRAIN // max(length, 1))
     ends = [(own, _COPIED[view.dtype], place), (dense, _COPIED[copy_dtype], copy_place)]
     (source, source_code, source_place), (target, target_code, target_place) = reversed(ends) if outwards else ends
     descriptor[[at.SOURCE_CODE, at.TARGET_CODE]] = source_code, target_code
@@ -40,4 +41,4 @@ def copy_step(view: View, place: Place, copy_place: Place, copy_dtype: DType, *,
     descriptor[at.SOURCE_STRIDES : at.TARGET_STRIDES] = source
     descriptor[at.TARGET_STRIDES :] = target
     places = ((at.SOURCE, source_place), (at.TARGET, target_place))
-    return Step(_COPY, descriptor, places, shared=view.numel > _SHARED_FROM)
+    return Step(_COPY, descriptor, places, shared=pool.shared(view.numel))

@@ -6,7 +6,7 @@ mix dtypes.
 
 import numpy as np
 
-from normgrad.cpu.channel_fields import BATCH, BIAS, GRAD_OUT, INPUT, MEAN, RECORDS, RESULT, RSTD, SCALE_BY_RSTD, WEIGHT
+from normgrad.cpu.channel_fields import BATCH, BIAS, GRAD_OUT, INPUT, MEAN, RECORDS, RESULT, RSTD, WEIGHT
 from normgrad.cpu.channels import statistic_of, vector_or, vector_value
 from normgrad.cpu.copies import load_coded, store_exact
 from normgrad.cpu.jit import device
@@ -26,11 +26,9 @@ def put(desc, n, c, place, value):
 
 
 @device
-def exact_gradient_sums(desc, n, c, first, last, weight):
+def exact_gradient_sums(desc, n, c, first, last, weight, rstd):
     """sum(g), sum(g·(x − mean)·rstd) over places of a channel, g = weight·grad_out."""
-    statistic = statistic_of(desc, n, c)
-    mean = vector_value(desc, MEAN, statistic)
-    rstd = vector_value(desc, RSTD, statistic) if desc[SCALE_BY_RSTD] else 1.0
+    mean = vector_value(desc, MEAN, statistic_of(desc, n, c))
     total, total_x = 0.0, 0.0
     for place in range(first, last):
         g = weight * element(desc, GRAD_OUT, n, c, place)

@@ -30,6 +30,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         tensors["grad_input"] = at.RESULT
     layout = _laid(operands, tensors, 2)
     layout.desc[at.SCALE_BY_RSTD] = 1
+    layout.take(at.WEIGHTS, int(layout.desc[at.SLOTS]) * (layout.pitch + 16) * 4)
     for name, position in (("mean", at.MEAN), ("rstd", at.RSTD), ("weight", at.WEIGHT)):
         layout.vector(name, position)
     for name, position in (("grad_weight", at.OUT_0), ("grad_bias", at.OUT_1)):

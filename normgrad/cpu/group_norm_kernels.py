@@ -13,7 +13,6 @@ from normgrad.cpu.channel_columns import (
     normalise_places,
     settle_moments,
     settle_sums,
-    spread_means,
 )
 from normgrad.cpu.channel_fields import (
     APART,
@@ -41,16 +40,23 @@ from normgrad.cpu.channel_fields import (
     THIRD,
     UNIT_CHUNKS,
     UNITS,
+    UNITS_AT_ONCE,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows, sum_rows
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows
 from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
+from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_group_means, total_samples, weights_of
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, FORWARD
 from normgrad.cpu.memory import fetch_add, load_f64, start_of
+from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.tables import group_gradients, group_statistics, mark_all, put_vector, total_block
+from normgrad.cpu.tables import group_statistics, mark_all, put_vector
 
 _TURN = 16  # places of a column chunk that are worked on in turn
+
+
+def _start(kind, layout, direction, desc, weights):
+    """What a thread has for itself."""
 
 
 def _begin(kind, layout, direction, desc, unit, table):
@@ -61,12 +67,27 @@ def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk
     """The sums of a chunk of a unit, and in turns with them the results of a chunk of another; unit -1: none."""
 
 
-def _settle(kind, layout, direction, desc, unit, table):
+def _settle(kind, layout, direction, desc, unit, table, weights):
     """A unit's records and table from its sums."""
 
 
 def _conclude(kind, layout, direction, desc, p):
     """What comes of all sums: the small outputs."""
+
+
+@device
+def _no_start(kind, layout, direction, desc, weights):
+    return
+
+
+@device
+def _start_rows_backward(kind, layout, direction, desc, weights):
+    order_weights(kind, False, desc, weights)
+
+
+@device
+def _start_columns_backward(kind, layout, direction, desc, weights):
+    order_weights(kind, True, desc, weights)
 
 
 @device
@@ -76,7 +97,7 @@ def _no_begin(kind, layout, direction, desc, unit, table):
 
 @device
 def _spread(kind, layout, direction, desc, unit, table):
-    spread_means(kind, desc, unit, table)
+    spread_group_means(kind, desc, unit, table)
 
 
 @device
@@ -139,27 +160,26 @@ def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit
 
 
 @device
-def _settle_rows_backward(kind, layout, direction, desc, unit, table):
-    group_gradients(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table)
+def _settle_rows_backward(kind, layout, direction, desc, unit, table, weights):
+    group_gradients(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, weights)
 
 
 @device
-def _settle_rows_forward(kind, layout, direction, desc, unit, table):
+def _settle_rows_forward(kind, layout, direction, desc, unit, table, weights):
     eps = load_f64(start_of(desc), EPS)
     group_statistics(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, eps)
 
 
 @device
-def _settle_columns_backward(kind, layout, direction, desc, unit, table):
-    spread_means(kind, desc, unit, table)
+def _settle_columns_backward(kind, layout, direction, desc, unit, table, weights):
     fine = True
     for q in range(desc[GROUPS]):
-        fine = group_gradients(kind, True, desc, unit, q, table) and fine
+        fine = group_gradients(kind, True, desc, unit, q, table, weights) and fine
     mark_all(kind, desc, table, fine)
 
 
 @device
-def _settle_columns_forward(kind, layout, direction, desc, unit, table):
+def _settle_columns_forward(kind, layout, direction, desc, unit, table, weights):
     eps = load_f64(start_of(desc), EPS)
     fine = True
     for q in range(desc[GROUPS]):
@@ -176,7 +196,7 @@ def _put_gradients(desc, p, kind, columns):
         block = fetch_add(p, FOURTH, 1)
         if block >= blocks:
             break
-        total_block(desc, block)
+        total_samples(desc, block)
         for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
             lane = lane_of_column(kind, c) if columns else c
             put_vector(desc, OUT_0, c, load_f64(desc[PARTIALS], desc[PITCH] + lane))
@@ -206,6 +226,13 @@ def _conclude_forward(kind, layout, direction, desc, p):
     finish_phase(p, FOURTH, 0, 1)
 
 
+choose(
+    _start,
+    rows_backward=_start_rows_backward.py_func,
+    rows_forward=_no_start.py_func,
+    columns_backward=_start_columns_backward.py_func,
+    columns_forward=_no_start.py_func,
+)
 choose(
     _begin,
     rows_backward=_no_begin.py_func,
@@ -242,28 +269,30 @@ def _table(desc, number):
 
 
 @in_place
-def _unit_by_unit(kind, layout, direction, desc, p, slot):
+def _unit_by_unit(kind, layout, direction, desc, p, slot, weights):
     old, turn, mine, total = -1, 0, 0, desc[UNITS]
+    following, last = 0, 0
     while True:
-        unit = fetch_add(p, FIRST, 1)
-        if unit >= total:
-            unit = -1
-            if old < 0:
-                break
+        if following >= last:
+            following = fetch_add(p, FIRST, desc[UNITS_AT_ONCE])
+            last = min(following + desc[UNITS_AT_ONCE], total)
+        unit, following = following if following < total else -1, following + 1
+        if unit < 0 and old < 0:
+            break
         table, old_table = _table(desc, 2 * slot + turn), _table(desc, 2 * slot + 1 - turn)
         if unit >= 0:
             _begin(kind, layout, direction, desc, unit, table)
         for chunk in range(desc[UNIT_CHUNKS]):
             _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table)
         if unit >= 0:
-            _settle(kind, layout, direction, desc, unit, table)
+            _settle(kind, layout, direction, desc, unit, table, weights)
             mine += 1
         old, turn = unit if desc[RESULT] != 0 else -1, 1 - turn
     finish_phase(p, FIRST, mine, total)
 
 
 @in_place
-def _phase_by_phase(kind, layout, direction, desc, p, slot):
+def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
     chunks, grain, total = desc[UNIT_CHUNKS], desc[GRAIN], desc[UNITS] * desc[UNIT_CHUNKS]
     items, table, unit = (total + grain - 1) // grain, _table(desc, desc[SAMPLES] + slot), -1
     mine = 0
@@ -278,16 +307,16 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot):
             _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table)
         mine += 1
     finish_phase(p, FIRST, mine, items)
-    units, per_sample = desc[UNITS] if desc[RESULT] != 0 else 0, desc[UNITS] // desc[SAMPLES]
+    units, per_sample = desc[UNITS], desc[UNITS] // desc[SAMPLES]
     mine = 0
     while True:
         unit = fetch_add(p, SECOND, 1)
         if unit >= units:
             break
-        _settle(kind, layout, direction, desc, unit, _table(desc, unit // per_sample))
+        _settle(kind, layout, direction, desc, unit, _table(desc, unit // per_sample), weights)
         mine += 1
     finish_phase(p, SECOND, mine, units)
-    items = items if units > 0 else 0
+    items = items if desc[RESULT] != 0 else 0
     mine = 0
     while True:
         item = fetch_add(p, THIRD, 1)
@@ -306,10 +335,12 @@ def _run(kind, layout, direction, desc):
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return
+    weights = weights_of(desc, slot)
+    _start(kind, layout, direction, desc, weights)
     if desc[APART]:
-        _phase_by_phase(kind, layout, direction, desc, p, slot)
+        _phase_by_phase(kind, layout, direction, desc, p, slot, weights)
     else:
-        _unit_by_unit(kind, layout, direction, desc, p, slot)
+        _unit_by_unit(kind, layout, direction, desc, p, slot, weights)
     _conclude(kind, layout, direction, desc, p)
 
 

@@ -20,7 +20,7 @@ from normgrad.cpu.variants import Kernel
 
 _BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
-_SHARED_FROM = 1 << 18  # elements: below, one thread is faster
+_BLOCK = 1 << 16  # elements of a block of rows, about
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _PAIR = 32  # columns that are worked on at once
 _FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients
@@ -73,8 +73,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     ]
     desc[backward.SCRATCH_SIZE] = scratch
     tags = (TAGS[problem.views["input"].dtype],)
-    shared = rows * columns > _SHARED_FROM
-    return operands.kernel(Step(_BACKWARD, desc, tuple(places), tags, shared))
+    return operands.kernel(Step(_BACKWARD, desc, tuple(places), tags, pool.shared(rows * columns)))
 
 
 def prepare_forward(problem: Problem) -> SteppedKernel:
@@ -121,8 +120,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     ]
     desc[forward.SCRATCH_SIZE] = scratch
     tags = (TAGS[problem.views["input"].dtype],)
-    shared = rows * columns > _SHARED_FROM
-    return operands.kernel(Step(_FORWARD, desc, tuple(places), tags, shared))
+    return operands.kernel(Step(_FORWARD, desc, tuple(places), tags, pool.shared(rows * columns)))
 
 
 def _lines(nbytes: int) -> int:
@@ -135,10 +133,9 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
 
     A block costs 32 bytes a column, here at most about 4 % of the traffic.
     """
-    affordable = int(0.004 * rows * itemsize)
-    blocks = max(1, min(64, affordable, rows * columns // (_SHARED_FROM // 4)))
-    if rows * columns > _SHARED_FROM:
-        blocks = max(blocks, min(8, rows // (2 * TILE)))
+    size, affordable = rows * columns, int(0.004 * rows * itemsize)
+    fewest = min(8, rows // (2 * TILE)) if size >= pool.SHARED_FROM else 1
+    blocks = max(1, min(64, affordable, size // _BLOCK), fewest)
     tiles = -(-rows // (blocks * TILE))
     block_rows = max(1, tiles) * TILE
     return -(-rows // block_rows), block_rows

@@ -1,8 +1,6 @@
 """LayerNorm backward: `layer_norm_backward(desc, kind)`, called by any number of threads with the same desc."""
 
-import numpy as np
-
-from normgrad.cpu.copies import load_coded, store_coded
+from normgrad.cpu.copies import load_coded
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.layer_norm_backward_fields import (
@@ -10,23 +8,14 @@ from normgrad.cpu.layer_norm_backward_fields import (
     BLOCKS,
     COLUMNS,
     DONE,
-    DONE_COLUMNS,
     DONE_SEGMENT,
-    DONE_WEIGHT,
     EXACT_SUMS,
-    GRAD_BIAS,
-    GRAD_BIAS_STRIDE,
-    GRAD_CODE,
     GRAD_INPUT,
     GRAD_OUT,
-    GRAD_WEIGHT,
-    GRAD_WEIGHT_STRIDE,
     INPUT,
     MEAN,
     NEXT,
-    NEXT_COLUMNS,
     NEXT_SEGMENT,
-    NEXT_WEIGHT,
     ORDERED_WEIGHT,
     OUTER_SHAPE,
     PARTIALS,
@@ -43,37 +32,73 @@ from normgrad.cpu.layer_norm_backward_fields import (
     WANT_BIAS,
     WANT_INPUT,
     WANT_WEIGHT,
-    WEIGHT,
-    WEIGHT_CODE,
-    WEIGHT_STRIDE,
     WIDE,
 )
 from normgrad.cpu.layer_norm_tiles import EXACT, PARAMETERS, exact_row, row_parameters, tile_gradients
-from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, load_i64, start_of, store, store_f64, wait_until
-from normgrad.cpu.row_sizes import SEGMENT, STAGED_ROWS, TILE
-from normgrad.cpu.rows import gather_rows, lane_of_column, row_offset, scatter_rows, segment_sums
+from normgrad.cpu.layer_norm_vectors import combine_partials, order_weight
+from normgrad.cpu.memory import (
+    fetch_add,
+    item_size,
+    load,
+    load_f64,
+    load_i64,
+    stack_space,
+    start_of,
+    store_f64,
+    wait_until,
+)
+from normgrad.cpu.row_sizes import COLUMN_CHUNK, SEGMENT, STAGED_ROWS, TILE
+from normgrad.cpu.rows import gather_rows, lane_sums, row_offset, scatter_rows, segment_sums
+from normgrad.cpu.vectors import hsum, splat_f64, vload_f64, vstore_f64
 
-COLUMN_CHUNK = 8192
+_lanes, _sums = stack_space(TILE * 2 * 16 * 8), stack_space(TILE * 2 * 8)
+
+
+@device
+def read_sums(desc, row, segments):
+    """A row's sums, whose segments a first phase made."""
+    s1, s2 = 0.0, 0.0
+    for at in range(2 * row * segments, 2 * (row + 1) * segments, 2):
+        s1, s2 = s1 + load_f64(desc[ROW_SUMS], at), s2 + load_f64(desc[ROW_SUMS], at + 1)
+    return s1, s2
+
+
+@device
+def sum_row(kind, desc, row, segments, grad_out, x, lanes):
+    """A row's sums: those of its last segment are left in lanes."""
+    mean, s1, s2 = load_coded(desc[STATISTICS_CODE], desc[MEAN], row), 0.0, 0.0
+    for segment in range(segments):
+        first, last = segment * SEGMENT, min(desc[COLUMNS], (segment + 1) * SEGMENT)
+        a, b = lane_sums(kind, grad_out, x, desc[ORDERED_WEIGHT], first, last, mean)
+        if last < desc[COLUMNS]:
+            s1, s2 = s1 + hsum(a), s2 + hsum(b)
+        else:
+            vstore_f64(lanes, 0, a)
+            vstore_f64(lanes, 16, b)
+    return s1, s2
 
 
 @device
 def sum_rows(kind, parameters, desc, row, rows, grad_out, go_pitch, x, x_pitch):
-    """Row sums of a tile (read back where a first phase made them), into its parameters; whether float32 is enough."""
-    n, weight, wide, want_input = desc[COLUMNS], desc[ORDERED_WEIGHT], desc[WIDE], desc[WANT_INPUT] != 0
-    all_fine = True
+    """Row sums of a tile into its parameters; whether float32 is enough."""
+    n, weight, want_input, wide = desc[COLUMNS], desc[ORDERED_WEIGHT], desc[WANT_INPUT] != 0, desc[WIDE] != 0
+    lanes, sums, all_fine = _lanes(), _sums(), True
+    segments = (n + SEGMENT - 1) // SEGMENT
+    for r in range(rows):  # all rows first: the sum over a row's lanes would wait for its columns
+        s1, s2 = 0.0, 0.0
+        if want_input and wide:
+            s1, s2 = read_sums(desc, row + r, segments)
+        elif want_input:
+            s1, s2 = sum_row(kind, desc, row + r, segments, grad_out + r * go_pitch, x + r * x_pitch, lanes + 256 * r)
+        store_f64(sums, 2 * r, s1)
+        store_f64(sums, 2 * r + 1, s2)
     for r in range(rows):
         mean = load_coded(desc[STATISTICS_CODE], desc[MEAN], row + r)
         rstd = load_coded(desc[STATISTICS_CODE], desc[RSTD], row + r)
         d, v = grad_out + r * go_pitch, x + r * x_pitch
-        s1, s2 = 0.0, 0.0
-        segments = (n + SEGMENT - 1) // SEGMENT if want_input else 0
-        for segment in range(segments):
-            if wide:
-                at = 2 * ((row + r) * segments + segment)
-                a, b = load_f64(desc[ROW_SUMS], at), load_f64(desc[ROW_SUMS], at + 1)
-            else:
-                a, b = segment_sums(kind, d, v, weight, segment * SEGMENT, min(n, (segment + 1) * SEGMENT), mean)
-            s1, s2 = s1 + a, s2 + b
+        s1, s2 = load_f64(sums, 2 * r), load_f64(sums, 2 * r + 1)
+        if want_input and not wide:
+            s1, s2 = s1 + hsum(vload_f64(lanes, 32 * r)), s2 + hsum(vload_f64(lanes, 32 * r + 16))
         all_fine = row_parameters(kind, parameters, r, n, s1, s2, d, v, weight, mean, rstd, want_input) and all_fine
     return all_fine
 
@@ -214,50 +239,9 @@ def run_rows(kind, desc, first_row, last_row, first, last, parameters, dw, db, d
 
 
 @device
-def order_weight(kind, desc, p):
-    """Phase 1: the weight as float32 in lane order, padded with zeros; then the pad of the last pair."""
-    n = desc[COLUMNS]
-    padded = (n + 31) // 32 * 32
-    chunks = (padded + COLUMN_CHUNK - 1) // COLUMN_CHUNK
-    while True:
-        c = fetch_add(p, NEXT_WEIGHT, 1)
-        if c >= chunks:
-            break
-        for j in range(c * COLUMN_CHUNK, min(padded, (c + 1) * COLUMN_CHUNK)):
-            value = np.float32(0)
-            if j < n:
-                value = (
-                    load_coded(desc[WEIGHT_CODE], desc[WEIGHT], j * desc[WEIGHT_STRIDE])
-                    if desc[WEIGHT]
-                    else np.float32(1)
-                )
-            store(F32, desc[ORDERED_WEIGHT], lane_of_column(kind, j), value)
-        if c == chunks - 1:
-            for j in range(32):
-                store(F32, desc[ORDERED_WEIGHT], padded + lane_of_column(kind, j), np.float32(padded - 32 + j >= n))
-        fetch_add(p, DONE_WEIGHT, 1)
-    wait_until(p, DONE_WEIGHT, chunks)
-
-
-@device
-def combine_columns(kind, desc, first, last, partials, count, pitch, db_offset):
-    """Add up the blocks' partial sums in order and write grad_weight and grad_bias."""
-    for j in range(first, last):
-        lane = lane_of_column(kind, j)
-        sw, sb = 0.0, 0.0
-        for b in range(count):
-            sw += load_f64(partials + b * pitch, lane)
-            sb += load_f64(partials + b * pitch + db_offset, lane)
-        if desc[WANT_WEIGHT]:
-            store_coded(desc[GRAD_CODE], desc[GRAD_WEIGHT], j * desc[GRAD_WEIGHT_STRIDE], np.float32(sw))
-        if desc[WANT_BIAS]:
-            store_coded(desc[GRAD_CODE], desc[GRAD_BIAS], j * desc[GRAD_BIAS_STRIDE], np.float32(sb))
-
-
-@device
 def zero_f64(address, count):
-    for i in range(count):
-        store_f64(address, i, 0.0)
+    for i in range(0, count, 16):
+        vstore_f64(address, i, splat_f64(0.0))
 
 
 @device
@@ -309,30 +293,6 @@ def run_items(kind, desc, p, parameters):
         run_rows(kind, desc, first_row, last_row, first, last, parameters, dw, db, first)
         fetch_add(p, DONE, 1)
     wait_until(p, DONE, items)
-
-
-@device
-def combine_partials(kind, desc, p):
-    """Phase 4: add up the partials of the blocks."""
-    n, wide = desc[COLUMNS], desc[WIDE] != 0
-    padded = (n + 31) // 32 * 32
-    chunks = (n + 255) // 256 if desc[WANT_WEIGHT] | desc[WANT_BIAS] else 0
-    while True:
-        c = fetch_add(p, NEXT_COLUMNS, 1)
-        if c >= chunks:
-            break
-        combine_columns(
-            kind,
-            desc,
-            c * 256,
-            min(n, (c + 1) * 256),
-            desc[PARTIALS],
-            1 if wide else desc[BLOCKS],
-            padded * 16,
-            padded * 8,
-        )
-        fetch_add(p, DONE_COLUMNS, 1)
-    wait_until(p, DONE_COLUMNS, chunks)
 
 
 @kernel

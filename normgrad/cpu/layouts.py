@@ -20,7 +20,7 @@ _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
 _GRAIN = 32768  # elements that are taken at a time
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
-SHARED_FROM = 1 << 18  # elements: below, one thread is faster
+_APART_FROM = 1 << 18  # elements of few units, whose threads would have nothing to do
 _LANES = 32
 
 
@@ -82,16 +82,18 @@ class Layout:
         )  # fmt: skip
         units = samples if self.columns else samples * groups
         per_unit = channels // groups
-        # Short rows come several at a time: the way to a chunk would be the most of the work.
-        at_once = max(1, min(per_unit, chunk // max(places, 1)))
+        # Short rows come several at a time: the way to a chunk would be the most of the work. A power of two of them:
+        # chunks of rows that follow each other then begin where cache lines do.
+        at_once = max(1, min(per_unit, 1 << (chunk // max(places, 1)).bit_length() >> 1))
         desc[at.CHANNELS_AT_ONCE] = at_once
         desc[[at.UNITS, at.UNIT_CHUNKS]] = units, chunks if self.columns else -(-per_unit // at_once) * chunks
         size = samples * channels * places // max(units, 1)
         desc[at.GRAIN] = max(1, _GRAIN // max(1, min(places, chunk) * (channels if self.columns else at_once)))
+        desc[at.UNITS_AT_ONCE] = max(1, min(_GRAIN // max(1, size), units // (8 * pool.slots())))
         pitch = -(-channels // _LANES) * _LANES
         desc[[at.PITCH, at.SLOTS]] = pitch, pool.slots()
         if apart_from is not None:
-            desc[at.APART] = size > apart_from or (units < 8 and size * units > SHARED_FROM)
+            desc[at.APART] = size > apart_from or (units < 8 and size * units > _APART_FROM)
         for name, position in self.tensors.items():
             desc[position + 1 : position + 4] = self.strides[name]
             desc[position + 4] = CODES[self.operands.laid(name).dtype]
@@ -124,7 +126,7 @@ class Layout:
     def step(self, kernel: Kernel, *tags: Any) -> Step:
         """The step that calls a kernel with this descriptor."""
         samples, channels, places = self.sizes
-        return Step(kernel, self.desc, tuple(self.places), tags, samples * channels * places > SHARED_FROM)
+        return Step(kernel, self.desc, tuple(self.places), tags, pool.shared(samples * channels * places))
 
 
 def fills(operands: Operands, value: float, *names: str) -> list[Step]:

@@ -10,6 +10,15 @@ LANES = 16
 
 I16_TYPE, I32_TYPE, I64_TYPE = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+
+
+class BFloatType(ir.Type):
+    """LLVM's bfloat, which its binding has no class for; met only between two instructions."""
+
+    def _to_string(self):
+        return "bfloat"
+
+
 STORAGE = {types.float32: FLOAT_TYPE, types.int16: HALF_TYPE, types.uint16: I16_TYPE, types.int32: I32_TYPE}
 
 
@@ -19,6 +28,12 @@ def vector_of(element, lanes=LANES):
 
 def splat_constant(vector_type, value):
     return ir.Constant(vector_type, [value] * vector_type.count)
+
+
+def splatted(builder, scalar):
+    """A vector with one value in all lanes."""
+    single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
+    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
 
 
 def same_shape(like, element):

@@ -103,6 +103,17 @@ def load_acquire(typingctx, address, index):
 
 
 @intrinsic
+def store_release(typingctx, address, index, value):
+    """Atomic int64 store: who reads it sees what was done before."""
+
+    def codegen(context, builder, sig, args):
+        builder.store_atomic(args[2], pointer_to(builder, args[0], args[1], I64_TYPE), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def start_of(typingctx, descriptor):
     """The address of a descriptor, which kernels get as a pointer to int64."""
 
@@ -125,6 +136,22 @@ def wait_until(address, index, value):
         spins += 1
         if spins > _SPINS_BEFORE_YIELD:
             _yield_to_others()
+
+
+def stack_space(nbytes):
+    """A function that kernels call for the address of so many bytes of their own, aligned to a cache line."""
+
+    @intrinsic
+    def space(typingctx):
+        def codegen(context, builder, sig, args):
+            with builder.goto_entry_block():
+                area = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
+            area.align = 64
+            return builder.ptrtoint(area, I64_TYPE)
+
+        return types.int64(), codegen
+
+    return space
 
 
 @intrinsic

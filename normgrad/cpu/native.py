@@ -8,14 +8,21 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, cast
 
 import llvmlite
 import llvmlite.binding as llvm
 
-Entry = Callable[[int], int]
+
+class Entry(Protocol):
+    """A compiled kernel: takes a descriptor's address, returns 0."""
+
+    address: int
+
+    def __call__(self, descriptor: int, /) -> int: ...
+
 
 #: What code that is kept may need from outside: functions of C, which every process has. Whatever is of Python or Numba
 #: lies elsewhere, or nowhere, in another process.
@@ -69,7 +76,10 @@ def loaded(code: bytes, symbol: str) -> Entry:
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return _entry_type(engine.get_function_address(symbol))
+    address = engine.get_function_address(symbol)
+    entry: Any = _entry_type(address)
+    entry.address = address
+    return cast(Entry, entry)
 
 
 def translated(code: str, symbol: str, prototype: Any) -> Any:

@@ -15,12 +15,14 @@ from normgrad.cpu.llvm import (
     I32_TYPE,
     LANES,
     STORAGE,
+    BFloatType,
     as_i64,
     call_intrinsic,
     narrowed,
     pointer_to,
     size_of,
     splat_constant,
+    splatted,
     type_suffix,
     vector_of,
     widened,
@@ -28,7 +30,9 @@ from normgrad.cpu.llvm import (
 from normgrad.cpu.vectors import f32x16
 
 PAIR = 2 * LANES
-_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+_FEATURES = get_host_cpu_features()
+_HAS_AVX512 = bool(_FEATURES.get("avx512f"))
+_ROUNDS_BFLOAT = _HAS_AVX512 and bool(_FEATURES.get("avx512bf16"))
 pair_type = types.UniTuple(f32x16, 2)
 
 
@@ -70,6 +74,16 @@ def _join(builder, kind, low, high):
         return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
     low, high = narrowed(builder, kind, low), narrowed(builder, kind, high)
     return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+
+
+def _join_normal(builder, kind, low, high):
+    """As _join, of lanes none of which is subnormal: the instruction that rounds to bfloat16 takes those for zeros."""
+    if kind != types.uint16 or not _ROUNDS_BFLOAT:
+        return _join(builder, kind, low, high)
+    name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
+    words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
+    order = [start + i for i in range(LANES) for start in (0, LANES)]
+    return builder.shuffle_vector(words, words, ir.Constant(vector_of(I32_TYPE, PAIR), order))
 
 
 def _float_to_half_bits(builder, value):
@@ -124,23 +138,23 @@ def load_pair_first(typingctx, kind, address, index, count):
     return pair_type(kind, address, index, types.int64), codegen
 
 
+def _positions(kind):
+    """First column and step of a pair's two vectors: neighbours, or of bfloat16 the even ones and the odd ones."""
+    return ((0, 2), (1, 2)) if kind == types.uint16 else ((0, 1), (LANES, 1))
+
+
 @intrinsic
 def load_pair_or(typingctx, kind, address, index, count, other):
     """The first `count` of 32 columns, `other` in the lanes after; nothing beyond is read."""
-    # The lanes' columns as the pair has them: neighbours, or of bfloat16 the even ones and the odd ones.
-    first, second, step = (0, 1, 2) if kind == types.uint16 else (0, LANES, 1)
 
     def codegen(context, builder, sig, args):
         element = STORAGE[kind]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
         raw = _masked_load(builder, pointer, element, args[3])
-        single = builder.insert_element(
-            ir.Constant(vector_of(FLOAT_TYPE), ir.Undefined), args[4], ir.Constant(I32_TYPE, 0)
-        )
-        filling = builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+        filling = splatted(builder, args[4])
         halves = [
             builder.select(_lanes_below(builder, args[3], LANES, start, step), half, filling)
-            for start, half in zip((first, second), _split(builder, kind, raw))
+            for (start, step), half in zip(_positions(kind), _split(builder, kind, raw))
         ]
         return context.make_tuple(builder, pair_type, halves)
 
@@ -148,50 +162,110 @@ def load_pair_or(typingctx, kind, address, index, count, other):
 
 
 @intrinsic
-def store_pair(typingctx, kind, address, index, low, high):
-    def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        builder.store(_join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
-        return context.get_dummy_value()
+def split_pair(typingctx, kind, columns, first, second):
+    """A pair with one value in so many columns, another in those after."""
 
-    return types.void(kind, address, index, f32x16, f32x16), codegen
+    def codegen(context, builder, sig, args):
+        before, after = (splatted(builder, value) for value in args[2:])
+        halves = [
+            builder.select(_lanes_below(builder, args[1], LANES, start, step), before, after)
+            for start, step in _positions(kind)
+        ]
+        return context.make_tuple(builder, pair_type, halves)
+
+    return pair_type(kind, types.int64, types.float32, types.float32), codegen
+
+
+def _storing(join):
+    """Stores of a pair, of its first columns, and past the caches, where ``join`` makes storage elements of it."""
+
+    @intrinsic
+    def store_whole(typingctx, kind, address, index, low, high):
+        def codegen(context, builder, sig, args):
+            element = STORAGE[kind]
+            pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+            builder.store(join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
+            return context.get_dummy_value()
+
+        return types.void(kind, address, index, f32x16, f32x16), codegen
+
+    @intrinsic
+    def store_first(typingctx, kind, address, index, low, high, count):
+        def codegen(context, builder, sig, args):
+            element = STORAGE[kind]
+            pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+            raw = join(builder, kind, args[3], args[4])
+            call_intrinsic(
+                builder,
+                f"llvm.masked.store.{type_suffix(raw.type)}.p0",
+                ir.VoidType(),
+                [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
+            )
+            return context.get_dummy_value()
+
+        return types.void(kind, address, index, f32x16, f32x16, types.int64), codegen
+
+    @intrinsic
+    def stream_whole(typingctx, kind, address, index, low, high):
+        def codegen(context, builder, sig, args):
+            element = STORAGE[kind]
+            pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+            lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
+            if kind == types.int16 and _HAS_AVX512:
+                # As integers: LLVM has no such store of float16, and would take a bitcast away.
+                halves = [_float_to_half_bits(builder, value) for value in args[3:]]
+                joined = builder.shuffle_vector(*halves, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+            else:
+                joined = join(builder, kind, args[3], args[4])
+            raw = builder.bitcast(joined, lanes)
+            stored = builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)
+            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+            return context.get_dummy_value()
+
+        return types.void(kind, address, index, f32x16, f32x16), codegen
+
+    return store_whole, store_first, stream_whole
+
+
+# Streams go past the caches; their address must be a multiple of 64.
+store_pair, store_pair_first, stream_pair = _storing(_join)
+# Of lanes none of which is a subnormal number.
+store_normal_pair, store_normal_pair_first, stream_normal_pair = _storing(_join_normal)
+
+
+def _lane_order(kind, inverse=False):
+    """In which order the lanes of a pair have 32 columns, or the columns have the lanes."""
+    columns = list(range(PAIR)) if kind != types.uint16 else [*range(0, PAIR, 2), *range(1, PAIR, 2)]
+    return [columns.index(c) for c in range(PAIR)] if inverse else columns
+
+
+def _shuffled(builder, low, high, order):
+    return [
+        builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE), half))
+        for half in (order[:LANES], order[LANES:])
+    ]
 
 
 @intrinsic
-def store_pair_first(typingctx, kind, address, index, low, high, count):
-    def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = _join(builder, kind, args[3], args[4])
-        call_intrinsic(
-            builder,
-            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
-            ir.VoidType(),
-            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
-        )
-        return context.get_dummy_value()
+def load_ordered(typingctx, kind, address, index):
+    """32 float32 in the lane order of a kind's pairs."""
 
-    return types.void(kind, address, index, f32x16, f32x16, types.int64), codegen
+    def codegen(context, builder, sig, args):
+        pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
+        low, high = _split(builder, types.float32, builder.load(pointer, align=4))
+        return context.make_tuple(builder, pair_type, _shuffled(builder, low, high, _lane_order(kind)))
+
+    return pair_type(kind, address, index), codegen
 
 
 @intrinsic
-def stream_pair(typingctx, kind, address, index, low, high):
-    """As store_pair, past the caches; the address must be a multiple of 64."""
+def store_ordered(typingctx, kind, address, index, low, high):
+    """32 float32 that are in the lane order of a kind's pairs, in the order of columns."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
-        if kind == types.int16 and _HAS_AVX512:
-            # As integers: LLVM has no such store of float16, and would take a bitcast away.
-            halves = [_float_to_half_bits(builder, value) for value in args[3:]]
-            joined = builder.shuffle_vector(*halves, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
-        else:
-            joined = _join(builder, kind, args[3], args[4])
-        raw = builder.bitcast(joined, lanes)
-        stored = builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
+        low, high = _shuffled(builder, args[3], args[4], _lane_order(kind, inverse=True))
+        builder.store(_join(builder, types.float32, low, high), pointer, align=4)
         return context.get_dummy_value()
 
     return types.void(kind, address, index, f32x16, f32x16), codegen

@@ -11,31 +11,26 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from normgrad.contract.arrays import numpy_address
 from normgrad.cpu.variants import Kernel
+from normgrad.cpu.waiting_fields import BOX_SIZE, DESCRIPTOR, FUNCTION, IDLE, POSTED, STATE
 from normgrad.threads import get_num_threads, usable_cores
+
+if TYPE_CHECKING:
+    from normgrad.cpu.native import Entry
 
 THREAD_NAME = "normgrad-helper"
 
-T = TypeVar("T")
-_Job = tuple[Callable[..., Any], tuple[Any, ...], Any]
-_WATCH = Kernel("normgrad.cpu.waiting", "watch")
+#: Elements from which on two threads that are awake are faster than one, and from which on waking one up pays.
+SHARED_FROM, _WOKEN_FROM = 1 << 18, 1 << 19
+_SERIES = 1e-3  # seconds: calls that follow each other so closely wake a helper for the next ones
 
-
-class _State(Enum):
-    """What a helper does: a busy one looks for a job by itself before it rests."""
-
-    BUSY = 0
-    WATCHING = 1
-    ASLEEP = 2
-
+_SERVE = Kernel("normgrad.cpu.waiting", "serve")
 
 _current_core: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
@@ -45,28 +40,36 @@ if hasattr(os, "sched_setaffinity"):
 class _Helper:
     """One daemon thread. After a job it looks out for the next one for a moment, then it goes to sleep."""
 
-    def __init__(self, watch: Callable[[int], int]) -> None:
-        self._watch = watch
-        self._job: _Job | None = None
+    def __init__(self, serve: Entry) -> None:
+        self._serve_box = serve
+        self._box = array("q", bytes(8 * BOX_SIZE))
+        self._kept: Any = None  # what the job in the box needs
         self._posting = threading.Lock()
+        self._fence = threading.Lock()
         self._wake = threading.Lock()
         self._wake.acquire()
-        self._bell = np.zeros(1, np.int64)  # its number changes with every job that a watching thread is given
-        self._state = _State.BUSY
+        self._asleep = False
+        self._asked = 0.0
         self._thread = 0
         self._kept_off = -1
         threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
-    def post(self, work: Callable[..., Any], args: tuple[Any, ...], kept: Any) -> None:
-        """Ask for help, unless a job is waiting already."""
+    def post(self, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
+        """Ask for help, unless the thread has a job already, or is asleep and not to be woken."""
+        box, now = self._box, time.perf_counter()
         with self._posting:
-            if self._job is None:
-                self._job = (work, args, kept)
-                if self._state is _State.WATCHING:
-                    self._bell[0] += 1
-                elif self._state is _State.ASLEEP:
-                    self._keep_off_this_core()
-                    self._wake.release()
+            asked, self._asked = self._asked, now
+            if box[STATE] != IDLE or (self._asleep and not wakes and now - asked > _SERIES):
+                return
+            self._kept = kept
+            box[FUNCTION], box[DESCRIPTOR] = function, descriptor
+            with self._fence:  # a lock is a barrier: whoever sees the job posted sees what it is
+                pass
+            box[STATE] = POSTED
+            if self._asleep:
+                self._asleep = False
+                self._keep_off_this_core()
+                self._wake.release()
 
     def _keep_off_this_core(self) -> None:
         """Have the thread wake up on another core than the caller's.
@@ -85,27 +88,15 @@ class _Helper:
 
     def _serve(self) -> None:
         self._thread = threading.get_native_id()
+        address, _ = self._box.buffer_info()
         while True:
-            seen = int(self._bell[0])
-            job = self._take(_State.WATCHING)
-            if job is None:
-                descriptor = np.array([numpy_address(self._bell), seen], np.int64)
-                self._watch(numpy_address(descriptor))
-                job = self._take(_State.ASLEEP)
-            if job is None:
+            self._serve_box(address)
+            with self._posting:
+                asleep = self._asleep = self._box[STATE] == IDLE
+                if asleep:
+                    self._kept = None  # a sleeping thread keeps no memory alive
+            if asleep:
                 self._wake.acquire()
-                job = self._take(_State.BUSY)
-            assert job is not None
-            work, args, _ = job
-            work(*args)
-            del job, work, args, _  # a waiting thread keeps no memory alive
-
-    def _take(self, state: _State) -> _Job | None:
-        """The job that is waiting, if any; the thread's state where there is none."""
-        with self._posting:
-            job, self._job = self._job, None
-            self._state = state if job is None else _State.BUSY
-            return job
 
 
 _helpers: list[_Helper] = []
@@ -115,7 +106,7 @@ _starting = threading.Lock()
 def _start(count: int) -> None:
     with _starting:
         while len(_helpers) < count:
-            _helpers.append(_Helper(_WATCH.entry(())))
+            _helpers.append(_Helper(_SERVE.entry(())))
 
 
 def _forget_threads() -> None:
@@ -133,14 +124,20 @@ def slots() -> int:
     return max(get_num_threads(), usable_cores())
 
 
-def run(work: Callable[..., T], most: int, *args: Any, kept: Any = None) -> T:
-    """Call ``work(*args)`` on this thread and on as many others as may take part, ``most`` in all.
+def shared(elements: int) -> int:
+    """How many elements a step is to share, which works on so many: none if it is done before help comes."""
+    return elements if elements >= SHARED_FROM else 0
 
-    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it.
+
+def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = None) -> int:
+    """Call a kernel on this thread and on as many others as may take part, ``most`` in all.
+
+    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it. For few elements
+    only those help who are awake, or are called again and again.
     """
-    wanted = min(get_num_threads(), most) - 1
+    wanted, wakes = min(get_num_threads(), most) - 1, elements >= _WOKEN_FROM
     if len(_helpers) < wanted:
         _start(wanted)
     for helper in _helpers[:wanted]:
-        helper.post(work, args, kept)
-    return work(*args)
+        helper.post(entry.address, descriptor, wakes, kept)
+    return entry(descriptor)

@@ -5,3 +5,4 @@ SEGMENT = 32768
 OUTER_RANK = 3  # axes of rows that a kernel follows
 TILE = 4  # rows whose weight gradients are added up in registers before they meet the partial sums
 STAGED_ROWS = 32  # strided rows that are brought together at a time
+COLUMN_CHUNK = 8192  # columns of long rows that are taken at a time

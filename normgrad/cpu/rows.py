@@ -15,6 +15,14 @@ def lane_of_column(kind, column):
 
 
 @device
+def column_of_lane(kind, lane):
+    """Which column is in a lane of such a vector."""
+    if is_bfloat(kind):
+        return (lane & ~31) | ((lane & 15) << 1) | ((lane >> 4) & 1)
+    return lane
+
+
+@device
 def row_offset(desc, shape, strides, row):
     """Bytes from a tensor's address to a row; `shape` and `strides` are positions of OUTER_RANK numbers in desc."""
     inner, middle = desc[shape + 2], desc[shape + 1]
@@ -42,8 +50,8 @@ def _terms(kind, grad_out, x, weight, j, mean):
 
 
 @device
-def segment_sums(kind, grad_out, x, weight, first, last, mean):
-    """sum(g), sum(g*(x - mean)) over columns: float32 trees of 16 terms a lane, float64 beyond."""
+def lane_sums(kind, grad_out, x, weight, first, last, mean):
+    """sum(g), sum(g*(x - mean)) over columns, in 16 lanes: float32 trees of 16 terms a lane, float64 beyond."""
     vm = splat_f32(mean)
     s1, s2 = splat_f64(0.0), splat_f64(0.0)
     j = first
@@ -74,6 +82,13 @@ def segment_sums(kind, grad_out, x, weight, first, last, mean):
             vm,
         )
         s1, s2 = s1 + widen(a0), s2 + widen(b0)
+    return s1, s2
+
+
+@device
+def segment_sums(kind, grad_out, x, weight, first, last, mean):
+    """sum(g), sum(g*(x - mean)) over columns."""
+    s1, s2 = lane_sums(kind, grad_out, x, weight, first, last, mean)
     return hsum(s1), hsum(s2)
 
 

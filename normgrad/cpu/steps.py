@@ -55,8 +55,8 @@ class Workspace:
 class Step:
     """One call of a kernel: ``kernel(descriptor, *tags)``.
 
-    A tag is a scalar whose type chooses a dtype. A shared step runs on several threads and divides its work itself; its
-    workspace has room for as many as there are slots when it is prepared.
+    A tag is a scalar whose type chooses a dtype. A step that shares its elements, so many, runs on several
+    threads and divides its work itself; its workspace has room for as many as there are slots when it is prepared.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Step:
         descriptor: np.ndarray,
         places: Sequence[tuple[int, Place]],
         tags: tuple[Any, ...] = (),
-        shared: bool = False,
+        shared: int = 0,
     ) -> None:
         self._kernel = kernel
         self._descriptor = numbers = array("q", descriptor.tobytes() + bytes(8))  # and room for its own address
@@ -90,7 +90,7 @@ class Step:
         if entry is None:
             entry = self._entry = self._kernel.entry(self._tags)
         if self._shared:
-            status = pool.run(entry, self._slots, address, kept=descriptor)
+            status = pool.run(entry, self._slots, address, self._shared, kept=descriptor)
         else:
             status = entry(address)
         if status:

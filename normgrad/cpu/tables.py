@@ -6,31 +6,22 @@ from normgrad.cpu.channel_fields import (
     BIAS,
     CHANNELS,
     CHUNKS,
-    COUNTER,
-    COUNTS,
     GROUPS,
-    MEAN,
     PARTIALS,
     PITCH,
     PLACES,
     RECORDS,
-    RSTD,
-    SAMPLES,
-    SUM_DY,
-    SUM_DY_XMU,
     WEIGHT,
 )
-from normgrad.cpu.channels import partial_index, places_of, usable, vector_or, vector_value
+from normgrad.cpu.channels import partial_index, places_of, usable, vector_or
 from normgrad.cpu.copies import store_exact
-from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load_f64, store, store_f64
 from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.vectors import splat_f64, vload_f64, vstore_f64
 
 # Values about this size and larger: whatever a term loses as a subnormal number does not show.
-_VISIBLE = 2.0**-100
+VISIBLE = 2.0**-100
 
 
 @device
@@ -40,7 +31,7 @@ def lane_of(kind, columns, c):
 
 
 @device
-def _fill(table, pitch, lane, first, second, third, fourth, fine):
+def fill_entry(table, pitch, lane, first, second, third, fourth, fine):
     store(F32, table, lane, np.float32(first))
     store(F32, table, pitch + lane, np.float32(second))
     store(F32, table, 2 * pitch + lane, np.float32(third))
@@ -53,50 +44,15 @@ def mark_all(kind, desc, table, fine):
     """In columns one flag speaks for all channels, which share vectors; lanes without a channel are to give zeros."""
     pitch = desc[PITCH]
     for c in range(desc[CHANNELS], pitch):
-        _fill(table, pitch, lane_of_column(kind, c), 0.0, 0.0, 0.0, 0.0, True)
+        fill_entry(table, pitch, lane_of_column(kind, c), 0.0, 0.0, 0.0, 0.0, True)
     store(F32, table, 4 * pitch, np.float32(fine))
 
 
 @device
-def _fine_gradient(mean, slope, offset):
+def fine_gradient(mean, slope, offset):
     """Whether float32 will do for slope·(x − mean) + offset."""
     fine = usable(slope) and usable(offset) and abs(mean) <= 2.0**126
-    return fine and (slope == 0.0 or abs(offset) >= _VISIBLE)
-
-
-@device
-def group_gradients(kind, columns, desc, n, q, table):
-    """The record of a sample's group from its partials, and the table's entries; whether float32 will do for all."""
-    per_group, statistic, pitch = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q, desc[PITCH]
-    mean, rstd = vector_value(desc, MEAN, statistic), vector_value(desc, RSTD, statistic)
-    total, total_x = 0.0, 0.0
-    for c in range(q * per_group, (q + 1) * per_group):
-        weight, lane = vector_or(desc, WEIGHT, c, 1.0), lane_of(kind, columns, c)
-        if abs(weight) < np.inf:
-            g, gx = 0.0, 0.0
-            for chunk in range(desc[CHUNKS]):
-                at = partial_index(desc, n, chunk) + lane
-                g += load_f64(desc[PARTIALS], at)
-                gx += load_f64(desc[PARTIALS], at + pitch)
-            total += weight * g
-            total_x += weight * gx
-        else:  # Inf times a sum is not the sum of Inf times each
-            g, gx = exact_gradient_sums(desc, n, c, 0, desc[PLACES], weight)
-            total += g
-            total_x += gx
-    size = np.float64(per_group * desc[PLACES])
-    mean_g, mean_gx = total / size, total_x / size
-    store_f64(desc[RECORDS], 2 * statistic, mean_g)
-    store_f64(desc[RECORDS], 2 * statistic + 1, mean_gx)
-    slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
-    group_fine = _fine_gradient(mean, slope, offset)
-    fine = True
-    for c in range(q * per_group, (q + 1) * per_group):
-        factor = rstd * vector_or(desc, WEIGHT, c, 1.0)
-        channel_fine = group_fine and usable(factor)
-        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
-        fine = fine and channel_fine
-    return fine
+    return fine and (slope == 0.0 or abs(offset) >= VISIBLE)
 
 
 @device
@@ -105,7 +61,7 @@ def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
     factor = rstd * weight
     offset = bias - (mean - np.float32(mean)) * factor
     fine = usable(factor) and usable(offset) and abs(mean) <= 2.0**126
-    _fill(table, pitch, lane, mean, 0.0, factor, offset, fine)
+    fill_entry(table, pitch, lane, mean, 0.0, factor, offset, fine)
     return fine
 
 
@@ -133,74 +89,6 @@ def group_statistics(kind, columns, desc, n, q, table, eps):
         weight, bias = vector_or(desc, WEIGHT, c, 1.0), vector_or(desc, BIAS, c, 0.0)
         fine = _normal_entry(table, pitch, lane_of(kind, columns, c), mean, rstd, weight, bias) and fine
     return fine
-
-
-@device
-def channel_statistics(kind, columns, desc, c, eps):
-    """Mean and invstd of a channel over all samples, to its record."""
-    lane, size, pitch = lane_of(kind, columns, c), np.float64(desc[SAMPLES] * desc[PLACES]), desc[PITCH]
-    total, squares = 0.0, 0.0
-    for n in range(desc[SAMPLES]):
-        for chunk in range(desc[CHUNKS]):
-            total += load_f64(desc[PARTIALS], partial_index(desc, n, chunk) + lane)
-    mean = total / size
-    for n in range(desc[SAMPLES]):
-        for chunk in range(desc[CHUNKS]):
-            count, at = np.float64(places_of(desc, chunk)), partial_index(desc, n, chunk) + lane
-            distance = load_f64(desc[PARTIALS], at) / count - mean
-            squares += load_f64(desc[PARTIALS], at + pitch) + distance * distance * count
-    store_f64(desc[RECORDS], 2 * c, mean)
-    store_f64(desc[RECORDS], 2 * c + 1, 1.0 / np.sqrt(squares / size + eps))
-
-
-@device
-def channel_gradients(kind, columns, desc, table):
-    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels."""
-    count, fine, pitch = 0.0, True, desc[PITCH]
-    for i in range(desc[COUNTS]):
-        count += vector_value(desc, COUNTER, i)
-    for c in range(desc[CHANNELS]):
-        mean, invstd = vector_value(desc, MEAN, c), vector_value(desc, RSTD, c)
-        mean_g, mean_gx = vector_value(desc, SUM_DY, c) / count, vector_value(desc, SUM_DY_XMU, c) / count
-        store_f64(desc[RECORDS], 2 * c, mean_g)
-        store_f64(desc[RECORDS], 2 * c + 1, mean_gx)
-        factor = invstd * vector_or(desc, WEIGHT, c, 1.0)
-        slope, offset = -(invstd * invstd * mean_gx * factor), -(mean_g * factor)
-        channel_fine = _fine_gradient(mean, slope, offset) and usable(factor)
-        _fill(table, pitch, lane_of(kind, columns, c), mean, slope, factor, offset, channel_fine)
-        fine = fine and channel_fine
-    return fine
-
-
-@device
-def channel_normals(kind, columns, desc, table):
-    """BatchNorm's records and table from the statistics given; whether float32 will do for all channels."""
-    fine = True
-    for c in range(desc[CHANNELS]):
-        mean, invstd = vector_value(desc, MEAN, c), vector_value(desc, RSTD, c)
-        store_f64(desc[RECORDS], 2 * c, mean)
-        store_f64(desc[RECORDS], 2 * c + 1, invstd)
-        weight, bias = vector_or(desc, WEIGHT, c, 1.0), vector_or(desc, BIAS, c, 0.0)
-        entry_fine = _normal_entry(table, desc[PITCH], lane_of(kind, columns, c), mean, invstd, weight, bias)
-        fine = entry_fine and fine
-    return fine
-
-
-@device
-def total_block(desc, block):
-    """Add up the partials of 32 channels over samples and chunks, into the first of them."""
-    lane, pitch = 32 * block, desc[PITCH]
-    zero = splat_f64(0.0)
-    g0, g1, x0, x1 = zero, zero, zero, zero
-    for i in range(desc[SAMPLES] * desc[CHUNKS]):
-        at = desc[PARTIALS] + 8 * (2 * i * pitch + lane)
-        g0, g1 = g0 + vload_f64(at, 0), g1 + vload_f64(at, 16)
-        x0, x1 = x0 + vload_f64(at, pitch), x1 + vload_f64(at, pitch + 16)
-    at = desc[PARTIALS] + 8 * lane
-    vstore_f64(at, 0, g0)
-    vstore_f64(at, 16, g1)
-    vstore_f64(at, pitch, x0)
-    vstore_f64(at, pitch + 16, x1)
 
 
 @device

@@ -7,6 +7,7 @@ overlap or tile it happens in.
 import operator
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.core.datamodel import models
 from numba.core.typing import signature
@@ -17,6 +18,7 @@ from normgrad.cpu.llvm import (
     DOUBLE_TYPE,
     FLOAT_TYPE,
     I32_TYPE,
+    I64_TYPE,
     LANES,
     STORAGE,
     as_i64,
@@ -25,10 +27,13 @@ from normgrad.cpu.llvm import (
     pointer_to,
     size_of,
     splat_constant,
+    splatted,
     type_suffix,
     vector_of,
     widened,
 )
+
+_CLASSIFIES = bool(get_host_cpu_features().get("avx512dq"))
 
 
 class Vector(types.Type):
@@ -131,21 +136,98 @@ def all_between(typingctx, value, low, high):
     return types.boolean(f32x16, types.float32, types.float32), codegen
 
 
+def _all(builder, lanes):
+    mask = ir.IntType(LANES)
+    return builder.icmp_unsigned("==", builder.bitcast(lanes, mask), ir.Constant(mask, 2**LANES - 1))
+
+
+def _between(builder, value, low, high):
+    """Lanes for which low <= |lane| <= high: not if it is NaN. The limits are constants or vectors."""
+    size = call_intrinsic(builder, f"llvm.fabs.{type_suffix(value.type)}", value.type, [value])
+    return builder.and_(builder.fcmp_ordered(">=", size, low), builder.fcmp_ordered("<=", size, high))
+
+
 @intrinsic
-def any_subnormal(typingctx, value):
-    """Whether a lane is a subnormal number."""
+def all_between_f64(typingctx, value, low, high):
+    """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
 
     def codegen(context, builder, sig, args):
-        bits = builder.and_(
-            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
-        )
-        below = builder.sub(bits, splat_constant(vector_of(I32_TYPE), 1))  # zero becomes the largest
-        subnormal = builder.icmp_unsigned("<", below, splat_constant(vector_of(I32_TYPE), 0x7FFFFF))
+        return _all(builder, _between(builder, args[0], *(splatted(builder, limit) for limit in args[1:])))
+
+    return types.boolean(f64x16, types.float64, types.float64), codegen
+
+
+def _usable(builder, value):
+    double = vector_of(DOUBLE_TYPE)
+    normal = _between(builder, value, splat_constant(double, 2.0**-126), splat_constant(double, 2.0**127))
+    return builder.or_(normal, builder.fcmp_ordered("==", value, splat_constant(double, 0.0)))
+
+
+@intrinsic
+def all_usable(typingctx, value):
+    """Whether float32 holds all lanes with all their digits."""
+    return types.boolean(f64x16), lambda context, builder, sig, args: _all(builder, _usable(builder, args[0]))
+
+
+@intrinsic
+def usable_lanes(typingctx, value):
+    """1 in lanes that float32 holds with all their digits, 0 in others."""
+
+    def codegen(context, builder, sig, args):
+        return builder.uitofp(_usable(builder, args[0]), vector_of(FLOAT_TYPE))
+
+    return f32x16(f64x16), codegen
+
+
+@intrinsic
+def lanes_between(typingctx, value, low, high):
+    """1 in lanes for which low <= |lane| <= high, 0 in others."""
+
+    def codegen(context, builder, sig, args):
+        lanes = _between(builder, args[0], *(splatted(builder, limit) for limit in args[1:]))
+        return builder.uitofp(lanes, vector_of(FLOAT_TYPE))
+
+    return f32x16(f64x16, types.float64, types.float64), codegen
+
+
+@intrinsic
+def square_roots(typingctx, value):
+    return f64x16(f64x16), lambda context, builder, sig, args: call_intrinsic(
+        builder, f"llvm.sqrt.{type_suffix(args[0].type)}", args[0].type, list(args)
+    )
+
+
+def _subnormal_lanes(builder, value):
+    if _CLASSIFIES:
+        lanes, denormal = ir.VectorType(ir.IntType(1), LANES), ir.Constant(I32_TYPE, 0x20)
+        return call_intrinsic(builder, "llvm.x86.avx512.fpclass.ps.512", lanes, [value, denormal])
+    bits = builder.and_(builder.bitcast(value, vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF))
+    below = builder.sub(bits, splat_constant(vector_of(I32_TYPE), 1))  # zero becomes the largest
+    return builder.icmp_unsigned("<", below, splat_constant(vector_of(I32_TYPE), 0x7FFFFF))
+
+
+@intrinsic
+def any_subnormal(typingctx, a, b):
+    """Whether a lane of either is a subnormal number."""
+
+    def codegen(context, builder, sig, args):
+        subnormal = builder.or_(*(_subnormal_lanes(builder, value) for value in args))
         return builder.icmp_unsigned(
             "!=", builder.bitcast(subnormal, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0)
         )
 
-    return types.boolean(f32x16), codegen
+    return types.boolean(f32x16, f32x16), codegen
+
+
+@intrinsic
+def unlikely(typingctx, condition):
+    """The condition, of which LLVM is told that it seldom holds: what follows otherwise keeps its registers."""
+
+    def codegen(context, builder, sig, args):
+        bit = ir.IntType(1)
+        return call_intrinsic(builder, "llvm.expect.i1", bit, [args[0], ir.Constant(bit, 0)])
+
+    return types.boolean(types.boolean), codegen
 
 
 @intrinsic
@@ -168,12 +250,7 @@ def vstore_f64(typingctx, address, index, value):
 def _splat(name, vector_type, scalar_type):
     @intrinsic
     def splat(typingctx, value):
-        def codegen(context, builder, sig, args):
-            llvm_type = context.get_value_type(vector_type)
-            single = builder.insert_element(ir.Constant(llvm_type, ir.Undefined), args[0], ir.Constant(I32_TYPE, 0))
-            return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
-
-        return vector_type(scalar_type), codegen
+        return vector_type(scalar_type), lambda context, builder, sig, args: splatted(builder, args[0])
 
     return splat
 
@@ -236,6 +313,34 @@ def hsum(typingctx, value):
         return builder.extract_element(vector, ir.Constant(I32_TYPE, 0))
 
     return scalar(value), codegen
+
+
+def _folded(builder, run, vector, other=None):
+    """One or two vectors of runs of lanes, each run's second half added to its first."""
+    lanes = vector.type.count * (1 if other is None else 2)
+    firsts = [start + i for start in range(0, lanes, run) for i in range(run // 2)]
+    halves = [
+        builder.shuffle_vector(
+            vector, other or vector, ir.Constant(vector_of(I32_TYPE, lanes // 2), [i + shift for i in firsts])
+        )
+        for shift in (0, run // 2)
+    ]
+    return builder.fadd(*halves)
+
+
+@intrinsic
+def store_sums(typingctx, address, a, b, c, d):
+    """The sums of the lanes of four f64x16, each in the order of hsum, to four float64 in memory."""
+
+    def codegen(context, builder, sig, args):
+        a, b, c, d = (_folded(builder, 16, vector) for vector in args[1:])
+        pairs = _folded(builder, 4, _folded(builder, 8, a, b), _folded(builder, 8, c, d))
+        sums = _folded(builder, 2, pairs)
+        pointer = pointer_to(builder, args[0], ir.Constant(I64_TYPE, 0), DOUBLE_TYPE, sums.type)
+        builder.store(sums, pointer, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, f64x16, f64x16, f64x16, f64x16), codegen
 
 
 class _VectorOperator(AbstractTemplate):

@@ -1,4 +1,4 @@
-"""How a thread waits for its next job without going to sleep."""
+"""How a helper thread serves: it looks out for jobs and runs them without the interpreter, which would take longer."""
 
 import platform
 
@@ -7,13 +7,12 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from normgrad.cpu.jit import kernel
-from normgrad.cpu.llvm import call_intrinsic
-from normgrad.cpu.memory import load_acquire
+from normgrad.cpu.llvm import I32_TYPE, I64_TYPE, call_intrinsic
+from normgrad.cpu.memory import load_acquire, start_of, store_release
+from normgrad.cpu.waiting_fields import DESCRIPTOR, FUNCTION, IDLE, POSTED, STATE
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
-# About 0.2 ms, several times what waking up takes; and the few µs from a caller's bell to its letting go of the
-# interpreter's lock, which the helper needs next.
-_LOOKS, _LAST_LOOKS = (12_000, 100) if _HAS_PAUSE else (100_000, 2000)
+_LOOKS = 12_000 if _HAS_PAUSE else 100_000  # about 0.2 ms, several times what waking up takes
 
 
 @intrinsic
@@ -28,13 +27,26 @@ def _pause(typingctx):
     return types.void(), codegen
 
 
+@intrinsic
+def _call(typingctx, function, descriptor):
+    """Call a kernel by its address."""
+
+    def codegen(context, builder, sig, args):
+        signature = ir.FunctionType(I32_TYPE, [I64_TYPE])
+        builder.call(builder.inttoptr(args[0], signature.as_pointer()), [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
 @kernel
-def watch(desc):
-    """Return soon after the number at the address desc[0] is no longer desc[1], or when it has not changed for long."""
-    looks = _LOOKS
-    while looks > 0 and load_acquire(desc[0], 0) == desc[1]:
+def serve(desc):
+    """Run the jobs that are posted; return when there has been none for long."""
+    box, looks = start_of(desc), _LOOKS
+    while looks > 0:
+        if load_acquire(box, STATE) == POSTED:
+            _call(desc[FUNCTION], desc[DESCRIPTOR])
+            store_release(box, STATE, IDLE)
+            looks = _LOOKS
         looks -= 1
         _pause()
-    if looks > 0:
-        for _ in range(_LAST_LOOKS):
-            _pause()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from normgrad.bench.cases import Case
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
 from normgrad.bench.contenders.tensors import arguments_as_torch, from_torch
 from normgrad.bench.workload import Workload
@@ -44,13 +45,16 @@ class CompiledPyTorch:
 
     name = "torch.compile"
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", cases: frozenset[Case] | None = None) -> None:
         self._device = device
+        self._cases = cases
 
     def prepare(self, work: Workload) -> Iterable[Contender]:
         """Compile for the workload's sizes; takes seconds."""
         import torch
 
+        if self._cases is not None and work.case not in self._cases:
+            raise Unavailable("it compiles for seconds, and only in the cases chosen for it")
         if work.case.operator not in _FORMULAS:
             raise Unavailable(f"there is no formula of {work.case.operator} to compile")
         torch._dynamo.reset()  # every case is compiled for its own sizes, and none counts as a recompilation

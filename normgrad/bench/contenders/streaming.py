@@ -6,120 +6,55 @@ small data, the caches) lets any kernel be that does as many reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from normgrad.bench.contenders import stream_fields as at
 from normgrad.bench.contenders.contender import Contender, Role
 from normgrad.bench.contenders.tensors import as_torch
 from normgrad.bench.workload import Traffic, Workload
+from normgrad.contract.arrays import numpy_address
 from normgrad.cpu import pool
+from normgrad.cpu.variants import Kernel
 from normgrad.threads import get_num_threads
 
-_BLOCK = 1 << 15  # words that a thread takes at a time: 256 KB of each array
-_TAKEN, _DONE, _SUM = range(3)
+_MODULE = "normgrad.bench.contenders.stream_kernels"
+_KERNELS = {
+    Traffic(2, 1): Kernel(_MODULE, "add"),
+    Traffic(1, 1): Kernel(_MODULE, "copy"),
+    Traffic(1, 0): Kernel(_MODULE, "read"),
+    Traffic(2, 0): Kernel(_MODULE, "read_two"),
+}
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _fetch_add(context: Any, counters: Any, position: Any, amount: Any) -> Any:
-    """Add to a counter that other threads add to as well; what it was before."""
+class Stream:
+    """A kernel that goes through arrays once, on normgrad's threads or on this one alone where there is little."""
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        array_type, *_ = signature.args
-        array = context.make_array(array_type)(context, builder, values[0])
-        address = cgutils.get_item_pointer(context, builder, array_type, array, [values[1]])
-        amount = context.cast(builder, values[2], signature.args[2], types.uint64)
-        return builder.atomic_rmw("add", address, amount, "seq_cst")
+    def __init__(self, traffic: Traffic, arrays: Sequence[np.ndarray]) -> None:
+        self._entry = _KERNELS[traffic].entry(())
+        self._arrays = arrays
+        self._descriptor = np.zeros(at.DESC_SIZE, np.int64)
+        self._descriptor[at.WORDS] = arrays[0].size
+        self._descriptor[at.ARRAYS : at.ARRAYS + len(arrays)] = [numpy_address(array) for array in arrays]
 
-    return types.uint64(counters, types.intp, types.uint64), generate
-
-
-def _compiled(function: Callable[..., None]) -> Any:
-    return numba.njit(nogil=True, error_model="numpy")(function)
-
-
-@_compiled
-def _wait(counters: np.ndarray, blocks: int) -> None:
-    while _fetch_add(counters, _DONE, 0) < blocks:
-        pass
-
-
-@_compiled
-def _add(counters: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
-    blocks = -(-a.size // _BLOCK)
-    while True:
-        block = int(_fetch_add(counters, _TAKEN, 1))
-        if block >= blocks:
-            break
-        for i in range(block * _BLOCK, min(a.size, (block + 1) * _BLOCK)):
-            c[i] = a[i] + b[i]
-        _fetch_add(counters, _DONE, 1)
-    _wait(counters, blocks)
-
-
-@_compiled
-def _copy(counters: np.ndarray, a: np.ndarray, c: np.ndarray) -> None:
-    blocks = -(-a.size // _BLOCK)
-    while True:
-        block = int(_fetch_add(counters, _TAKEN, 1))
-        if block >= blocks:
-            break
-        for i in range(block * _BLOCK, min(a.size, (block + 1) * _BLOCK)):
-            c[i] = a[i]
-        _fetch_add(counters, _DONE, 1)
-    _wait(counters, blocks)
-
-
-@_compiled
-def _read(counters: np.ndarray, a: np.ndarray) -> None:
-    blocks = -(-a.size // _BLOCK)
-    while True:
-        block = int(_fetch_add(counters, _TAKEN, 1))
-        if block >= blocks:
-            break
-        total = np.uint64(0)
-        for i in range(block * _BLOCK, min(a.size, (block + 1) * _BLOCK)):
-            total += a[i]
-        _fetch_add(counters, _SUM, total)
-        _fetch_add(counters, _DONE, 1)
-    _wait(counters, blocks)
-
-
-@_compiled
-def _read_two(counters: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-    blocks = -(-a.size // _BLOCK)
-    while True:
-        block = int(_fetch_add(counters, _TAKEN, 1))
-        if block >= blocks:
-            break
-        total = np.uint64(0)
-        for i in range(block * _BLOCK, min(a.size, (block + 1) * _BLOCK)):
-            total += a[i] ^ b[i]
-        _fetch_add(counters, _SUM, total)
-        _fetch_add(counters, _DONE, 1)
-    _wait(counters, blocks)
-
-
-_KERNELS = {Traffic(2, 1): _add, Traffic(1, 1): _copy, Traffic(1, 0): _read, Traffic(2, 0): _read_two}
-
-
-def on_threads(function: Callable[..., None], arrays: list[np.ndarray]) -> None:
-    """Run a kernel on normgrad's threads, or on this one alone where there is little to share."""
-    counters = np.zeros(3, np.uint64)
-    if arrays[0].size > _BLOCK and get_num_threads() > 1:
-        pool.run(function, pool.slots(), counters, *arrays)
-    else:
-        function(counters, *arrays)
+    def __call__(self) -> int:
+        """Once through; the sum of what was read."""
+        descriptor = self._descriptor.copy()
+        address = numpy_address(descriptor)
+        if self._arrays[0].size > at.BLOCK and get_num_threads() > 1:
+            pool.run(self._entry, pool.slots(), address, self._arrays[0].size, kept=(descriptor, self._arrays))
+        else:
+            self._entry(address)
+        return int(descriptor[at.SUM])
 
 
 def as_words(nbytes: int) -> np.ndarray:
     """An array of so many bytes in words of eight, the last of which may reach beyond."""
-    return np.ones(-(-nbytes // 8), np.uint64)
+    # Ordinary numbers as float32, too: an addition of subnormal ones can take many times as long.
+    return np.full(-(-nbytes // 8), 0x3F80_0000_3F80_0000, np.uint64)
 
 
 class Streaming:
@@ -131,9 +66,7 @@ class Streaming:
         """One kernel, compiled."""
         traffic = work.traffic
         arrays = [as_words(work.case.nbytes) for _ in range(traffic.reads + traffic.writes)]
-        function = _KERNELS[traffic]
-        function(np.zeros(3, np.uint64), *arrays)
-        yield Contender(self.name, Role.LIMIT, partial(on_threads, function, arrays))
+        yield Contender(self.name, Role.LIMIT, Stream(traffic, arrays))
 
 
 class NumpyStreaming:

@@ -1,0 +1,193 @@
+"""Sums and squares of BatchNorm's data: float32 about a guess at the mean, float64 beyond and where that is too coarse.
+
+They are wanted for themselves: results made of them, which may be near 0 and show every error, take more care.
+"""
+
+import numpy as np
+
+from normgrad.cpu.channel_columns import add_moments, clear_sums, settle_moments
+from normgrad.cpu.channel_fields import CHANNELS, CHUNK, INPUT, PARTIALS, PITCH, PLACES, SAMPLES, TABLES
+from normgrad.cpu.channel_rows import moments_of_row
+from normgrad.cpu.channels import address_of, partial_index, places_of
+from normgrad.cpu.exact import exact_moments
+from normgrad.cpu.jit import device, in_place
+from normgrad.cpu.kinds import F32
+from normgrad.cpu.memory import item_size, load, stack_space, store, store_f64
+from normgrad.cpu.pairs import load_pair, load_pair_first, load_pair_or
+from normgrad.cpu.rows import column_of_lane
+from normgrad.cpu.trusted_sums import LARGEST, SMALLEST
+from normgrad.cpu.vectors import (
+    all_between_f64,
+    fma,
+    hsum,
+    splat_f32,
+    splat_f64,
+    vload,
+    vload_f64,
+    vstore,
+    vstore_f64,
+    widen,
+)
+
+_ROWS = 8  # whose sums over lanes are made together: one after another, each would wait for the one before
+FEW = 128  # up to so many terms, a float32 rounding of one of them shows
+_RUN = 16  # places that are worked on at once, and added up in float32
+_GUESSED = 8  # places whose mean is the guess at that of a chunk of columns
+_WORST = 4.0  # by how much squares about a guess may be larger than those about the mean
+
+_lane_sums = stack_space(_ROWS * 2 * 16 * 8)
+_guesses = stack_space(_ROWS * 4)
+
+
+@in_place
+def _add_terms(v, m0, m1, s0, s1, q0, q1):
+    a, b = v[0] - m0, v[1] - m1
+    return s0 + a, s1 + b, fma(a, a, q0), fma(b, b, q1)
+
+
+@in_place
+def _row_moments(kind, x, count, shift):
+    """Sums over the lanes of x − shift and (x − shift)²: two runs of up to 8 terms in float32, float64 beyond."""
+    centre, zero = splat_f32(shift), splat_f32(np.float32(0))
+    s, q = splat_f64(0.0), splat_f64(0.0)
+    i = 0
+    while i + 256 <= count:
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        for k in range(0, 256, 32):
+            s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i + k), centre, centre, s0, s1, q0, q1)
+        s, q = s + widen(s0 + s1), q + widen(q0 + q1)
+        i += 256
+    if i < count:
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        while i + 32 <= count:
+            s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i), centre, centre, s0, s1, q0, q1)
+            i += 32
+        if i < count:
+            s0, s1, q0, q1 = _add_terms(load_pair_or(kind, x, i, count - i, shift), centre, centre, s0, s1, q0, q1)
+        s, q = s + widen(s0 + s1), q + widen(q0 + q1)
+    return s, q
+
+
+@in_place
+def _long_rows(kind, desc, n, first, last, place, count, x, step, at):
+    """Moments of up to _ROWS rows, each about the mean of its beginning."""
+    lanes, guesses = _lane_sums(), _guesses()
+    for c in range(first, last):
+        v = load_pair(kind, x + (c - first) * step, 0)
+        guess = hsum(v[0] + v[1]) * np.float32(1 / 32)
+        s, q = _row_moments(kind, x + (c - first) * step, count, guess)
+        vstore_f64(lanes, 32 * (c - first), s)
+        vstore_f64(lanes, 32 * (c - first) + 16, q)
+        store(F32, guesses, c - first, guess)
+    per_place = 1.0 / count
+    for c in range(first, last):
+        s, q = hsum(vload_f64(lanes, 32 * (c - first))), hsum(vload_f64(lanes, 32 * (c - first) + 16))
+        total, squares = s + count * np.float64(load(F32, guesses, c - first)), q - s * s * per_place
+        if not (q <= _WORST * squares and SMALLEST <= q <= LARGEST):
+            total, squares = moments_of_row(kind, desc, n, c, place, count, x + (c - first) * step)
+        store_f64(at, c, total)
+        store_f64(at, c + desc[PITCH], squares)
+
+
+@device
+def batch_moments_rows(kind, desc, n, first, last, part):
+    """Sums of the rows of a chunk, and of the squares about their means, to the partials."""
+    place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
+    x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
+    at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
+    if count >= FEW:
+        for c in range(first, last, _ROWS):
+            stop = min(last, c + _ROWS)
+            _long_rows(kind, desc, n, c, stop, place, count, x + (c - first) * step, step, at)
+        return
+    for c in range(first, last):
+        total, squares = moments_of_row(kind, desc, n, c, place, count, x + (c - first) * step)
+        store_f64(at, c, total)
+        store_f64(at, c + pitch, squares)
+
+
+@in_place
+def _load(kind, address, whole, count):
+    if whole:
+        return load_pair(kind, address, 0)
+    return load_pair_first(kind, address, 0, count)
+
+
+@in_place
+def _guess_columns(kind, x, step, places, guesses, whole, count):
+    """The mean of some places, for 32 channels."""
+    v = _load(kind, x, whole, count)
+    a, b = v[0], v[1]
+    for r in range(1, places):
+        v = _load(kind, x + r * step, whole, count)
+        a, b = a + v[0], b + v[1]
+    share = splat_f32(np.float32(1.0 / places))
+    vstore(F32, guesses, 0, a * share)
+    vstore(F32, guesses, 16, b * share)
+
+
+@in_place
+def _add_columns(kind, x, step, places, guesses, sums, squares, whole, count):
+    """Add x − guess and its square at some places to the sums of 32 channels: two runs of terms in float32."""
+    zero, m0, m1 = splat_f32(np.float32(0)), vload(F32, guesses, 0), vload(F32, guesses, 16)
+    s0, s1, q0, q1 = zero, zero, zero, zero
+    t0, t1, r0, r1 = zero, zero, zero, zero
+    for _ in range(places // 2):
+        s0, s1, q0, q1 = _add_terms(_load(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
+        t0, t1, r0, r1 = _add_terms(_load(kind, x + step, whole, count), m0, m1, t0, t1, r0, r1)
+        x += 2 * step
+    if places % 2:
+        s0, s1, q0, q1 = _add_terms(_load(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
+    vstore_f64(sums, 0, vload_f64(sums, 0) + widen(s0 + t0))
+    vstore_f64(sums, 16, vload_f64(sums, 16) + widen(s1 + t1))
+    vstore_f64(squares, 0, vload_f64(squares, 0) + widen(q0 + r0))
+    vstore_f64(squares, 16, vload_f64(squares, 16) + widen(q1 + r1))
+
+
+@device
+def _settle_columns(kind, desc, n, chunk, guesses, sums, squares):
+    """Make a chunk's moments the sums and the squares about the means."""
+    place, count = chunk * desc[CHUNK], places_of(desc, chunk)
+    factor, per_place = splat_f64(np.float64(count)), splat_f64(1.0 / count)
+    for c in range(0, desc[PITCH], 16):
+        s, q = vload_f64(sums, c), vload_f64(squares, c)
+        about_mean = q - s * s * per_place
+        vstore_f64(sums, c, fma(factor, widen(vload(F32, guesses, c)), s))
+        vstore_f64(squares, c, about_mean)
+        if not (all_between_f64(q, SMALLEST, LARGEST) and all_between_f64(about_mean / q, 1 / _WORST, 2.0)):
+            for lane in range(c, c + 16):
+                channel = column_of_lane(kind, lane)
+                if channel < desc[CHANNELS]:
+                    total, about = exact_moments(desc, n, channel, place, place + count)
+                    store_f64(sums, lane, total)
+                    store_f64(squares, lane, about)
+
+
+@device
+def batch_moments_columns(kind, desc, n, chunk):
+    """The same of a chunk of columns."""
+    if desc[SAMPLES] * desc[PLACES] <= FEW:
+        clear_sums(desc, n, chunk)
+        add_moments(kind, desc, n, chunk, 0, places_of(desc, chunk))
+        settle_moments(kind, desc, n, chunk)
+        return
+    size, channels, count, place = item_size(kind), desc[CHANNELS], places_of(desc, chunk), chunk * desc[CHUNK]
+    at, pitch = partial_index(desc, n, chunk), desc[PITCH]
+    sums, guesses = desc[PARTIALS] + 8 * at, desc[TABLES] + 2 * at
+    squares, step = sums + 8 * pitch, size * desc[INPUT + 3]
+    for c in range(0, 2 * pitch, 16):
+        vstore_f64(sums, c, splat_f64(0.0))
+    x, whole = address_of(desc, INPUT, size, n, 0, place), channels & ~31
+    for c in range(0, whole, 32):
+        _guess_columns(kind, x + c * size, step, min(count, _GUESSED), guesses + 4 * c, True, 32)
+    if whole < channels:
+        left = channels - whole
+        _guess_columns(kind, x + whole * size, step, min(count, _GUESSED), guesses + 4 * whole, False, left)
+    for first in range(0, count, _RUN):
+        places, row = min(_RUN, count - first), x + first * step
+        for c in range(0, whole, 32):
+            _add_columns(kind, row + c * size, step, places, guesses + 4 * c, sums + 8 * c, squares + 8 * c, True, 32)
+        if whole < channels:
+            row, at = row + whole * size, 8 * whole
+            _add_columns(kind, row, step, places, guesses + 4 * whole, sums + at, squares + at, False, channels - whole)
+    _settle_columns(kind, desc, n, chunk, guesses, sums, squares)
