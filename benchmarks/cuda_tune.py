@@ -17,17 +17,17 @@ from normgrad.cuda.configurations import (
     StreamTile,
     SumsTile,
     blocks,
-    channel_block,
     power_of_two,
 )
 from normgrad.cuda.configurations import _stream_shape as stream_shape
 
 DTYPES = ("bfloat16", "float32")
-# Rows, columns, warps, residents, stages; 0 stages for loading ahead into registers.
+# Rows, columns, warps, residents, stages, 0 of them for loading ahead into registers; how much later results follow.
 WHOLE = {
     256: [(8, 256, 1, 8, 3), (8, 256, 1, 10, 3), (8, 256, 4, 3, 0), (16, 256, 2, 4, 3), (8, 256, 2, 6, 3)],
     1024: [(4, 1024, 4, 2, 0), (4, 1024, 4, 2, 3), (4, 1024, 4, 3, 3), (2, 1024, 4, 4, 3), (2, 1024, 2, 4, 3)],
-    4096: [(2, 4096, 8, 1, 4), (2, 4096, 8, 1, 0), (2, 4096, 16, 1, 3), (2, 4096, 8, 1, 3)],
+    4096: [(2, 4096, 8, 1, 4), (2, 4096, 8, 1, 0), (2, 4096, 16, 1, 3), (2, 4096, 8, 1, 3), (1, 4096, 16, 1, 4)],
+    8192: [(1, 8192, 16, 1, 3), (1, 8192, 16, 1, 4)],
 }
 SHARED = {"bfloat16": [(2, 2048, 4, 2, 3), (2, 2048, 4, 2, 4), (2, 4096, 8, 1, 3), (4, 1024, 4, 3, 3)]}
 SHARED["bfloat16"] += [
@@ -36,6 +36,8 @@ SHARED["bfloat16"] += [
     (2, 1024, 4, 4, 3),
     (2, 1024, 4, 3, 4),
     (4, 512, 2, 6, 3),
+    (2, 2048, 4, 2, 3, 2),
+    (2, 4096, 8, 1, 3, 2),
 ]
 SHARED["float32"] = [(2, 1024, 4, 3, 4), (2, 1024, 4, 3, 3), (4, 1024, 4, 2, 4), (4, 1024, 4, 2, 3), (2, 1024, 4, 2, 4)]
 SHARED["float32"] += [(1, 2048, 4, 3, 3), (1, 4096, 8, 1, 4), (2, 4096, 8, 1, 4), (4, 512, 2, 5, 3)]
@@ -54,12 +56,21 @@ FORWARD_SHARED = [(2, 4096, 8, 2, 3), (2, 2048, 4, 4, 3), (2, 2048, 4, 3, 4), (1
 FORWARD_SHARED += [(4, 2048, 4, 3, 3), (1, 8192, 8, 2, 3)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
 # Elements of a tile, warps, residents, stages.
-PLACES = [(4096, 4, 3, 3), (4096, 4, 4, 3), (2048, 4, 4, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
-PLACES += [(4096, 8, 2, 3), (4096, 4, 2, 3), (8192, 8, 2, 1), (4096, 4, 3, 2)]
-# Elements of a tile, tiles of a stretch, warps, residents, stages.
-CHANNELS = [(8192, 1, 8, 1, 3), (8192, 1, 8, 1, 4), (4096, 1, 4, 2, 3), (4096, 1, 4, 3, 3), (4096, 1, 8, 2, 3)]
-CHANNELS += [(8192, 1, 8, 2, 3), (4096, 1, 8, 1, 4), (2048, 1, 4, 4, 3), (4096, 1, 4, 2, 4)]
-CHANNELS += [(4096, 16, 8, 2, 3), (2048, 16, 4, 4, 3), (2048, 8, 4, 4, 3), (2048, 32, 4, 3, 3), (4096, 32, 8, 1, 3)]
+PLACES = [(4096, 4, 4, 3), (4096, 4, 3, 3), (4096, 4, 2, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
+PLACES += [(4096, 8, 2, 3), (2048, 4, 4, 3)]
+# Of tiles to sum up: places, how many, warps, residents, stages; of tiles of results: places, warps, residents.
+CHANNELS = {
+    "group_norm_backward": [(128, 2, 4, 4, 1, 64, 4, 5), (128, 2, 4, 4, 1, 128, 4, 3), (128, 4, 4, 4, 1, 64, 4, 5)],
+    "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 4, 4, 4, 1, 128, 4, 4), (128, 4, 4, 3, 3, 128, 4, 4)],
+}
+CHANNELS["group_norm_backward"] += [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 4, 1, 64, 4, 5), (128, 2, 4, 3, 3, 64, 4, 5)]
+CHANNELS["group_norm_backward"] += [
+    (128, 2, 4, 4, 1, 64, 4, 7),
+    (128, 2, 4, 4, 1, 32, 4, 8),
+    (128, 2, 4, 4, 1, 128, 8, 3),
+]
+CHANNELS["group_norm"] += [(128, 8, 4, 4, 3, 128, 4, 4), (64, 8, 4, 6, 3, 128, 4, 4), (128, 2, 4, 4, 1, 128, 4, 4)]
+CHANNELS["group_norm"] += [(128, 4, 4, 4, 1, 64, 4, 8), (128, 4, 4, 4, 1, 128, 4, 5), (128, 4, 4, 4, 1, 256, 8, 2)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 STREAMS = [(32, 4), (64, 4)]
@@ -69,8 +80,9 @@ SUMS = [(4, 4, 3), (4, 4, 2), (4, 6, 4), (4, 5, 2), (8, 2, 3)]
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
     """A tile of LayerNorm."""
-    rows, columns, warps, resident, stages = choice
-    return RowTile(rows, columns, blocks(shape[1], columns), warps, resident, stages == 0, max(stages, 1))
+    rows, columns, warps, resident, stages, *later = choice
+    parts = blocks(shape[1], columns)
+    return RowTile(rows, columns, parts, warps, resident, stages == 0, max(stages, 1), *later)
 
 
 def row_cases() -> list[Case]:
@@ -111,22 +123,13 @@ def group_cases() -> list[Case]:
 
 def channel_cases() -> list[Case]:
     """GroupNorm's, where channels do."""
-    found: list[Case] = []
+    found = []
     for sizes in GROUPS:
-        _, C, HxW, group = sizes
-        D = C // group
         for operator in ("group_norm_backward", "group_norm"):
-            for dtype in DTYPES:
-                for width in (64, 128):
-                    groups = channel_block(D, group, 2 if dtype == "bfloat16" else 4, width)
-                    channels = power_of_two(groups * D)
-                    for room, steps, warps, resident, stages in CHANNELS:
-                        places = room // channels
-                        parts = blocks(HxW, places * steps)
-                        if parts > min(132 * resident, 256) or channels != width or (steps > 1 and HxW < 4096):
-                            continue
-                        tile = ChannelsTile(places, channels, groups, steps, parts, warps, resident, stages)
-                        found.append(Case(operator, sizes, dtype, "channels_last", tile))
+            for dtype, channels in (("bfloat16", 64), ("float32", 32)):
+                for places, steps, *rest in CHANNELS[operator]:
+                    tile = ChannelsTile(channels, places, max(steps, blocks(sizes[2], 64 * places)), *rest)
+                    found.append(Case(operator, sizes, dtype, "channels_last", tile))
     return found
 
 
@@ -147,7 +150,7 @@ def batch_cases() -> list[Case]:
                 found += [Case("batch_norm_elemt_backward", sizes, dtype, order, tile) for tile in tiles]
                 for operator in ("batch_norm_reduce_backward", "batch_norm_stats"):
                     for warps, *rest in SUMS:
-                        shape = stream_shape(*merged, 512 * warps // itemsize, adjacent)
+                        shape = stream_shape(*merged, SumsTile.FOLD * 512 * warps // itemsize, adjacent)
                         found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, *rest)))
     return found
 

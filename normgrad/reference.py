@@ -92,7 +92,7 @@ class _Reference:
     def prepare(self, problem: Problem) -> _Kernel:
         return _Kernel(problem)
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         return allocate_host(nbytes)
 
 

@@ -54,14 +54,14 @@ def no_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All memory that the library brings, results and workspaces, starts as NaN."""
     for operator in OPERATORS.values():
-        monkeypatch.setattr(operator, "_recipes", {})
+        monkeypatch.setattr(operator._calls._recipes, "_cases", {})
     for kind in (arrays._NumpyKind, arrays._TorchKind):
         monkeypatch.setattr(kind, "maker", _poisoning(kind.maker))
     loaded = type(backends.load(backend))
     allocate = loaded.allocate
 
-    def poisoned_workspace(self: Any, nbytes: int, device: str) -> Memory:
-        memory: Memory = allocate(self, nbytes, device)
+    def poisoned_workspace(self: Any, nbytes: int, device: str, stream: Any = None) -> Memory:
+        memory: Memory = allocate(self, nbytes, device, stream)
         arrays.bytes_at(memory)[:] = bytes([POISON]) * memory.nbytes
         return memory
 
@@ -72,8 +72,8 @@ def _poisoning(maker: Any) -> Any:
     def poisoning_maker(self: Any, *args: Any) -> Any:
         make = maker(self, *args)
 
-        def poisoned_array(like: Any) -> Any:
-            array = make(like)
+        def poisoned_array() -> Any:
+            array = make()
             if isinstance(array, torch.Tensor):
                 array.fill_(float("nan"))
             else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,11 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, GROUPS, IMAGES = (6, 300), (2, 5000), (2, 12, 50, 4), (3, 5, 49)
+ROWS, WIDE_ROWS, GROUPS, IMAGES = (6, 300), (2, 20000), (2, 12, 50, 4), (3, 5, 49)
 
 
-def _data(shape: tuple[int, ...], channels_last: bool = False) -> Any:
-    made = torch.zeros(shape, dtype=torch.bfloat16)
+def _data(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Any:
+    made = torch.zeros(shape, dtype=dtype)
     return made.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else made
 
 
@@ -35,17 +37,17 @@ def _vector(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
 
 
-def _layer_norm(shape: tuple[int, int]) -> dict[str, tuple[Any, ...]]:
-    x, N = _data(shape), shape[1]
-    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,))
+def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    x, N = _data(shape, dtype), shape[1]
+    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,), dtype)
     return {
         "layer_norm_backward": (x, x, [N], *statistics, weight),
         "layer_norm": (x, [N], weight, weight),
     }
 
 
-def _group_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
-    x, weight = _data(GROUPS[:3], channels_last), _data((GROUPS[1],))
+def _group_norm(dtype: torch.dtype, channels_last: bool) -> dict[str, tuple[Any, ...]]:
+    x, weight = _data(GROUPS[:3], dtype, channels_last), _data((GROUPS[1],), dtype)
     statistics = (_vector(GROUPS[0], GROUPS[3]),) * 2
     return {
         "group_norm_backward": (x, x, *statistics, weight, *GROUPS),
@@ -53,8 +55,8 @@ def _group_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _batch_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
-    x, v = _data(IMAGES, channels_last), _vector(IMAGES[1])
+def _batch_norm(dtype: torch.dtype, channels_last: bool) -> dict[str, tuple[Any, ...]]:
+    x, v = _data(IMAGES, dtype, channels_last), _vector(IMAGES[1])
     many, counts = _vector(4, IMAGES[1]), np.ones(4, np.int32)
     return {
         "batch_norm_elemt_backward": (x, x, v, v, v, v, v, counts),
@@ -66,12 +68,13 @@ def _batch_norm(channels_last: bool) -> dict[str, tuple[Any, ...]]:
 
 
 CALLS = [
-    pytest.param(operator, arguments, id=f"{operator}-{label}")
+    pytest.param(operator, arguments, id=f"{operator}-{label}-{dtype}".replace("torch.", ""))
+    for dtype in (torch.bfloat16, torch.float32)
     for label, calls in [
-        ("rows", _layer_norm(ROWS)),
-        ("wide", _layer_norm(WIDE_ROWS)),
-        ("contiguous", _group_norm(False) | _batch_norm(False)),
-        ("channels_last", _group_norm(True) | _batch_norm(True)),
+        ("rows", _layer_norm(ROWS, dtype)),
+        ("wide", _layer_norm(WIDE_ROWS, dtype)),
+        ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
+        ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
     ]
     for operator, arguments in calls.items()
 ]
@@ -94,6 +97,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.series import _parameters
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -102,8 +106,30 @@ def test_every_launch_compiles(
     for step in steps:
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
         assert kernel.asm["cubin"]
+        # And two pointers to memory that Triton may bring.
+        assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.cooperative:  # they wait for each other, so they have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize(("operator", "arguments"), CALLS)
+def test_every_launch_compiles_for_tensors_beyond_32_bits(
+    operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    for step in OPERATORS[operator](_problem(operator, arguments), Chip(132)).steps:
+        if "WIDE" in step.constants:
+            wide = replace(step, constants={**step.constants, "WIDE": True})
+            assert compile(_source(wide), GPUTarget("cuda", 90, 32), wide.options.as_arguments()).asm["cubin"]
+
+
+def _parameter_sizes(ptx: str) -> list[int]:
+    """Bytes of each parameter of the kernel, in order."""
+    head = ptx[ptx.index(".entry") :]
+    return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head[: head.index(")")])]
 
 
 def _source(step: Any) -> ASTSource:

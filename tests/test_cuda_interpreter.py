@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 import normgrad
+from normgrad.operators import OPERATORS
 from normgrad.testing import compare, oracle, terms
+from normgrad.testing.cases import make_cases
+from normgrad.testing.comparison import measure
+from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -95,7 +99,9 @@ class TestLayerNorm:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (0, 4, 3, 2), (2, 4, 0, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 6, 20, 2), (2, 8, 1, 4), (1, 4, 150, 2), (2, 36, 40, 12), (1, 40, 9, 2), (0, 4, 3, 2), (2, 4, 0, 2)]
+)
 class TestGroupNorm:
     @staticmethod
     def _data(sizes: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
@@ -162,6 +168,20 @@ def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) 
 @pytestmark_on
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("place", [0, 7])
+def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: int) -> None:
+    sizes = 2, 12, 40, 4
+    x = TestGroupNorm._data(sizes, dtype, channels_last, 1)
+    x[0, 3, place] = 1000
+    _judge("group_norm", x, None, None, *sizes)
+    x[...] = 300
+    _judge("group_norm", x, None, None, *sizes)
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gather(dtype: Any) -> None:
     x, mean, invstd = _random((2, 5), dtype, 1), _random((20, 5), np.float32, 2), _scales((20, 5), 3)
     counts = np.arange(20, dtype=np.int32)
@@ -192,3 +212,57 @@ def test_the_output_may_be_an_input(shift: int) -> None:
     normgrad.layer_norm_backward(dy, x, [48], mean, rstd, output_mask=(True, False, False), out=(out, None, None))
     report = compare(out, expected, magnitude)
     assert report, report.text
+
+
+# A rounding takes at most 1/9 of the bound, and the last cannot be spared.
+ONE, TWO = 1 / 9 + 0.001, 2 / 9 + 0.005
+BUDGETS = {
+    ("layer_norm_backward", "one-column"): {"grad_input": 0.001, "grad_bias": ONE},
+    ("layer_norm_backward", "normal"): {"grad_weight": ONE, "grad_bias": ONE},
+    ("group_norm_backward", "normal"): {"grad_input": ONE, "grad_weight": ONE},
+    ("group_norm_backward", "one-place"): {"grad_input": ONE, "grad_weight": ONE},
+    ("group_norm", "uniform"): {"output": TWO, "mean": ONE, "rstd": TWO},
+    ("batch_norm_elemt_backward", "normal"): {"grad_input": ONE},
+    ("batch_norm_elemt", "normal"): {"output": ONE},
+    ("batch_norm_stats", "normal"): {"mean": ONE, "invstd": ONE},
+    ("batch_norm_reduce_backward", "offset"): {"sum_dy": ONE, "sum_dy_xmu": ONE, "grad_weight": ONE, "grad_bias": ONE},
+}
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(("operator", "kind"), BUDGETS)
+def test_float32_has_few_roundings(operator: str, kind: str) -> None:
+    function = OPERATORS[operator]
+    case = next(case for case in make_cases(operator, 0, [kind]) if case.name == f"{kind}-float32")
+    call = checked(function, case.arguments, None)
+    exact, sizes = exact_results(function, call), magnitudes(function, call)
+    results = dict(zip(function.signature.output_names, as_tuple(function(**case.arguments)), strict=True))
+    for name, budget in BUDGETS[operator, kind].items():
+        shape = results[name].shape
+        found = measure(results[name], exact[name].reshape(shape), sizes[name].reshaped(shape))
+        assert np.max(found.share_of_bound) <= budget, name
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("shape", [(6, 19, 77), (41, 37, 1), (300, 2, 4)])
+def test_variances_of_float16_are_not_rounded_down(shape: tuple[int, ...]) -> None:
+    """An odd number's square is 1 more than a multiple of 8: float16's, as float32, lose that, and always downwards."""
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float16)
+    found, exact = normgrad.batch_norm_stats(x)[1], oracle.batch_norm_stats(x)[1]
+    assert np.max(np.abs(found - exact) / exact) <= 2**-24 * 1.01
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+def test_float32_near_the_smallest_numbers() -> None:
+    tiny = np.float32(1e-40)
+    weight = _random((6,), np.float32, 5)
+    dy, x = _random((7, 6), np.float32, 1) * tiny, _random((7, 6), np.float32, 2)
+    _judge("layer_norm_backward", dy, x, [6], _random((7, 1), np.float32, 3), _scales((7, 1), 4), weight)
+    dy, x = _random((3, 6, 20), np.float32, 1) * tiny, _random((3, 6, 20), np.float32, 2)
+    _judge("group_norm_backward", dy, x, _random((3, 2), np.float32, 3), _scales((3, 2), 4), weight, 3, 6, 20, 2)
+    mean, invstd, sums = _random((6,), np.float32, 3), _scales((6,), 4), _random((6,), np.float32, 6) * tiny
+    _judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sums, sums, np.array([60], np.int32))
+    _judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
+from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.configurations import (
+    ChannelsTile,
     Chip,
     channels_tile,
     forward_row_tile,
@@ -21,7 +24,10 @@ from normgrad.cuda.configurations import (
     stream_tile,
     sums_tile,
 )
-from normgrad.cuda.problem import grid_strides
+from normgrad.cuda.group_norm_channels import Blocks
+from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
+from normgrad.cuda.launch import Given
+from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
 
@@ -79,12 +85,13 @@ def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> Non
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("places_adjacent", [True, False])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("tensors", [1, 2])
 @pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 20000])
-@pytest.mark.parametrize("HxW", [1, 49, 3136, 3600, 65536, 2**31])
+@pytest.mark.parametrize("HxW", [1, 49, 128, 3136, 3600, 65536, 2**31])
 @pytest.mark.parametrize("group", [1, 3, 32])
-def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, HxW: int, group: int) -> None:
-    tile = group_tile(D, HxW, group, 2, chip, places_adjacent)
+def test_group_tiles_cover_the_group(chip: Chip, itemsize: int, tensors: int, D: int, HxW: int, group: int) -> None:
+    tile = group_tile(D, HxW, group, itemsize, chip, tensors)
     assert (tile.place_parts - 1) * tile.places < HxW <= tile.place_parts * tile.places
     assert (tile.channel_parts - 1) * tile.channels < D <= tile.channel_parts * tile.channels
     assert tile.groups == 1 or tile.channels >= D
@@ -93,19 +100,25 @@ def test_group_tiles_cover_the_group(chip: Chip, places_adjacent: bool, D: int, 
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 1000])
+@pytest.mark.parametrize("tensors", [1, 2])
+@pytest.mark.parametrize("C", [1, 2, 10, 300, 1000])
 @pytest.mark.parametrize("HxW", [1, 49, 3136, 65536, 2**31])
-@pytest.mark.parametrize("group", [1, 3, 32])
-def test_blocks_of_channels_cover_the_sample(chip: Chip, itemsize: int, D: int, HxW: int, group: int) -> None:
-    tile = channels_tile(D, HxW, group, itemsize, chip)
-    if tile is None:
-        assert chip.largest_tile < D
-        return
-    stretch = tile.places * tile.steps
-    assert (tile.parts - 1) * stretch < HxW <= tile.parts * stretch
-    assert 1 <= tile.groups <= group
-    assert tile.groups * D <= tile.channels
-    assert tile.places * tile.channels <= max(chip.largest_tile, tile.channels)
+def test_tiles_of_channels_fit(chip: Chip, itemsize: int, tensors: int, C: int, HxW: int) -> None:
+    tile = channels_tile(C, HxW, C, itemsize, chip, tensors)
+    assert 1 <= tile.places * tile.channels <= chip.largest_tile
+    assert tile.places < 2 * HxW
+    assert tile.channels < 2 * C
+
+
+@pytest.mark.parametrize("sizes", [(2, 320, 99, 32), (3, 64, 49, 32), (1, 330, 9, 33), (2, 1300, 8, 13), (1, 96, 5, 1)])
+@pytest.mark.parametrize("width", [8, 64])
+def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], width: int) -> None:
+    _, C, HxW, group = sizes
+    D = C // group
+    cut = Blocks(sizes, 2, ChannelsTile(width, 4, 2, 4, 4, 3, 4, 4, 4))
+    assert cut.parts * cut.part >= HxW
+    assert cut.count * width >= C
+    assert max((q * D + D - 1) // width - q * D // width + 1 for q in range(group)) <= cut.over
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -118,3 +131,29 @@ def test_tiles_of_samples_fit(chip: Chip, places_adjacent: bool, itemsize: int, 
         sums_tile(*sizes, itemsize, chip, places_adjacent),
     ):
         assert 1 <= tile.rows * tile.places * tile.channels <= chip.largest_tile
+
+
+@pytest.mark.parametrize("columns", [4, 12, 48, 300])
+def test_a_row_by_itself_is_read_as_in_its_batch(columns: int) -> None:
+    """Of rows that do not begin at multiples of 16 bytes too: pairs are summed in another order than single numbers."""
+    batch = np.zeros((4, columns), np.float16)
+    given = [Operand(Given("input", FLOAT16, first == 0), (columns, 1), _even(batch[first:])) for first in range(4)]
+    kinds = {paired([operand], columns)[0] for operand in given}
+    assert kinds == {FLOAT16_PAIRS.value}
+
+
+def test_numbers_at_an_odd_place_are_no_pairs() -> None:
+    memory = np.zeros(33, np.float16)
+    operand = Operand(Given("input", FLOAT16, False), (8, 1), _even(memory[1:]))
+    assert paired([operand], 8)[0] == SINGLE.value
+
+
+@pytest.mark.parametrize(("address", "bits"), [(32, 15), (24, 3), (20, 3), (18, 0), (17, 0)])
+def test_code_counts_on_no_more_alignment_than_there_was(address: int, bits: int) -> None:
+    assert zero_bits(address) == bits
+
+
+def _even(array: np.ndarray) -> bool:
+    """What the package finds of an array's address."""
+    problem = mock.Mock(views={"input": as_view(array)})
+    return Steps(problem, []).data("input", array.shape).even

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import normgrad
-from normgrad.operators.operator import Operator
+from normgrad.operators.calls import Calls
 
 SHAPE = (4, 6)
 
@@ -19,15 +19,15 @@ SHAPE = (4, 6)
 def in_full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that take the long way, by operator. All have forgotten what they saw before."""
     calls: list[str] = []
-    original = Operator._call_in_full
+    original = Calls.in_full
 
-    def counted(self: Operator[..., Any], *args: Any) -> Any:
-        calls.append(self.signature.name)
+    def counted(self: Calls, *args: Any) -> Any:
+        calls.append(self._signature.name)
         return original(self, *args)
 
-    monkeypatch.setattr(Operator, "_call_in_full", counted)
+    monkeypatch.setattr(Calls, "in_full", counted)
     for name in ("layer_norm_backward", "batch_norm_gather_stats_with_counts"):
-        monkeypatch.setattr(getattr(normgrad, name), "_recipes", {})
+        monkeypatch.setattr(getattr(normgrad, name)._calls._recipes, "_cases", {})
     return calls
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,6 +50,23 @@ class Kernel(Protocol):
         """
 
 
+class OneStep(Protocol):
+    """A kernel that is one call with a descriptor of int64 numbers; such a kernel has it as ``one_step``."""
+
+    workspace_size: int
+    workspace: Callable[[], tuple[Any, int]] | None  # memory and its address, more quickly than from the backend
+    numbers: int  # in the descriptor, the last of which is its own address
+    fills: Sequence[tuple[int, int, int]]  # positions, each for a tensor's address (by its number) plus an offset
+    counted_on: Sequence[int]  # the bits of each address that must be as they were
+    is_ready: Callable[[], bool] | None  # whether this thread can call it, unless it always can
+
+    def descriptor(self, workspace: int) -> array[int]:
+        """The descriptor without the tensors' addresses, which the caller does not change."""
+
+    def call(self, descriptor: array[int], address: int) -> None:
+        """Do the work that a filled descriptor, at its address, says; it changes."""
+
+
 class Backend(Protocol):
     """A way to compute: knows no rules, gets sound problems."""
 
@@ -57,8 +75,8 @@ class Backend(Protocol):
     def prepare(self, problem: Problem) -> Kernel:
         """Choose and set up the kernel for a problem; computes nothing."""
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
-        """Memory for a workspace that the library brings."""
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
+        """Memory for a workspace that the library brings, for work on a stream."""
 
 
 class Plan:
@@ -72,6 +90,7 @@ class Plan:
         self._backend = backend
         self._problem = problem
         self._kernel = backend.prepare(problem)
+        self._addresses = problem.addresses
         self._written_owners = _written_owners(problem)
         self._lock = threading.Lock()
         self._repeatable = False
@@ -111,6 +130,7 @@ class Plan:
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
             self._problem, self._kernel = problem, self._backend.prepare(problem)
+            self._addresses = problem.addresses
             self._written_owners = _written_owners(problem)
 
     def _rebound(self, name: str, array: Any) -> View:
@@ -146,14 +166,13 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             memory = None if workspace is None else self._given(workspace)
-            problem, kernel = self._problem, self._kernel
+            problem, kernel, addresses = self._problem, self._kernel, self._addresses
             self._spent = not self._repeatable
         if isinstance(stream, Stream):
-            stream.submit(lambda: launch(problem, problem.addresses, kernel, self._backend, memory))
+            stream.submit(lambda: launch(problem, addresses, kernel, self._backend, memory))
         else:
-            launch(problem, problem.addresses, kernel, self._backend, memory, stream)
-        for owner in self._written_owners:
-            note_written(owner)
+            launch(problem, addresses, kernel, self._backend, memory, stream)
+        note_written(self._written_owners)
 
     def _refuse_if_spent(self) -> None:
         if self._spent:
@@ -209,11 +228,16 @@ def launch(
     try:
         size = kernel.workspace_size
         if workspace is None and size:
-            workspace = backend.allocate(size, problem.device)
+            workspace = backend.allocate(size, problem.device, stream)
         kernel.launch(addresses, workspace.address if workspace else 0, stream)
     except Exception as error:
-        text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
-        raise ContractError(RUNTIME, problem.signature.name, None, text) from error
+        raise failure(problem, error) from error
+
+
+def failure(problem: Problem, error: Exception) -> ContractError:
+    """The error of a launch that failed."""
+    text = f"the work failed: {quote(f'{type(error).__name__}: {error}')}"
+    return ContractError(RUNTIME, problem.signature.name, None, text)
 
 
 def allocate_host(nbytes: int) -> Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class _CPU:
     def prepare(self, problem: Problem) -> Kernel:
         return _PREPARE[problem.signature.name](problem)
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         """Memory for one launch: the calling thread's own, which saves the cost of fresh pages."""
         kept: Memory | None = getattr(self._kept, "memory", None)
         if kept is None or kept.nbytes < nbytes:

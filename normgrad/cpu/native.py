@@ -72,6 +72,17 @@ def loaded(code: bytes, symbol: str) -> Entry:
     return _entry_type(engine.get_function_address(symbol))
 
 
+def translated(code: str, symbol: str, prototype: Any) -> Any:
+    """The function of that name in LLVM's language, for calls as the prototype says. It stays loaded."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), target_machine())
+    engine.finalize_object()
+    _translated.append(engine)
+    return prototype(engine.get_function_address(symbol))
+
+
+_translated: list[Any] = []  # which hold the code
+
+
 @cache
 def _libraries_of_c() -> list[Any]:
     if sys.platform == "win32":

@@ -68,9 +68,10 @@ class Step:
         shared: bool = False,
     ) -> None:
         self._kernel = kernel
-        self._descriptor = numbers = array("q", descriptor.tobytes())
+        self._descriptor = numbers = array("q", descriptor.tobytes() + bytes(8))  # and room for its own address
+        self.numbers = len(numbers)
         self._scratch = tuple((at, place.offset) for at, place in places if place.source == _WORKSPACE)
-        self._tensors = tuple((at, place.source, place.offset) for at, place in places if place.source != _WORKSPACE)
+        self.fills = tuple((at, place.source, place.offset) for at, place in places if place.source != _WORKSPACE)
         self._tags = tags
         self._shared = shared
         self._slots = pool.slots()
@@ -80,11 +81,14 @@ class Step:
 
     def run(self, addresses: list[int], workspace: int) -> None:
         """Call the kernel on the tensors at these addresses."""
+        descriptor = self._at(addresses, workspace)[:]
+        self.call(descriptor, descriptor.buffer_info()[0])
+
+    def call(self, descriptor: array[int], address: int) -> None:
+        """Call the kernel with a filled descriptor at its address."""
         entry = self._entry
         if entry is None:
             entry = self._entry = self._kernel.entry(self._tags)
-        descriptor = self._at(addresses, workspace)[:]
-        address, _ = descriptor.buffer_info()
         if self._shared:
             status = pool.run(entry, self._slots, address, kept=descriptor)
         else:
@@ -92,18 +96,23 @@ class Step:
         if status:
             raise RuntimeError(f"{self._kernel.name} gave up with status {status}")
 
-    def _at(self, addresses: list[int], workspace: int) -> array[int]:
-        """The descriptor with its addresses: the workspace is often the last call's, the tensors sometimes are."""
+    def with_scratch(self, workspace: int) -> array[int]:
+        """The descriptor with the workspace's addresses alone: the workspace is often the last call's."""
         last, descriptor = self._with_scratch
         if workspace != last:
             descriptor = self._descriptor[:]
             for position, offset in self._scratch:
                 descriptor[position] = workspace + offset
             self._with_scratch = (workspace, descriptor)
+        return descriptor
+
+    def _at(self, addresses: list[int], workspace: int) -> array[int]:
+        """The descriptor with its addresses: the tensors are sometimes the last call's."""
+        descriptor = self.with_scratch(workspace)
         last_addresses, base, filled = self._filled
         if base is not descriptor or addresses != last_addresses:
             filled = descriptor[:]
-            for position, source, offset in self._tensors:
+            for position, source, offset in self.fills:
                 filled[position] = addresses[source] + offset
             self._filled = (addresses, descriptor, filled)
         return filled
@@ -118,6 +127,30 @@ class SteppedKernel:
 
     def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         """Run the steps one after another."""
-        base = -(-workspace // ALIGNMENT) * ALIGNMENT
+        base = _aligned(workspace)
         for step in self.steps:
             step.run(addresses, base)
+
+    @property
+    def one_step(self) -> OneStep | None:
+        """The only step, for a caller that fills in its descriptor."""
+        return OneStep(self.workspace_size, self.steps[0]) if len(self.steps) == 1 else None
+
+
+class OneStep:
+    """A kernel that is one step."""
+
+    def __init__(self, workspace_size: int, step: Step) -> None:
+        self.is_ready = self.workspace = None
+        self.counted_on: tuple[int, ...] = ()
+        self.workspace_size, self.numbers, self.fills = workspace_size, step.numbers, step.fills
+        self.call = step.call
+        self._with_scratch = step.with_scratch
+
+    def descriptor(self, workspace: int) -> array[int]:
+        """The descriptor without the tensors' addresses, which the caller does not change."""
+        return self._with_scratch(_aligned(workspace))
+
+
+def _aligned(workspace: int) -> int:
+    return -(-workspace // ALIGNMENT) * ALIGNMENT

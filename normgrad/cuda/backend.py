@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +14,9 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda import batch_norm, group_norm, layer_norm
 from normgrad.cuda.configurations import Chip
-from normgrad.cuda.launch import Launcher, chip, launcher
-from normgrad.cuda.problem import ALIGNMENT, VECTOR_ACCESS, Steps
+from normgrad.cuda.launch import Launcher, chip, compiled, launcher
+from normgrad.cuda.problem import ALIGNMENT, Steps, zero_bits
+from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,
@@ -42,8 +42,8 @@ class _Kernel:
     problem: Problem
     device: int
     counted_on: list[int]  # the bits of each address that the compiled code takes for zero
-    launchers: list[Launcher]
-    lent: Mapping[int, torch.Tensor]
+    one_step: Series | None  # all launches in one call, where that is possible
+    launchers: list[Launcher]  # one by one, where it is not
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         """Put the launches on a stream: a PyTorch stream, a raw handle, or by default the device's current one."""
@@ -54,57 +54,63 @@ class _Kernel:
                 self._launch_here(addresses, workspace, stream)
 
     def _launch_here(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
-        current = torch._C._cuda_getCurrentRawStream(self.device)
-        handle = current
-        if stream is not None:
-            handle = getattr(stream, "cuda_stream", stream)
-            self._keep_until_done(workspace, handle, current)
+        if any(map(operator.and_, addresses, self.counted_on)):
+            self._for(addresses)._launch_here(addresses, workspace, stream)
+            return
+        handle = _handle(stream, self.device)
+        if self.one_step is not None:
+            self.one_step.launch(addresses, workspace, handle)
         first = aligned(workspace)
-        for launch in self._launchers_for(addresses):
+        for launch in self.launchers:
             launch(addresses, first, handle)
 
-    def _launchers_for(self, addresses: Sequence[int]) -> list[Launcher]:
-        """The launches, compiled anew where they count on an alignment that these addresses do not have."""
-        if any(map(operator.and_, addresses, self.counted_on)):
-            views = self.problem.views.items()
-            moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
-            return _prepared(replace(self.problem, views=moved), self.device)[1]
-        return self.launchers
+    def _for(self, addresses: Sequence[int]) -> _Kernel:
+        """Compiled anew, for addresses without an alignment that the code counts on."""
+        views = self.problem.views.items()
+        moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
+        return backend.prepare(replace(self.problem, views=moved))
 
-    def _keep_until_done(self, workspace: int, handle: int, current: int) -> None:
-        """Memory that we brought goes back to the current stream's pool, but not before this stream is done with it."""
-        memory = self.lent.get(workspace)
-        if memory is not None and handle != current:
-            memory.record_stream(torch.cuda.ExternalStream(handle, device=self.device))
+
+def _handle(stream: Any, device: int) -> int:
+    """Of a PyTorch stream, of a raw handle, or by default of the device's current stream."""
+    found: int = (
+        torch._C._cuda_getCurrentRawStream(device) if stream is None else getattr(stream, "cuda_stream", stream)
+    )
+    return found
 
 
 _device = functools.cache(torch.device)
 
 
-def _prepared(problem: Problem, device: int) -> tuple[int, list[Launcher]]:
-    """The size of the workspace, and the launches."""
-    steps = OPERATORS[problem.signature.name](problem, chip(device))
-    names = list(problem.views)
-    return steps.workspace_size, [launcher(step, names, device) for step in steps.steps]
-
-
 class _Cuda:
     name = "cuda"
 
-    def __init__(self) -> None:
-        self._lent: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-
     def prepare(self, problem: Problem) -> _Kernel:
         device = int(problem.device.partition(":")[2] or 0)
-        size, launchers = _prepared(problem, device)
-        counted_on = [0 if address % VECTOR_ACCESS else VECTOR_ACCESS - 1 for address in problem.addresses]
-        return _Kernel(size, problem, device, counted_on, launchers, self._lent)
+        steps = OPERATORS[problem.signature.name](problem, chip(device))
+        names = list(problem.views)
+        counted_on = [zero_bits(address) for address in problem.addresses]
+        series = _series(steps, names, device, counted_on)
+        launchers = [] if series is not None else [launcher(step, names, device) for step in steps.steps]
+        return _Kernel(steps.workspace_size, problem, device, counted_on, series, launchers)
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
-        tensor = torch.empty(nbytes, dtype=torch.uint8, device=_device(device))
-        address = tensor.data_ptr()
-        self._lent[address] = tensor
-        return Memory(address, nbytes, device, owner=tensor)
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
+        """From the current stream's pool, to which it goes back; but not before another stream is done with it."""
+        where = _device(device)
+        tensor = fresh_bytes(nbytes, where)
+        if stream is not None:
+            handle = _handle(stream, where.index)
+            if handle != torch._C._cuda_getCurrentRawStream(where.index):
+                tensor.record_stream(torch.cuda.ExternalStream(handle, device=where))
+        return Memory(tensor.data_ptr(), nbytes, device, owner=tensor)
+
+
+def _series(steps: Steps, names: Sequence[str], device: int, counted_on: Sequence[int]) -> Series | None:
+    kernels = [compiled(step, device) for step in steps.steps]
+    try:
+        return Series(steps.steps, kernels, names, device, steps.workspace_size, counted_on)
+    except (DoesNotFit, AttributeError, OSError, ValueError, OverflowError):  # another Triton, another driver
+        return None
 
 
 backend = _Cuda()

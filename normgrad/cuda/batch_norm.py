@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import (
@@ -20,13 +19,12 @@ from normgrad.cuda.configurations import (
     sums_tile,
 )
 from normgrad.cuda.kernels import batch_norm as kernels
+from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
 from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps
 
 _FINISH_TILE = 2048
-# A number that is far from the rest costs the variance the more precision, the more an element sums up about it.
-_MOST_TURNS = 64
 _GATHER = {"ROWS": 16, "CHANNELS": 16}
 
 
@@ -105,15 +103,17 @@ class _Parts:
 
     @classmethod
     def of(cls, steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip) -> _Parts:
-        """As many parts as run side by side, or more where an element would sum up too many numbers."""
+        """As many parts as run side by side."""
         N, C, P = sizes
         tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
-        total, turn = N * blocks(P, tile.places), tile.rows * tile.TILES
+        total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.channels)
         wanted = even_parts(channel_blocks, chip.multiprocessors * tile.resident)
-        rows = min(blocks(blocks(total, wanted), turn), _MOST_TURNS) * turn
+        rows = blocks(blocks(total, wanted), tile.rows) * tile.rows
         count = blocks(total, rows)
-        constants = _constants(sizes, operands, tile) | {"STAGES": tile.stages}
+        fold = min(tile.rows, tile.FOLD)
+        folds = {"FOLD_ROWS": fold, "FOLD_PLACES": min(tile.places, tile.FOLD // fold)}
+        constants = _constants(sizes, operands, tile) | folds | {"STAGES": tile.stages}
         return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
 
 
@@ -155,19 +155,19 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
     if all(output.pointer is None for output in outputs):
         return steps
     count = 0
-    partial = steps.scratch(1, FLOAT32)
+    partial = steps.scratch(1, FLOAT64)
     invstd = steps.copy_if_written("invstd", [name for name in names if name in problem.views])
     if problem.views["input"].numel:
         sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), None)
         parts = _Parts.of(steps, sizes, operands, chip)
         count = parts.count
-        partial = steps.scratch(2 * count * C, FLOAT32)
+        partial = steps.scratch(2 * count * C, FLOAT64)
         arguments = [operands[0].pointer, operands[1].pointer, steps.vector("mean"), partial, *sizes, parts.rows]
         steps.add(
             Step(
                 sums.batch_norm_part_sums,
                 parts.grid,
-                [*arguments, *_strides(operands)],
+                [*arguments, *(operand.strides for operand in operands)],
                 parts.constants,
                 parts.options,
             )
@@ -198,13 +198,13 @@ def stats(problem: Problem, chip: Chip) -> Steps:
         parts = _Parts.of(steps, sizes, operands, chip)
         count = parts.count
         moments = steps.scratch(3 * count * C, FLOAT64)
-        arguments = [operands[0].pointer, moments, *sizes, parts.rows, *_strides(operands)]
-        steps.add(Step(sums.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
+        arguments = [operands[0].pointer, moments, *sizes, parts.rows, operands[0].strides]
+        steps.add(Step(moments_kernels.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
     finish = _finish(count)
     arguments = [moments, *(output.pointer for output in outputs), count, C]
     steps.add(
         Step(
-            sums.batch_norm_finish_moments,
+            moments_kernels.batch_norm_finish_moments,
             (blocks(C, finish["CHANNELS"]), 1, 1),
             [*arguments, float64_bits(problem.attributes["eps"]), *_strides(outputs)],
             finish,

@@ -25,7 +25,8 @@ class Chip:
 class RowTile:
     """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
 
-    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor.
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
+    follow ``later`` turns after the sums. ``exact``: float32 is computed with as float64, which takes small tiles.
     """
 
     rows: int
@@ -35,6 +36,8 @@ class RowTile:
     resident: int
     prefetch: bool = True
     stages: int = 1
+    later: int = 1
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,20 @@ class GroupTile:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsTile:
-    """A tile of GroupNorm with the channels side by side: places × channels of whole groups, ``steps`` in a stretch."""
+    """Tiles of GroupNorm with the channels side by side: a program sums up ``steps`` of places × channels.
 
-    places: int
+    Its results are made in tiles of their own, of as many channels.
+    """
+
     channels: int
-    groups: int
+    places: int
     steps: int
-    parts: int
     warps: int
     resident: int
-    stages: int = 3
+    stages: int
+    result_places: int
+    result_warps: int
+    result_resident: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class StreamTile:
 
 @dataclass(frozen=True, slots=True)
 class SumsTile:
-    """A tile of BatchNorm's sums: as ``StreamTile``, four of them at a time, by ``resident`` programs."""
+    """A tile of BatchNorm's sums: as ``StreamTile``, ``FOLD`` numbers of which are added up at once."""
 
     rows: int
     places: int
@@ -90,7 +97,7 @@ class SumsTile:
     resident: int
     stages: int
 
-    TILES: ClassVar[int] = 4
+    FOLD: ClassVar[int] = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,9 @@ class Measured:
     percent: float
 
 
+# For float32 rows of so few columns that each rounding is seen; chosen without a measurement.
+NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
+
 # Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
 # same. By the bytes of an element; each holds rows of up to its columns.
 ROW_TILES = {
@@ -110,22 +120,23 @@ ROW_TILES = {
         Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
         Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
         Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 90),
+        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
+        Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
     ),
     4: (
         Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
         Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
         Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
         Measured(RowTile(4, 2048, 1, 8, 1, prefetch=True), "32768×2048", 96.3),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=True), "16384×4096", 90.6),
+        Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, exact=True), "16384×4096", 97),
     ),
 }
 # For longer rows, which several programs share.
 SHARED_ROW_TILES = {
     2: (
-        Measured(RowTile(4, 512, 16, 2, 6, prefetch=False, stages=3), "8192×8192", 76),
-        Measured(RowTile(4, 1024, 32, 4, 3, prefetch=False, stages=3), "4096×16384", 70),
-        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 63),
+        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
+        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
     ),
     4: (
         Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
@@ -134,10 +145,6 @@ SHARED_ROW_TILES = {
         Measured(RowTile(2, 4096, 64, 8, 1, prefetch=False, stages=4), "512×262144", 73),
     ),
 }
-
-
-#: How many programs may share a group whose channels lie side by side: each collects the sums of all the others.
-MOST_PARTS = 64
 
 
 def staged(stages: int, resident: int, nbytes: int, chip: Chip) -> int:
@@ -167,9 +174,8 @@ def _even_block(size: int, largest: int, spare: float = 1.34, smallest: int = 25
 def row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for rows of so many columns: the narrowest measured that holds a row, or parts of the widest."""
     width = power_of_two(columns)
-    whole, shared = ROW_TILES[itemsize], SHARED_ROW_TILES[itemsize]
-    for measured in whole:
-        tile = measured.tile
+    whole, shared = [measured.tile for measured in ROW_TILES[itemsize]], SHARED_ROW_TILES[itemsize]
+    for tile in [NARROW, *whole] if itemsize == 4 else whole:
         if columns <= tile.columns and width <= chip.largest_tile:
             rows = tile.rows * (tile.columns // width)
             return replace(
@@ -188,9 +194,11 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for LayerNorm's forward pass: a row a program with a warp for every 1024 columns, or parts of two."""
     width = power_of_two(columns)
     largest = 2 * chip.largest_tile
-    if itemsize == 2 and largest < width <= 32768:  # 49 % of a copy at 2048×32768, the tile below 38
-        block = min(4096, chip.largest_tile)
-        return RowTile(1, block, blocks(columns, block), 4, 4, False, staged(3, 4, block * itemsize, chip))
+    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
+        block, warps, resident = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
+        block = min(block, chip.largest_tile)
+        stages = staged(3, resident, block * itemsize, chip)
+        return RowTile(1, block, blocks(columns, block), warps, resident, False, stages)
     if width > largest:
         block = min(2048, chip.largest_tile)
         return RowTile(2, block, blocks(columns, block), 4, 3, False, staged(4, 3, 2 * block * itemsize, chip))
@@ -200,95 +208,61 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
 
 
-def group_tile(
-    D: int, HxW: int, group: int, itemsize: int, chip: Chip, places_adjacent: bool, tensors: int = 2
-) -> GroupTile:
+# Programs of four warps on a multiprocessor for GroupNorm of one or two tensors of so many bytes an element.
+_GROUP_RESIDENT = {(1, 2): 4, (2, 2): 4, (1, 4): 3, (2, 4): 2}
+
+
+def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> tuple[int, int, int]:
+    """How many elements a tile has at the most, and who works on it.
+
+    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
+    groups: backward in 16 bits 79, 75, 88, 83, 49 % of a copy, in float32 84, 70, 87, 85, 71; forward 53, 52, 50, 63,
+    26 and 69, 66, 62, 81, 57.
+    """
+    most = min(4096, chip.largest_tile)
+    size = power_of_two(HxW) * power_of_two(D)
+    whole = size == 2 * most  # a whole group, rather than two halves that wait for each other
+    if whole or (tensors * itemsize == 2 and HxW > most // 2):
+        return min(2 * most, chip.largest_tile), 8, 2 if tensors * itemsize <= 4 else 1
+    if tensors == itemsize == 2 and HxW <= most // 4 and size > most:
+        return most // 2, 2, 6
+    return most, 4, _GROUP_RESIDENT[tensors, itemsize]
+
+
+def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> GroupTile:
     """The tile for groups of D channels of HxW places, read from one or two tensors."""
-    room = min(4096, chip.largest_tile)
-    if places_adjacent:
-        if power_of_two(HxW) * power_of_two(D) == 2 * room:
-            room *= 2  # a whole group, rather than two halves that wait for each other
-        places = _even_block(HxW, room)
-        channels = min(power_of_two(D), room // places)
-        fits = places >= HxW and channels >= D
-        groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
-    else:
-        channels = min(power_of_two(D), room)
-        adjacent = max(256 // (D * itemsize), 1)
-        groups = min(power_of_two(group), power_of_two(adjacent), room // channels) if channels >= D else 1
-        places = min(power_of_two(HxW), room // (channels * groups))
+    room, warps, resident = _group_work(D, HxW, itemsize, tensors, chip)
+    places = _even_block(HxW, room)
+    channels = min(power_of_two(D), room // places)
+    fits = places >= HxW and channels >= D
+    groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
     parts = blocks(HxW, places), blocks(D, channels)
-    size = places * groups * channels
-    warps, resident = (8, 2) if size > 4096 else (4, 4 if tensors * itemsize <= 4 else 2)
-    wanted = 1 if size > 4096 and tensors * itemsize > 4 else 3
-    return GroupTile(
-        places, groups, channels, *parts, warps, resident, staged(wanted, resident, tensors * size * itemsize, chip)
-    )
+    stages = staged(3, resident, tensors * places * groups * channels * itemsize, chip)
+    return GroupTile(places, groups, channels, *parts, warps, resident, stages)
 
 
-def channel_block(D: int, group: int, itemsize: int, width: int) -> int:
-    """How many groups of D channels a block of ``width`` channels has: where few lanes idle and vectors are aligned."""
-    most = min(group, width // D)
-    aligned = [groups for groups in range(1, most + 1) if groups * D * itemsize % 16 == 0] or [most]
-    return min(reversed(aligned), key=lambda groups: blocks(group, groups) * power_of_two(groups * D))
+#: In how many parts the places of a sample are cut at the most, where its channels lie side by side.
+MOST_PARTS = 64
 
 
-def channels_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile | None:
-    """The tile for groups of D channels side by side, in one or two tensors; None where a group has too many."""
-    widest = min(1024, chip.largest_tile)
-    widths = [width for width in (64, 128, max(power_of_two(D), 64)) if D <= width <= widest]
-    if not widths:
-        return None
-    width = min(widths, key=lambda width: _lanes(D, group, channel_block(D, group, itemsize, width)))
-    groups = channel_block(D, group, itemsize, width)
-    channels = power_of_two(groups * D)
-    choice = _held(groups, blocks(HxW, max(4096 // channels, 1)), itemsize, tensors) or _stretch(HxW, tensors)
-    places = min(power_of_two(HxW), max(min(choice.room, chip.largest_tile) // channels, 1))
-    steps = choice.steps
-    while steps > 1 and blocks(HxW, places * steps) > MOST_PARTS:
-        steps *= 2
-    stages = staged(3, choice.resident, tensors * places * channels * itemsize, chip)
-    parts = blocks(HxW, places * steps)
-    return ChannelsTile(places, channels, groups, steps, parts, choice.warps, choice.resident, stages)
+def channels_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile:
+    """The tile for channels side by side, in one or two tensors: blocks of 128 bytes.
 
-
-@dataclass(frozen=True, slots=True)
-class _ChannelsChoice:
-    """Elements of a tile, tiles of a stretch, and who works on them."""
-
-    room: int
-    steps: int
-    warps: int
-    resident: int
-
-
-def _held(groups: int, parts: int, itemsize: int, tensors: int) -> _ChannelsChoice | None:
-    """How to hold stretches in registers, of which a group has ``parts`` at 4096 elements; None where they are many.
-
-    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (64, 64, 3136) and (6, 384, 3600) in 32 groups: backward in 16
-    bits 20, 42, 29, 25 % of a copy, in float32 52, 76, 40, 45; forward under 28, 28, 18, 14 and 39, 48, 27, 36.
+    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
+    groups: backward in 16 bits 57, 58, 57, 59, 56 % of a copy, in float32 60, 59, 60, 57, 59; forward 58, 60, 60, 51,
+    39 and 61, 63, 63, 59, 60.
     """
-    if parts > (MOST_PARTS if tensors == 2 and itemsize == 4 else MOST_PARTS - 4):
-        return None
-    if tensors == 2:  # where there are many sums to collect, half as many programs with twice the places are faster
-        return _ChannelsChoice(8192, 1, 8, 1) if groups >= 8 else _ChannelsChoice(4096, 1, 4, 2)
-    return _ChannelsChoice(8192, 1, 8, 2) if groups >= 8 or parts > MOST_PARTS // 2 else _ChannelsChoice(4096, 1, 4, 3)
-
-
-def _stretch(HxW: int, tensors: int) -> _ChannelsChoice:
-    """How to read stretches twice.
-
-    Of (16, 320, 4096) backward 31 % in 16 bits, forward 29 and 43 in float32; of (8, 128, 65536) 40 and 50, forward 39
-    and 54.
-    """
+    channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
+    places = min(power_of_two(HxW), 128, chip.largest_tile // channels)
+    # Many groups in a block are many sums to collect from each part, so the parts are fewer.
+    part = 512 if tensors == 1 or channels // (C // group) >= 32 else 256
+    steps = max(blocks(min(HxW, part), places), blocks(HxW, MOST_PARTS * places))
     if tensors == 1:
-        return _ChannelsChoice(4096, 16, 8, 2) if HxW > 16384 else _ChannelsChoice(2048, 16, 4, 4)
-    return _ChannelsChoice(4096, 32, 8, 1) if HxW > 16384 else _ChannelsChoice(2048, 32, 4, 3)
-
-
-def _lanes(D: int, group: int, groups: int) -> int:
-    """How many channels the blocks have, those that stay idle among them."""
-    return blocks(group, groups) * power_of_two(groups * D)
+        stages = staged(3, 5, places * channels * itemsize, chip)
+        return ChannelsTile(channels, places, steps, 4, 5, stages, places, 4, 4)
+    if itemsize == 2 and HxW > 16384:
+        return ChannelsTile(channels, places, steps, 4, 4, 1, places, 4, 3)
+    return ChannelsTile(channels, places, steps, 4, 4, 1, min(places, 64), 4, 5)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:
@@ -310,10 +284,10 @@ def stream_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjace
 
 
 def sums_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> SumsTile:
-    """The tile for BatchNorm's sums: a vector of 16 bytes a thread, which keeps sums for each of its elements."""
+    """The tile for BatchNorm's sums: vectors of 16 bytes a thread, which keeps sums for each element of one."""
     warps, resident = 4, 4
-    room = min(warps * 512 // itemsize, chip.largest_tile)
-    stages = staged(3, resident, 2 * SumsTile.TILES * room * itemsize, chip)
+    room = min(SumsTile.FOLD * warps * 512 // itemsize, chip.largest_tile)
+    stages = staged(3, resident, 2 * room * itemsize, chip)
     return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, resident, stages)
 
 

@@ -54,7 +54,7 @@ class _Interpreter:
         steps = OPERATORS[problem.signature.name](problem, CHIP)
         return _Kernel(steps.workspace_size, list(problem.views), steps.steps)
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         return allocate_host(nbytes)
 
 

@@ -144,14 +144,11 @@ def compiled(step: Step, device: int) -> Any:
 def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
     """A function of the named tensors' addresses, workspace and stream that launches the step."""
     kernel = compiled(step, device)
-    # Triton's own way to the launch looks for hooks and memory that none of these kernels asks for.
-    launch_kernel, function = kernel.run.launch, kernel.function
-    first = (kernel.metadata.launch_cooperative_grid, kernel.metadata.launch_pdl, None, None, kernel.packed_metadata)
+    run = kernel[step.grid]
     constants = step.kernel.arg_names[len(step.arguments) :]
-    template = [*first, None, None, None, *step.arguments, *(step.constants[name] for name in constants)]
+    template = [*step.arguments, *(step.constants[name] for name in constants)]
     given = [(at, names.index(argument.name)) for at, argument in enumerate(template) if isinstance(argument, Given)]
     scratch = [(at, argument.offset) for at, argument in enumerate(template) if isinstance(argument, Scratch)]
-    grid = step.grid
 
     def launch(addresses: Sequence[int], workspace: int, stream: int) -> None:
         arguments = template.copy()
@@ -159,7 +156,7 @@ def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
             arguments[at] = addresses[place]
         for at, offset in scratch:
             arguments[at] = workspace + offset
-        launch_kernel(*grid, stream, function, *arguments)
+        run(*arguments, stream=stream)
 
     return launch
 

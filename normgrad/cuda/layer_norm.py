@@ -10,9 +10,13 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cuda.configurations import Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
-from normgrad.cuda.launch import float64_bits
-from normgrad.cuda.problem import Operand, Steps, paired
+from normgrad.cuda.kernels.common import SINGLE
+from normgrad.cuda.launch import FLOAT64, float64_bits
+from normgrad.cuda.problem import Operand, Steps, paired, paired_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
+
+# Rows of which float32 weight gradients are summed up without a rounding.
+_FEW = 64
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
@@ -42,7 +46,8 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     want_input = "grad_input" in problem.views
     teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
-    partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT32)
+    few = steps.itemsize == 4 and M <= _FEW
+    partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
     if M * N and (want_input or wanted):
         operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
         pairs, (grad_out, x, grad_input) = paired(operands, N)
@@ -60,7 +65,10 @@ def backward(problem: Problem, chip: Chip) -> Steps:
                 **_constants(tile, N, [grad_out, x, grad_input]),
                 "PREFETCH": tile.prefetch,
                 "STAGES": tile.stages,
+                "LATER": tile.later,
                 "PAIRS": pairs,
+                "EXACT": tile.exact,
+                "FEW": few,
                 "WANT_INPUT": want_input,
                 "WANT_WEIGHT": "grad_weight" in wanted,
                 "WANT_BIAS": "grad_bias" in wanted,
@@ -81,7 +89,9 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
     pairs, (x, output) = paired([steps.data("input", (M, N)), steps.output("output", (M, N))], N)
-    vectors = [steps.vector(name) for name in ("weight", "bias")]
+    # In pairs where they share the registers with rows that are still to be written.
+    kept_as = pairs if tile.parts > 1 else SINGLE.value
+    vectors = [paired_vector(steps.vector(name), kept_as) for name in ("weight", "bias")]
     mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
     tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
     counts = M, N, float64_bits(problem.attributes["eps"]), teams.count

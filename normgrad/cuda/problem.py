@@ -15,7 +15,8 @@ from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
 from normgrad.cuda.configurations import blocks, power_of_two
-from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, FLOAT16_PAIRS, SINGLE, copy_strided, sum_columns
+from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, FLOAT16_PAIRS, SINGLE
+from normgrad.cuda.kernels.memory import copy_strided, sum_columns
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
@@ -28,10 +29,16 @@ _PAIRS = {BFLOAT16: BFLOAT16_PAIRS.value, FLOAT16: FLOAT16_PAIRS.value}
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor as a kernel sees it; None stands for one that is absent."""
+    """A tensor as a kernel sees it; None stands for one that is absent. ``even``: it begins with a pair of 16 bits."""
 
     pointer: Given | Scratch | None
     strides: Shape
+    even: bool = True
+
+
+def zero_bits(address: int) -> int:
+    """The bits of an address that the code may take for zero: those below a vector, a pair of 16 bits, or none."""
+    return next((size - 1 for size in (VECTOR_ACCESS, INT32.itemsize) if address % size == 0), 0)
 
 
 def grid_strides(view: View, sizes: Shape) -> Shape | None:
@@ -106,7 +113,7 @@ class Steps:
         shared = any(overlap(view, other) and not _same(view, other) for other in self._early)
         if strides is None or shared:
             return Operand(self._copy_of(name), contiguous_strides(sizes))
-        return Operand(self.given(name), strides)
+        return Operand(self.given(name), strides, view.address % INT32.itemsize == 0)
 
     def vector(self, name: str) -> Argument:
         """A small input, side by side in memory; None where it is absent."""
@@ -132,7 +139,7 @@ class Steps:
             return Operand(None, (1,) * len(sizes))
         strides = grid_strides(view, sizes)
         if strides is not None:
-            return Operand(self.given(name), strides)
+            return Operand(self.given(name), strides, view.address % INT32.itemsize == 0)
         compact = self.scratch(view.numel, view.dtype)
         self._last.append(_copy(view.shape, compact, contiguous_strides(view.shape), self.given(name), view.strides))
         return Operand(compact, contiguous_strides(sizes))
@@ -160,20 +167,27 @@ class Steps:
 def paired(operands: Sequence[Operand], side_by_side: int, axis: int = -1) -> tuple[int, list[Operand]]:
     """Data of 16 bits as pairs along an axis, where every tensor allows it; and pairs of what.
 
-    ``side_by_side`` numbers at a time must begin and end with a pair.
+    ``side_by_side`` numbers at a time must begin and end with a pair. If the first row begins with one, so do all: a
+    row is summed in the same order in whatever batch it is.
     """
     present = [operand for operand in operands if operand.pointer is not None]
-    pointers = [operand.pointer for operand in present if operand.pointer is not None]
-    kind = _PAIRS.get(pointers[0].dtype, SINGLE.value)
+    kind = next(_PAIRS.get(operand.pointer.dtype, SINGLE.value) for operand in present if operand.pointer is not None)
     even = all(
         stride == 1 if place == axis % len(operand.strides) else stride % 2 == 0
         for operand in present
         for place, stride in enumerate(operand.strides)
     )
-    begin_well = all(isinstance(pointer, Scratch) or pointer.aligned for pointer in pointers)
-    if kind == SINGLE.value or side_by_side % 2 or not (even and begin_well):
+    if kind == SINGLE.value or side_by_side % 2 or not (even and all(operand.even for operand in present)):
         return SINGLE.value, list(operands)
     return kind, [_as_pairs(operand) for operand in operands]
+
+
+def paired_vector(vector: Argument, pairs: int) -> Argument:
+    """A vector of 16 bits as pairs too, beside data that comes as pairs, where its memory allows it."""
+    if pairs == SINGLE.value or not isinstance(vector, Given | Scratch) or vector.dtype not in _PAIRS:
+        return vector
+    aligned = isinstance(vector, Scratch) or vector.aligned
+    return replace(vector, dtype=INT32) if aligned else vector
 
 
 def _as_pairs(operand: Operand) -> Operand:
@@ -188,7 +202,7 @@ def _same(view: View, other: View) -> bool:
 def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
     first, second = (*outputs, Operand(None, (1,)))[:2]
     # Few columns at a time where there are few, so that all multiprocessors take part.
-    width = min(max(power_of_two(columns) // 64, 16), 256)
+    width = min(max(power_of_two(columns) // 64, 4), 256)
     height = min(power_of_two(max(segment, 1)), _SUM_TILE // width)
     grid = (blocks(columns, width), max(blocks(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normgrad.cuda.configurations import ChannelsTile, Chip, GroupTile, RowTile, blocks
-from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE, empty_slots
+from normgrad.cuda.configurations import Chip, GroupTile, RowTile, blocks
+from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE
+from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import Steps
 
-Tile = RowTile | GroupTile | ChannelsTile
+Tile = RowTile | GroupTile
 _BLOCK = 1024
 
 
@@ -33,14 +34,16 @@ class Teams:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Room for the two sums of every part of every row or group."""
+    """Room for the two sums of every part of every row or group; none where there is one part."""
 
-    memory: Scratch
+    memory: Scratch | None
     count: int
 
     @classmethod
     def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
-        count = items * teams.parts if teams.parts > 1 else 1
+        if teams.parts == 1:
+            return cls(None, 0)
+        count = items * teams.parts
         return cls(steps.scratch(count, INT64), count)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from normgrad.contract.plan import Problem
+from normgrad.contract.view import View
+from normgrad.operators import gathering
 
 
 @cache
@@ -21,64 +23,78 @@ def torch_types() -> frozenset[type]:
     return _types() if "torch" in sys.modules else frozenset()
 
 
-def is_negated(array: Any) -> bool:
-    """Whether an array is a tensor whose elements are those in its memory with another sign."""
-    return type(array) in torch_types() and bool(array.is_neg())
+def sequence_types() -> tuple[type, ...]:
+    """What PyTorch has beside lists and tuples."""
+    return (sys.modules["torch"].Size,) if "torch" in sys.modules else ()
 
 
-class _Attributes:
-    """What PyTorch's guards check, for a version that has none."""
+def is_plain(tensors: Sequence[Any]) -> bool:
+    """Whether the elements of tensors are what stands in their memory, and nothing watches or transforms calls.
 
-    def __init__(self, *tensors: Any) -> None:
-        self._layouts = self._of(tensors)
-
-    def check(self, *tensors: Any) -> bool:
-        return self._of(tensors) == self._layouts
-
-    @staticmethod
-    def _of(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return [(type(t), t.dtype, t.shape, t.stride(), t.device, t.is_neg()) for t in tensors]
-
-
-def _checker(tensors: Sequence[Any]) -> Any:
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-    except ImportError:
-        return _Attributes(*tensors)
-    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    What PyTorch's guards see of a thread's state then says the same of a later call.
+    """
+    torch = sys.modules["torch"]
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or any(tensor.is_neg() for tensor in tensors)
+    )
 
 
 class Guard:
     """The layouts of a call's tensors, and how far each reaches: what a storage may no longer hold is refused."""
 
-    def __init__(self, tensors: Sequence[Any], reaches: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, tensors: Sequence[Any], views: Sequence[View | None]) -> None:
+        """Tensors without a view are not used."""
+        from torch._C._dynamo.guards import TensorGuards
+
         firsts = [next(first for first, one in enumerate(tensors) if one is tensor) for tensor in tensors]
         # PyTorch's guards refuse to look at one tensor twice.
         self._again = tuple((number, first) for number, first in enumerate(firsts) if number != first)
         self._distinct = tuple(sorted(set(firsts)))
-        self._check = _checker([tensors[number] for number in self._distinct]).check
-        self._reaches = tuple(reaches)  # of each: bytes from its first element to its end, bytes of an element
+        distinct = [tensors[number] for number in self._distinct]
+        self._check = TensorGuards(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        #: Whether other tensors have the same layouts.
+        self.holds: Callable[..., bool] = self._holds_again if self._again else self._check
+        self._views = views
+        self.limits = self.counting_on(())
+        self._gather = gathering.gather()
+        self._table = array("q", gathering.table(self.limits, [], 1, []))
+        self._room = array("q", bytes(8 * (1 + len(tensors))))
 
-    def holds(self, tensors: Sequence[Any]) -> bool:
-        """Whether other tensors have the same layouts, and lie inside their storages."""
-        if not self._again:
-            if not self._check(*tensors):
-                return False
-        elif not all(tensors[number] is tensors[first] for number, first in self._again) or not self._check(
-            *[tensors[number] for number in self._distinct]
-        ):
+    def counting_on(self, bits: Sequence[int]) -> tuple[gathering.Limits, ...]:
+        """The limits of each tensor's place, for a kernel that counts on more bits of its address than an element's."""
+        more = [*bits, *[0] * len(self._views)]
+        return tuple(
+            (1, 0, 0, 0) if view is None else _limits(view, more[number]) for number, view in enumerate(self._views)
+        )
+
+    def _holds_again(self, *tensors: Any) -> bool:
+        if any(tensors[number] is not tensors[first] for number, first in self._again):
             return False
-        for tensor, (reach, itemsize) in zip(tensors, self._reaches):  # noqa: B905 - strict takes longer
-            if tensor.storage_offset() * itemsize + reach > tensor.untyped_storage().nbytes():
-                return False
-        return True
+        return bool(self._check(*[tensors[number] for number in self._distinct]))
+
+    def places(self, tensors: tuple[Any, ...]) -> list[int] | None:
+        """Where tensors of these layouts lie, if all are inside their storages."""
+        if self._gather is None:
+            return _places(tensors, self.limits)
+        room = self._room[:]
+        if self._gather(self._table.buffer_info()[0], id(tensors), id(()), room.buffer_info()[0]):
+            return None
+        return room.tolist()[1:]
 
 
-def guard_of(arguments: Mapping[str, Any], problem: Problem, names: Sequence[str]) -> Guard | None:
-    """The guard of the tensors among named arguments; None where there are none."""
-    tensors = [name for name in names if type(arguments[name]) in torch_types()]
-    if not tensors:
-        return None
-    views = problem.views
-    reaches = [(views[name].reach.nbytes, views[name].dtype.itemsize) if name in views else (0, 1) for name in tensors]
-    return Guard([arguments[name] for name in tensors], reaches)
+def _places(tensors: tuple[Any, ...], limits: Sequence[gathering.Limits]) -> list[int] | None:
+    addresses = []
+    for tensor, (size, reach, odd, rest) in zip(tensors, limits, strict=True):
+        address = tensor.data_ptr()
+        if address & odd != rest or tensor.storage_offset() * size + reach > tensor.untyped_storage().nbytes():
+            return None
+        addresses.append(address)
+    return addresses
+
+
+def _limits(view: View, more: int) -> gathering.Limits:
+    size = view.dtype.itemsize
+    bits = size - 1 | more
+    return size, view.reach.end - view.address, bits, view.address & bits

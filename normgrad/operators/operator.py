@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from normgrad.backends import backend_for, requested_backend
-from normgrad.contract.arrays import as_view, kind_of, note_written
+from normgrad.backends import backend_for
 from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Parameter
-from normgrad.contract.plan import Plan, Problem, launch
+from normgrad.contract.plan import Plan, Problem
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.operators.recipes import Glance, OffTrack, Recipe, outputs_to_make, packed, recipe_for
-
-_MOST_KEYS = 1024
-_MOST_LAYOUTS = 16  # of calls with the same key
+from normgrad.operators.calls import Calls
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,8 +26,12 @@ class Operator(Generic[P, R]):
         self.signature = signature
         self._gather: Callable[..., Any] = gather
         self.__signature__ = inspect.signature(gather)
-        self._glance = Glance(signature)
-        self._recipes: dict[Hashable, list[Recipe]] = {}
+        parameters = [p for p in self.__signature__.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        #: The names of the arguments that a call may give by position, and their defaults.
+        self.names = tuple(parameter.name for parameter in parameters)
+        self.defaults = tuple(parameter.default for parameter in parameters)
+        self._fewest = self.defaults.count(inspect.Parameter.empty)
+        self._calls = Calls(signature, self.names)
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -40,51 +40,14 @@ class Operator(Generic[P, R]):
         return self.signature.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        arguments, out, product = self._arguments(args, kwargs)
-        if out is not None:
-            arguments |= self._outputs(out)
-        key: Hashable = None
-        try:
-            layout, addresses, tensors = self._glance.at(arguments, outputs=out is not None)
-            key = (*layout, product, requested_backend())
-            for recipe in self._recipes.get(key, ()):
-                if recipe.fits(addresses, tensors):
-                    return recipe.serve(arguments, addresses)
-        except OffTrack:
-            pass
-        return self._call_in_full(arguments, product, key)
-
-    def _call_in_full(self, arguments: dict[str, Any], product: Product | None, key: Hashable) -> R:
-        """Check and run a call, and leave a recipe for the next one with the same key."""
-        call = check(self.signature, arguments, product, outputs_needed=False)
-        to_make = outputs_to_make(self.signature, arguments, call)
-        made = {output.name: output.make(arguments[output.like]) for output in to_make}
-        views = call.views | {name: as_view(array) for name, array in made.items()}
-        # Without the views' owners, which the arguments keep alive: a recipe must not.
-        problem = Problem(self.signature, {name: view.disowned() for name, view in views.items()}, call.attributes)
-        backend = backend_for(problem)
-        kernel = backend.prepare(problem)
-        launch(problem, problem.addresses, kernel, backend)
-        wanted = frozenset(output.name for output in self.signature.outputs if output.wanted(call))
-        if key is not None:
-            names = self._glance.names(arguments)
-            self._keep(key, recipe_for(problem, backend, kernel, to_make, arguments, names, wanted))
-        for name in call.views:
-            if self.signature.is_written(name):
-                note_written(arguments[name])
-        kind = kind_of(arguments["input"])
-        results = {**arguments, **{name: kind.finish(array) for name, array in made.items()}}
-        return packed([results[name] if name in wanted else None for name in self.signature.output_names])
-
-    def _keep(self, key: Hashable, recipe: Recipe | None) -> None:
-        if recipe is None:
-            return
-        if len(self._recipes) >= _MOST_KEYS:
-            self._recipes.clear()
-        same_key = self._recipes.setdefault(key, [])
-        if len(same_key) >= _MOST_LAYOUTS:
-            same_key.clear()
-        same_key.append(recipe)
+        count = len(args)
+        if kwargs or not self._fewest <= count <= len(self.names):
+            named, out, product = self._arguments(args, kwargs)
+            arguments = (*named.values(), *(() if out is None else self._outputs(out).values()))
+        else:
+            arguments, product = args + self.defaults[count:], current_product()
+        found: R = self._calls(arguments, product)
+        return found
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""

@@ -9,12 +9,17 @@ from normgrad.torch.outputs import order_of
 
 _16_BITS = (torch.float16, torch.bfloat16)
 
-#: float32 on a CPU: below so many elements the way to a kernel in Python takes longer than all of PyTorch's work, and
-#: both passes are PyTorch's.
-LEAST_FLOAT32 = 1 << 15
+#: float32 on a CPU: below so many elements a step takes longer with our backward pass, and both passes are PyTorch's.
+LEAST_FLOAT32 = 1 << 20
+
+#: The same for data in channels_last, on which PyTorch takes longer.
+LEAST_FLOAT32_LAST = 1 << 17
 
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
+
+#: LayerNorm of 16 bits on a CPU: from so many elements on our forward pass is the faster.
+LEAST_16_BITS = 1 << 22
 
 #: LayerNorm on an H200: 16-bit rows of more elements than this are PyTorch's.
 LONGEST_16_BIT_ROW = 8192
@@ -28,7 +33,9 @@ LEAST_FLOAT16 = 1 << 16
 
 def all_is_pytorchs(input: Tensor) -> bool:
     """Whether to leave both passes to PyTorch."""
-    return input.is_cpu and input.dtype == torch.float32 and input.numel() < LEAST_FLOAT32
+    if not input.is_cpu or input.dtype != torch.float32:
+        return False
+    return input.numel() < (LEAST_FLOAT32 if input.is_contiguous() else LEAST_FLOAT32_LAST)
 
 
 def our_layer_norm(input: Tensor, row: int, weight: Tensor | None) -> bool:
@@ -36,7 +43,7 @@ def our_layer_norm(input: Tensor, row: int, weight: Tensor | None) -> bool:
     if _narrows_statistics(input, weight):
         return True
     if input.is_cpu:
-        return _is_streamed(input)
+        return _is_streamed(input) or (input.dtype in _16_BITS and input.numel() >= LEAST_16_BITS)
     return input.dtype == torch.float32 or row <= LONGEST_16_BIT_ROW
 
 

@@ -31,13 +31,14 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``."""
+    is_eager = _is_eager(input)
+    if is_eager and all_is_pytorchs(input):
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     rows = input.dim() - len(normalized_shape)
     if not _is_taken(input, weight, bias) or rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
-    if _is_eager(input):
-        if all_is_pytorchs(input):
-            return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    if is_eager:
         return _layer_norm(input, weight, bias, tuple(normalized_shape), eps)
     return torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
 
@@ -46,14 +47,15 @@ def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """``torch.nn.functional.group_norm``."""
+    is_eager = _is_eager(input)
+    if is_eager and all_is_pytorchs(input):
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     one_value_a_group = input.numel() <= num_groups  # which PyTorch refuses
     if not _is_taken(input, weight, bias) or input.dim() < 2 or one_value_a_group or input.shape[1] % num_groups:
         return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     sizes = (input.shape[0], input.shape[1], math.prod(input.shape[2:]), num_groups)
-    if _is_eager(input):
-        if all_is_pytorchs(input):
-            return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    if is_eager:
         return _group_norm(input, weight, bias, sizes, eps)
     return torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)[0]
 

@@ -9,10 +9,12 @@ import torch
 from torch.autograd import forward_ad
 
 from normgrad.operators import OPERATORS
+from normgrad.operators.recipes import packed
 from normgrad.torch import derivatives, formulas, outputs
-from normgrad.torch.batching import call_per_sample
+from normgrad.torch.batching import batched
 from normgrad.torch.derivatives import Gradients, as_tuple
-from normgrad.torch.kernels import TorchKernel, are_plain, packed
+from normgrad.torch.kernels import TorchKernel, are_plain
+from normgrad.torch.packets import shorten
 
 _MASK = "bool[3] output_mask=[True, True, True]"
 _GROUPS = "SymInt N, SymInt C, SymInt HxW, int group"
@@ -50,6 +52,10 @@ RUN: dict[str, Callable[..., Any]] = {}
 _library = torch.library.Library("normgrad", "DEF")
 
 
+def _any_requires_grad(args: Sequence[Any]) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+
+
 def _derivative(name: str, op: Any, run: Callable[..., Any]) -> type[torch.autograd.Function]:
     """The operator as a node of autograd's graph and as a function that the transforms of ``torch.func`` know."""
     formula, gradients = getattr(formulas, name), _GRADIENTS.get(name)
@@ -83,7 +89,7 @@ def _derivative(name: str, op: Any, run: Callable[..., Any]) -> type[torch.autog
         return packed(derivatives.pushed_forward(formula, args, tangents, ctx.results))
 
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-        return call_per_sample(op, info.batch_size, in_dims, args)
+        return batched(name, op, info.batch_size, in_dims, args)
 
     methods: dict[str, Callable[..., Any]] = {
         "forward": run,
@@ -103,16 +109,19 @@ def _define(name: str) -> None:
     defaults = [argument.default_value for argument in op._schema.arguments]
 
     def below_autograd(*args: Any) -> Any:
-        if torch._C._len_torch_dispatch_stack() == 0:  # no mode, such as one that traces, wants to see the call
-            found = kernel.recalled(args)
-            if found is not None:
-                return found
-            if are_plain(args):
-                return kernel(*args)
+        found = kernel.recalled(args)
+        if found is not None:
+            return found
+        # No mode, such as one that traces, wants to see the call.
+        if torch._C._len_torch_dispatch_stack() == 0 and are_plain(args):
+            return kernel(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 
     def run(*args: Any) -> Any:
+        found = kernel.recalled(args)
+        if found is not None:
+            return found
         return op(*args) if torch._C._are_functorch_transforms_active() else below_autograd(*args)
 
     RUN[name] = run
@@ -120,8 +129,7 @@ def _define(name: str) -> None:
     apply_here = super(torch.autograd.Function, derivative).apply  # without a look for transforms of torch.func
 
     def autograd(*args: Any) -> Any:
-        differentiates = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-        if differentiates or forward_ad._current_level >= 0:
+        if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad._current_level >= 0:
             return apply_here(*args, *defaults[len(args) :])
         return below_autograd(*args)
 
@@ -136,6 +144,7 @@ def _define(name: str) -> None:
     _library.impl(name, autograd, "Autograd")
     _library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
     torch.library.register_fake(f"normgrad::{name}", fake, lib=_library)
+    shorten(getattr(torch.ops.normgrad, name), kernel)
 
 
 for _name in SCHEMAS:

@@ -165,7 +165,7 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
 
 def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, *args: Any) -> Tensor:
     """What a collective makes of the ranks' tensors; the group's name is the last argument."""
-    if tensor.is_cuda and _is_gloo(args[-1], tensor.device.type):
+    if tensor.device.type == "cuda" and _is_gloo(args[-1], tensor.device.type):
         return _exchanged(purpose, collective, tensor.cpu(), *args).to(tensor.device)
     wait = torch.ops._c10d_functional.wait_tensor
     if torch.compiler.is_compiling():

@@ -22,7 +22,7 @@ class FailingBackend:
     def prepare(self, problem: Problem) -> FailingBackend:
         return self
 
-    def allocate(self, nbytes: int, device: str) -> Memory:
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         return allocate_host(nbytes)
 
     def launch(self, views: Mapping[str, View], workspace: int, stream: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jvp, vjp, vmap
 
-from normgrad.torch import formulas
+from normgrad.torch import batching, formulas
 from support.torch_samples import differentiable, random, samples, without_running_statistics
 
 # PyTorch's own, at the first use of forward mode.
@@ -247,3 +247,36 @@ def test_gradients_of_16_bit_data(dtype: torch.dtype) -> None:
     for mine, right in zip(found, exact, strict=True):
         step = torch.finfo(mine.dtype).eps
         assert ((mine.double() - right).abs() <= step * right.abs() + 1e-6 * right.abs().max()).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_vmap_in_one_call_has_the_bits_of_a_call_per_sample(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops, calls = torch.ops.normgrad, []
+    original = batching.call_per_sample
+    monkeypatch.setattr(batching, "call_per_sample", lambda *args: calls.append(args) or original(*args))
+    x, grad, weight = random(5, rows, 6, 4), random(5, rows, 6, 4, seed=1), random(4)
+    channel = random(6)
+    mean, rstd = random(5, rows, 6, 1), random(5, rows, 6, 1, seed=2).abs()
+
+    def backward(mask: list[bool]) -> Any:
+        return lambda g, x, m, r: _present(ops.layer_norm_backward(g, x, [4], m, r, weight, None, mask))
+
+    for dim in (0, 2):
+        for function, tensors in (
+            (lambda x: ops.layer_norm(x, [4], weight, weight), (x,)),
+            (lambda x: ops.group_norm(x, channel, None, rows, 6, 4, 3), (x,)),
+            (backward([True, False, False]), (grad, x, mean, rstd)),
+        ):
+            moved = [tensor.movedim(0, dim).contiguous() for tensor in tensors]
+            found = vmap(function, dim)(*moved)
+            alone = [function(*sample) for sample in zip(*tensors, strict=True)]
+            expected = [torch.stack(results) for results in zip(*alone, strict=True)]
+            torch.testing.assert_close(list(found), expected, rtol=0, atol=0)
+    assert not calls
+    vmap(backward([True, True, False]))(grad, x, mean, rstd)  # a gradient of the weight for each sample
+    vmap(lambda x, w: ops.layer_norm(x, [4], w)[0], (0, 0))(x, random(5, 4))
+    assert len(calls) == 2
+
+
+def _present(results: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(result for result in results if result is not None)

@@ -26,6 +26,7 @@ SHAPES = {"LayerNorm": (4, 6, 10, 10), "GroupNorm": (4, 6, 10, 10)}
 def small_tensors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small tensors show what large ones do."""
     monkeypatch.setattr(choices, "LEAST_FLOAT32", 0)
+    monkeypatch.setattr(choices, "LEAST_FLOAT32_LAST", 0)
 
 
 def pair(name: str, *args: Any, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -172,7 +173,8 @@ def test_choices_speak_of_layout_and_dtype() -> None:
     large = torch.empty(4, 128, 128, 128)
     assert choices.our_layer_norm(large, 128, weight)
     assert choices.our_group_norm(large, 128 * 128, weight)
-    assert not choices.our_layer_norm(large.bfloat16(), 128, weight)
+    assert choices.our_layer_norm(large.bfloat16(), 128, weight)
+    assert not choices.our_layer_norm(large[:1].bfloat16(), 128, weight)
 
 
 @every_module
@@ -184,6 +186,10 @@ def test_small_tensors_of_float32_are_pytorchs(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(choices, "LEAST_FLOAT32", x.numel() + 1)
     assert type(ours(x).grad_fn).__name__ == type(theirs(x).grad_fn).__name__
     torch.testing.assert_close(results(ours, x), results(theirs, x), rtol=0, atol=0)
+    last = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    assert type(ours(last).grad_fn).__name__ != type(theirs(last).grad_fn).__name__
+    monkeypatch.setattr(choices, "LEAST_FLOAT32_LAST", x.numel() + 1)
+    assert type(ours(last).grad_fn).__name__ == type(theirs(last).grad_fn).__name__
 
 
 @every_module

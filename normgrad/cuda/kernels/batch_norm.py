@@ -14,12 +14,12 @@ from normgrad.cuda.kernels.common import float64_of_bits, indices, put, wide
 
 @triton.jit
 def _total(counter, count, BLOCK: tl.constexpr):
-    """The sum of the counter, as float32."""
+    """The sum of the counter, as float64."""
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, count, BLOCK):
         place = start + tl.arange(0, BLOCK)
         total += tl.load(counter + place, mask=place < count, other=0).to(tl.float64)
-    return tl.sum(total).to(tl.float32)
+    return tl.sum(total)
 
 
 @triton.jit
@@ -66,15 +66,17 @@ def batch_norm_elemt_backward(
     dy = tl.load(dy_at, mask=mask)
     x = tl.load(x_at, mask=mask)
     channels = indices(block, CHANNELS)
-    n = _total(counter, ranks, RANKS)
-    inverse = load_vector(invstd, channels, C)
-    mean_dy = tl.div_rn(load_vector(sum_dy, channels, C), n)
-    slope = inverse * inverse * tl.div_rn(load_vector(sum_dy_xmu, channels, C), n)
+    # In float64 where float32 is written, so that it is rounded once.
+    PRECISION: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
+    per_element = 1.0 / _total(counter, ranks, RANKS)
+    inverse = load_vector(invstd, channels, C).to(tl.float64)
+    mean_dy = load_vector(sum_dy, channels, C) * per_element
+    slope = inverse * inverse * (load_vector(sum_dy_xmu, channels, C) * per_element)
     scale = inverse
     if weight is not None:
         scale = inverse * load_vector(weight, channels, C)
-    xmu = wide(x) - load_vector(mean, channels, C)
-    result = (wide(dy) - mean_dy - xmu * slope) * scale
+    xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C)
+    result = (wide(dy).to(PRECISION) - mean_dy.to(PRECISION) - xmu * slope.to(PRECISION)) * scale.to(PRECISION)
     target = tile_at(
         grad_input,
         rows,
@@ -122,7 +124,9 @@ def batch_norm_elemt(
     x_at = tile_at(input, rows, place_blocks, block, input_sample, input_channel, input_place, PLACES, CHANNELS, WIDE)
     x = tl.load(x_at, mask=mask)
     channels = indices(block, CHANNELS)
-    result = (wide(x) - load_vector(mean, channels, C)) * load_vector(invstd, channels, C)
+    # In float64 where float32 is written, so that it is rounded once.
+    PRECISION: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
+    result = (wide(x).to(PRECISION) - load_vector(mean, channels, C)) * load_vector(invstd, channels, C)
     if weight is not None:
         result = result * load_vector(weight, channels, C)
     if bias is not None:

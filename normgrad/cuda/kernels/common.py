@@ -198,20 +198,39 @@ def again(value):
 
 
 @triton.jit
+def kept(value):
+    """The same value for one more turn of a loop.
+
+    The compiler loads nothing ahead in a loop that hands a value on without a trace for two turns.
+    """
+    if INTERPRETED:
+        result = value
+    elif value.dtype.primitive_bitwidth == 16:
+        result = tl.inline_asm_elementwise("mov.b16 $0, $1;", "=h,h", [value], value.dtype, is_pure=True, pack=1)
+    else:
+        result = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=True, pack=1)
+    return result
+
+
+@triton.jit
 def add_with_rest(total, rest, value):
-    """Add to a float32 sum and collect in ``rest`` what rounding left out.
+    """Add to a sum and collect in ``rest`` what rounding left out of it, if it is float32; of float64 that is nothing.
 
     Exactly where the sum is larger than the value, and otherwise but for a rounding or two of the value: all in all
     that is a rounding or two of the sum of the values' sizes, however many they are.
     """
     grown = total + value
-    return grown, rest + (value - (grown - total))
+    if total.dtype == tl.float32:
+        rest += value - (grown - total)
+    return grown, rest
 
 
 @triton.jit
 def rounded_sum(total, rest):
     """A sum with what rounding left out of it; that is NaN where the sum is infinite."""
-    return tl.where(rest == rest, total + rest, total)
+    if total.dtype == tl.float32:
+        total = tl.where(rest == rest, total + rest, total)
+    return total
 
 
 @triton.jit
@@ -239,14 +258,14 @@ def sum_pair(first, second, axis: tl.constexpr):
 
 @triton.jit
 def _bits(value):
-    """float32 as the low half of an int64; any NaN as the usual one, so that no value looks EMPTY."""
-    usual = tl.where(value == value, value, float("nan"))
+    """A value as float32 in the low half of an int64; any NaN as the usual one, so that no value looks EMPTY."""
+    usual = tl.where(value == value, value, float("nan")).to(tl.float32)
     return usual.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
 
 
 @triton.jit
 def publish(first, second, slots, mask):
-    """Write two float32 values to a slot of 8 bytes, so that they arrive together."""
+    """Write two values as float32 to a slot of 8 bytes, so that they arrive together."""
     tl.atomic_xchg(slots, _bits(first) | (_bits(second) << 32), mask=mask, sem="relaxed")
 
 
@@ -274,26 +293,42 @@ _LOOK_AGAIN = tl.constexpr(
 
 
 @triton.jit
+def look(slots, mask):
+    """What is in the slots now, all asked at once so that their ways through the memory overlap; 0 outside the mask."""
+    wanted = tl.broadcast_to(mask, slots.shape).to(tl.int32)
+    return tl.inline_asm_elementwise(_LOOK, "=&l,l,r", [slots.to(tl.int64), wanted], tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def look_again(seen, slots):
+    """What was seen in the slots, or where that was nothing, what is there as soon as it is."""
+    return tl.inline_asm_elementwise(
+        _LOOK_AGAIN, "=&l,l,l", [seen, slots.to(tl.int64)], tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _written(slots, mask, WAIT: tl.constexpr):
     """What is in the slots; with WAIT once all of it is there."""
     if WAIT:
-        places = slots.to(tl.int64)
-        wanted = tl.broadcast_to(mask, slots.shape).to(tl.int32)
-        # A look at all of them first, so that their ways through the memory overlap.
-        packed = tl.inline_asm_elementwise(_LOOK, "=&l,l,r", [places, wanted], tl.int64, is_pure=False, pack=1)
-        packed = tl.inline_asm_elementwise(_LOOK_AGAIN, "=&l,l,l", [packed, places], tl.int64, is_pure=False, pack=1)
+        packed = look_again(look(slots, mask), slots)
     else:
         packed = tl.load(slots, mask=mask, other=0)
     return packed
 
 
 @triton.jit
-def collect(slots, mask, WAIT: tl.constexpr):
-    """The two float32 values of every slot, as float64; with WAIT once all of them are there."""
-    packed = _written(slots, mask, WAIT)
+def two_of(packed):
+    """The two float32 values of every slot, as float64."""
     first = (packed & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
     second = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return first.to(tl.float64), second.to(tl.float64)
+
+
+@triton.jit
+def collect(slots, mask, WAIT: tl.constexpr):
+    """The two float32 values of every slot, as float64; with WAIT once all of them are there."""
+    return two_of(_written(slots, mask, WAIT))
 
 
 @triton.jit
@@ -324,75 +359,3 @@ def collect_wide(slots, mask, WAIT: tl.constexpr):
     first = _written(slots, mask, WAIT)
     second = _written(slots + 1, mask, WAIT)
     return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def empty_slots(
-    slots,  # int64 [count]
-    count,
-    BLOCK: tl.constexpr,
-):
-    """Mark slots as not yet written."""
-    place = indices(tl.program_id(0), BLOCK)
-    tl.store(slots + place, tl.full((BLOCK,), EMPTY, tl.int64), mask=place < count)
-
-
-@triton.jit
-def copy_strided(
-    source,
-    target,
-    count,
-    sizes,  # of both, the last dimension fastest
-    source_strides,
-    target_strides,
-    RANK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Copy a strided tensor to one of other strides."""
-    place = indices(tl.program_id(0), BLOCK)
-    inside = place < count
-    rest = place
-    read = tl.zeros((BLOCK,), tl.int64)
-    written = tl.zeros((BLOCK,), tl.int64)
-    for step in tl.static_range(RANK):
-        index = rest % sizes[RANK - 1 - step]
-        rest = rest // sizes[RANK - 1 - step]
-        read += index * source_strides[RANK - 1 - step]
-        written += index * target_strides[RANK - 1 - step]
-    tl.store(target + written, tl.load(source + read, mask=inside), mask=inside)
-
-
-@triton.jit
-def sum_columns(
-    partial,  # float32 [which, K, N]
-    first,  # [segments, N]
-    second,  # [segments, N], or None
-    K,
-    N,
-    segment,  # rows of `partial` per program
-    first_stride,
-    second_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Sum a stretch of rows in float64, in the order of the rows: a block of columns per program."""
-    wait_for_launch_before()
-    columns = indices(tl.program_id(0), COLUMNS)
-    stretch = tl.program_id(1)
-    which = tl.program_id(2)
-    inside = columns < N
-    begin = stretch.to(tl.int64) * segment
-    end = tl.minimum(begin + segment, K)
-    total = tl.zeros((ROWS, COLUMNS), tl.float64)
-    base = partial + which.to(tl.int64) * K * N
-    for start in range(begin, end, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
-        total += tl.load(base + rows.to(tl.int64)[:, None] * N + columns[None, :], mask=mask, other=0.0).to(tl.float64)
-    result = tl.sum(total, axis=0).to(tl.float32)
-    target = stretch.to(tl.int64) * N + columns
-    if which == 0:
-        put(first + target * first_stride, result, inside)
-    else:
-        if second is not None:
-            put(second + target * second_stride, result, inside)

@@ -22,8 +22,6 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
-    low,
-    numbers,
     publish,
     publish_wide,
     put,
@@ -33,6 +31,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, wider
 
 
 @triton.jit
@@ -133,6 +132,8 @@ def group_norm_backward(
 ):
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
     LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    # The roundings of few numbers are seen in their sums.
+    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS == 1 and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     program = tl.program_id(0)
     part = program % PARTS
@@ -179,8 +180,8 @@ def group_norm_backward(
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known_channels, other=0.0))
         if PHASE != OUTPUTS:
-            g = numbers(dy, PAIRS)
-            x_hat = (numbers(x, PAIRS) - mu[:, None, None]) * rs[:, None, None]
+            g = wider(dy, PAIRS, EXACT)
+            x_hat = (wider(x, PAIRS, EXACT) - mu[:, None, None]) * rs[:, None, None]
             if MASKED:
                 x_hat = tl.where(in_tile, x_hat, 0.0)  # 0·Inf must not reach the sums
             sum_g, sum_gx = sum_pair(g, g * x_hat, 2)
@@ -192,8 +193,8 @@ def group_norm_backward(
                 tl.store(line, sum_g, mask=known_channels)
             if WANT_INPUT:
                 if weight is not None:
-                    sum_g = sum_g * scale
-                    sum_gx = sum_gx * scale
+                    sum_g = sum_g.to(tl.float64) * scale
+                    sum_gx = sum_gx.to(tl.float64) * scale
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if PARTS > 1:
                     publish(sum_g, sum_gx, slots + statistic * PARTS + part, known)
@@ -212,13 +213,13 @@ def group_norm_backward(
                 all_g, all_gx = collect(slot, given, PHASE == WHOLE)
                 sum_g = settled(tl.sum(all_g, axis=1), GROUPS)
                 sum_gx = settled(tl.sum(all_gx, axis=1), GROUPS)
-            mean_g = (sum_g.to(tl.float64) * per_group).to(tl.float32)[:, None, None]
-            mean_gx = (sum_gx.to(tl.float64) * per_group).to(tl.float32)[:, None, None]
-            g = numbers(dy, PAIRS)
+            mean_g = (sum_g.to(tl.float64) * per_group)[:, None, None]
+            mean_gx = (sum_gx.to(tl.float64) * per_group)[:, None, None]
+            by_channel = None
             if weight is not None:
-                g *= scale[:, :, None]
-            slope = rs[:, None, None] * mean_gx
-            result = rs[:, None, None] * (g - mean_g - (numbers(x, PAIRS) - mu[:, None, None]) * slope)
+                by_channel = scale[:, :, None]
+            g, values = precise(dy, PAIRS), precise(x, PAIRS)
+            result = gradient(g, values, mu[:, None, None], rs[:, None, None], by_channel, mean_g, mean_gx)
             target = _first(grad_input, sample, channel, word, grad_input_sample, grad_input_channel, grad_input_place)
             mask = _tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
@@ -262,6 +263,8 @@ def group_norm_forward(
 ):
     """The normalised groups of a team and their statistics."""
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    # The roundings of few numbers are seen in their sums.
+    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS == 1 and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     program = tl.program_id(0)
     part = program % PARTS
@@ -279,6 +282,7 @@ def group_norm_forward(
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
     per_group = 1.0 / whole
+    FEW: tl.constexpr = 8 if PLACES > 8 else PLACES
     count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
     per_part = 1.0 / count
     counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
@@ -296,10 +300,13 @@ def group_norm_forward(
         x_at = _first(input, sample, channel, word, input_sample, input_channel, input_place)
         x = tl.load(x_at + read, mask=_tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
-            values = numbers(x, PAIRS)
             # In float64, since the output near the mean is only as precise as the mean is.
-            centre = divided(tl.sum(tl.sum(values.to(tl.float64), axis=2), axis=1), count, per_part)
-            away = values - high(centre)[:, None, None] - low(centre)[:, None, None]
+            values = wider(x, PAIRS, EXACT)
+            few = values
+            if input.dtype.element_ty != tl.float32:  # the sum of a few numbers of 16 bits has room in float32
+                few = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
+            centre = divided(tl.sum(tl.sum(few.to(tl.float64), axis=2), axis=1), count, per_part)
+            away = away_from(wider(x, PAIRS, EXACT), centre[:, None, None])
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
             squares = tl.sum(tl.sum(away * away, axis=2), axis=1).to(tl.float64)
@@ -321,20 +328,21 @@ def group_norm_forward(
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
                 centre = settled(centre, GROUPS)
                 squares = settled(squares, GROUPS)
-            inverse = (1.0 / tl.sqrt(squares * per_group + eps)).to(tl.float32)
-            away = numbers(x, PAIRS) - high(centre)[:, None, None] - low(centre)[:, None, None]
-            result = away * inverse[:, None, None]
+            inverse = 1.0 / tl.sqrt(squares * per_group + eps)
+            factor = None
+            shift = None
             if weight is not None:
-                result *= wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
+                factor = wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
             if bias is not None:
-                result += wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
+                shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
+            result = normalised(precise(x, PAIRS), centre[:, None, None], inverse[:, None, None], factor, shift)
             target = _first(output, sample, channel, word, output_sample, output_channel, output_place)
             mask = _tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
             statistic = int64(sample) * group + groups
             first = known & (part == 0)
             put(mean + statistic * mean_stride, high(centre), first)
-            put(rstd + statistic * rstd_stride, inverse, first)
+            put(rstd + statistic * rstd_stride, high(inverse), first)
 
 
 @triton.jit

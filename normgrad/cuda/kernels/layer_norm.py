@@ -14,7 +14,7 @@ from normgrad.cuda.kernels.common import (
     SINGLE,
     SUMS,
     WHOLE,
-    add_with_rest,
+    apart,
     collect,
     collect_wide,
     divided,
@@ -23,18 +23,21 @@ from normgrad.cuda.kernels.common import (
     high,
     indices,
     int64,
-    low,
+    kept,
+    look,
+    look_again,
     numbers,
     publish,
     publish_wide,
     put,
     put_numbers,
-    rounded_sum,
     settled,
     sum_pair,
+    two_of,
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, wider
 
 
 @triton.jit
@@ -63,6 +66,26 @@ def _row_mask(known, in_row, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _of_columns(pointer, part, N, COLUMNS: tl.constexpr):
+    """Weights of a part's columns, as they are kept: float32, or pairs of 16 bits in an int32."""
+    if pointer.dtype.element_ty == tl.int32:
+        words = indices(part, COLUMNS // 2)
+        kept_so = tl.load(pointer + words, mask=words < N // 2, other=0)
+    else:
+        columns = indices(part, COLUMNS)
+        kept_so = wide(tl.load(pointer + columns, mask=columns < N, other=0.0))
+    return kept_so[None, :]
+
+
+@triton.jit
+def _unpacked(weights, PAIRS: tl.constexpr):
+    """Weights of columns in float32."""
+    if weights.dtype == tl.int32:
+        weights = apart(weights, PAIRS)
+    return weights
+
+
+@triton.jit
 def _slots_of(slots, rows, M, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
     """All slots of the rows, and which of them there are."""
     parts = tl.arange(0, PADDED)
@@ -78,7 +101,7 @@ def layer_norm_backward(
     rstd,  # [M]
     weight,  # [N], or None
     grad_input,  # [M, N], or None
-    partial,  # float32 [wanted, teams, N]: the weight sums of each team
+    partial,  # float32 or float64 [wanted, teams, N]: the weight sums of each team
     slots,  # int64 [M, PARTS]
     M,
     N,
@@ -97,14 +120,17 @@ def layer_norm_backward(
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
+    LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
+    EXACT: tl.constexpr,  # float32 is computed with as float64
+    FEW: tl.constexpr,  # so are the weight sums alone, of rows so few that each rounding is seen
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
-    LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    LAG: tl.constexpr = LATER if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     program = tl.program_id(0)
     part = program % PARTS
@@ -117,10 +143,9 @@ def layer_norm_backward(
     read_x = _offsets(input_row, input_column, ROWS, WORDS, WIDE)
     read_dy = _offsets(grad_out_row, grad_out_column, ROWS, WORDS, WIDE)
     written = _offsets(grad_input_row, grad_input_column, ROWS, WORDS, WIDE)
-    weight_sum = tl.zeros((COLUMNS,), tl.float32)
-    weight_rest = tl.zeros((COLUMNS,), tl.float32)
-    bias_sum = tl.zeros((COLUMNS,), tl.float32)
-    bias_rest = tl.zeros((COLUMNS,), tl.float32)
+    weight_sum = tl.zeros((COLUMNS,), tl.float64)
+    bias_sum = tl.zeros((COLUMNS,), tl.float64)
+    scale = None
     if weight is not None:
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if PREFETCH:
@@ -138,8 +163,17 @@ def layer_norm_backward(
         mu_before = tl.zeros((ROWS,), tl.float32)
         rs_before = tl.zeros((ROWS,), tl.float32)
         wait_for_launch_before()
+    if LAG == 2:
+        # Zeros of their own, since Triton carries on what a first turn, which starts with these, has changed.
+        x_earlier = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
+        dy_earlier = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
+        mu_earlier = tl.zeros((ROWS,), tl.float32)
+        rs_earlier = tl.zeros((ROWS,), tl.float32)
     for tile in tl.range(team, tiles + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
+        if LAG == 2:  # they were written a turn ago, so what is seen here will be there when it is needed
+            places, given = _slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 1)
+            seen = look(places, given)
         ahead = tile + teams if PREFETCH else tile
         rows = indices(ahead, ROWS)
         mask = _row_mask(rows < M, word_in_row, MASKED)
@@ -157,19 +191,22 @@ def layer_norm_backward(
         rows = indices(tile, ROWS)
         mu = wide(mu)
         rs = wide(rs)
-        g = numbers(dy, PAIRS)
-        x_hat = (numbers(x, PAIRS) - mu[:, None]) * rs[:, None]
+        g = wider(dy, PAIRS, EXACT)
+        x_hat = (wider(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
             if WANT_WEIGHT:
-                weight_sum, weight_rest = add_with_rest(weight_sum, weight_rest, tl.sum(g * x_hat, axis=0))
+                product = g * x_hat
+                if FEW:
+                    product = precise(dy, PAIRS) * ((precise(x, PAIRS) - mu[:, None]) * rs[:, None])
+                weight_sum += tl.sum(product, axis=0)
             if WANT_BIAS:
-                bias_sum, bias_rest = add_with_rest(bias_sum, bias_rest, tl.sum(g, axis=0))
+                bias_sum += tl.sum(wider(dy, PAIRS, FEW), axis=0)
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:
-                    g *= scale
+                    g *= wider(scale, SINGLE, EXACT)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                 if PARTS > 1:
                     publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
@@ -182,35 +219,39 @@ def layer_norm_backward(
                     dy, dy_before = dy_before, dy
                     mu, mu_before = mu_before, mu
                     rs, rs_before = rs_before, rs
-                if PARTS > 1:
+                if LAG == 2:
+                    x, x_earlier = x_earlier, kept(x)
+                    dy, dy_earlier = dy_earlier, kept(dy)
+                    mu, mu_earlier = mu_earlier, kept(mu)
+                    rs, rs_earlier = rs_earlier, kept(rs)
+                    all_g, all_gx = two_of(look_again(seen, places))
+                elif PARTS > 1:
                     places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 1)
                     all_g, all_gx = collect(places, given, PHASE == WHOLE)
+                if PARTS > 1:
                     sum_g = settled(tl.sum(all_g, axis=1), ROWS)
                     sum_gx = settled(tl.sum(all_gx, axis=1), ROWS)
-                mean_g = (sum_g.to(tl.float64) * per_row).to(tl.float32)[:, None]
-                mean_gx = (sum_gx.to(tl.float64) * per_row).to(tl.float32)[:, None]
-                g = numbers(dy, PAIRS)
-                if weight is not None:
-                    g *= scale
-                slope = rs[:, None] * mean_gx
-                result = rs[:, None] * (g - mean_g - (numbers(x, PAIRS) - mu[:, None]) * slope)
+                mean_g = (sum_g.to(tl.float64) * per_row)[:, None]
+                mean_gx = (sum_gx.to(tl.float64) * per_row)[:, None]
+                g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
+                result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
                 target = _first(grad_input, done, part, grad_input_row, grad_input_column, ROWS, WORDS)
                 mask = _row_mask(known, word_in_row, MASKED)
                 put_numbers(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
     if PHASE != OUTPUTS:
         line = partial + int64(team) * N + columns
         if WANT_WEIGHT:
-            tl.store(line, rounded_sum(weight_sum, weight_rest), mask=columns < N)
+            tl.store(line, weight_sum, mask=columns < N)
             line += int64(teams) * N
         if WANT_BIAS:
-            tl.store(line, rounded_sum(bias_sum, bias_rest), mask=columns < N)
+            tl.store(line, bias_sum, mask=columns < N)
 
 
 @triton.jit
 def layer_norm_forward(
     input,  # [M, N]
-    weight,  # [N], or None
-    bias,  # [N], or None
+    weight,  # [N], in pairs perhaps, or None
+    bias,  # [N], in pairs perhaps, or None
     output,  # [M, N]
     mean,  # [M], or None
     rstd,  # [M], or None
@@ -254,9 +295,9 @@ def layer_norm_forward(
     parts = tl.arange(0, PADDED_PARTS)
     counts = tl.maximum(tl.minimum(N - parts * COLUMNS, COLUMNS), 0).to(tl.float64)[None, :]
     if weight is not None:
-        scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
+        scale = _of_columns(weight, part, N, COLUMNS)
     if bias is not None:
-        shift = wide(tl.load(bias + columns, mask=columns < N, other=0.0))[None, :]
+        shift = _of_columns(bias, part, N, COLUMNS)
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
@@ -266,10 +307,10 @@ def layer_norm_forward(
         mask = _row_mask(rows < M, word_in_row, MASKED)
         x = tl.load(_first(input, tile, part, input_row, input_column, ROWS, WORDS) + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
-            values = numbers(x, PAIRS)
             # In float64, since the output near the mean is only as precise as the mean is.
+            values = numbers(x, PAIRS)
             centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
-            away = values - high(centre)[:, None] - low(centre)[:, None]
+            away = away_from(values, centre[:, None])
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
             squares = tl.sum(away * away, axis=1).to(tl.float64)
@@ -285,20 +326,22 @@ def layer_norm_forward(
                 places, given = _slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2)
                 centres, all_squares = collect_wide(places, given, PHASE == WHOLE)
                 centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
-                apart = centres - centre[:, None]
-                squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
+                between = centres - centre[:, None]
+                squares = tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
                 centre = settled(centre, ROWS)
                 squares = settled(squares, ROWS)
-            inverse = (1.0 / tl.sqrt(squares * per_row + eps)).to(tl.float32)
-            result = (numbers(x, PAIRS) - high(centre)[:, None] - low(centre)[:, None]) * inverse[:, None]
+            inverse = 1.0 / tl.sqrt(squares * per_row + eps)
+            factor = None
+            term = None
             if weight is not None:
-                result = result * scale
+                factor = _unpacked(scale, PAIRS)
             if bias is not None:
-                result = result + shift
+                term = _unpacked(shift, PAIRS)
+            result = normalised(numbers(x, PAIRS), centre[:, None], inverse[:, None], factor, term)
             target = _first(output, done, part, output_row, output_column, ROWS, WORDS)
             put_numbers(target + written, result, _row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
             if mean is not None:
                 put(mean + rows * mean_stride, high(centre), first)
             if rstd is not None:
-                put(rstd + rows * rstd_stride, inverse, first)
+                put(rstd + rows * rstd_stride, high(inverse), first)

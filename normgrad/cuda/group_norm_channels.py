@@ -1,0 +1,163 @@
+"""The launches of GroupNorm where the channels of a place lie side by side in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.cuda.configurations import ChannelsTile, Chip, blocks, channels_tile, power_of_two
+from normgrad.cuda.kernels import group_norm_channels as kernels
+from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
+from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
+
+_ENTRIES = 1024
+_GROUPS = 4  # of a program that makes their statistics
+
+Sizes = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the data is cut into blocks, parts and tiles, in words of ``kernels.group_norm_blocks``."""
+
+    sizes: Sizes
+    itemsize: int
+    tile: ChannelsTile
+
+    @property
+    def depth(self) -> int:
+        """The channels of a group."""
+        return self.sizes[1] // self.sizes[3]
+
+    @property
+    def count(self) -> int:
+        return blocks(self.sizes[1], self.tile.channels)
+
+    @property
+    def part(self) -> int:
+        """The places of a part."""
+        return self.tile.places * self.tile.steps
+
+    @property
+    def parts(self) -> int:
+        return blocks(self.sizes[2], self.part)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles of results a block has."""
+        return blocks(self.sizes[2], self.tile.result_places)
+
+    @property
+    def over(self) -> int:
+        """How many blocks may have channels of a group."""
+        if self.tile.channels % self.depth == 0 or self.depth % self.tile.channels == 0:
+            return blocks(self.depth, self.tile.channels)
+        return min(blocks(self.depth - 1, self.tile.channels) + 1, self.count)
+
+    @property
+    def entries(self) -> int:
+        return self.sizes[0] * self.sizes[3] * self.parts * self.over
+
+    def _constants(self, places: int, operands: Sequence[Operand]) -> dict[str, Any]:
+        strides = [operand.strides for operand in operands if operand.pointer is not None]
+        channels = self.tile.channels
+        reach = max(places * abs(place) + channels * abs(channel) for _, channel, place in strides)
+        return {
+            "D": self.depth,
+            "CHANNELS": channels,
+            "PLACES": places,
+            "MASKED": self.sizes[2] % places != 0 or self.sizes[1] % channels != 0,
+            "WIDE": max(reach, 2 * self.sizes[1]) >= 2**31,
+        }
+
+    @property
+    def grouping(self) -> dict[str, Any]:
+        """What the kernels have to know of entries."""
+        D, channels = self.depth, self.tile.channels
+        groups = channels // D if channels % D == 0 else power_of_two((channels - 1) // D + 2)
+        return {"GROUPS": groups, "PARTS": self.parts, "OVER": self.over}
+
+    @property
+    def entries_at_a_time(self) -> int:
+        return min(max(_ENTRIES // int(self.grouping["GROUPS"]), 16), power_of_two(self.parts * self.over))
+
+    def sums(
+        self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
+    ) -> Step:
+        """The launch that makes entries."""
+        tile = self.tile
+        rows = tile.warps * 32 * (VECTOR_ACCESS // self.itemsize) // tile.channels
+        own = {"ROWS": min(max(rows, 1), tile.places), "STEPS": tile.steps, "STAGES": tile.stages}
+        if self.sizes[2] % self.part:
+            own["MASKED"] = True
+        every = self._constants(tile.places, operands) | self.grouping | own | dict(constants)
+        grid = self.sizes[0] * self.parts * self.count, 1, 1
+        return Step(kernel, grid, [*arguments, *_flat(operands)], every, Options(tile.warps, tile.resident))
+
+    def results(
+        self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
+    ) -> Step:
+        """The launch that makes results."""
+        tile = self.tile
+        every = self._constants(tile.result_places, operands) | dict(constants)
+        grid = self.sizes[0] * self.tiles * self.count, 1, 1
+        return Step(
+            kernel,
+            grid,
+            [*arguments, *_flat(operands)],
+            every,
+            Options(tile.result_warps, tile.result_resident, follows=True),
+        )
+
+
+def _flat(operands: Sequence[Operand]) -> list[int]:
+    return [stride for operand in operands for stride in operand.strides]
+
+
+def backward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
+) -> tuple[Scratch, int]:
+    """The launches of the backward pass; gives the weight sums of the parts, and how many rows they have."""
+    N, C, HxW, group = sizes
+    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 2))
+    rows = N * cut.parts
+    partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
+    sums = steps.scratch(cut.entries, INT64)
+    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
+    pairs, operands = paired(operands, C, axis=1)
+    grad_out, x, grad_input = operands
+    inputs = [grad_out.pointer, x.pointer, *vectors]
+    arguments = [*inputs, partial, sums, N, group, cut.count, HxW]
+    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs} | want, [grad_out, x]))
+    if want["WANT_INPUT"]:
+        arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW]
+        constants = cut.grouping | {"ENTRIES": cut.entries_at_a_time, "PAIRS": pairs}
+        steps.add(cut.results(kernels.group_norm_channel_gradients, arguments, constants, operands))
+    return partial, rows
+
+
+def forward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
+) -> None:
+    """The launches of the forward pass."""
+    N, C, HxW, group = sizes
+    cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 1))
+    moments = steps.scratch(2 * cut.entries, INT64)
+    totals = steps.scratch(2 * N * group, FLOAT64)
+    vectors = [steps.vector(name) for name in ("weight", "bias")]
+    pairs, operands = paired(operands, C, axis=1)
+    x, output = operands
+    inputs = [x.pointer, moments, group, cut.count, HxW]
+    steps.add(cut.sums(forward_kernels.group_norm_channel_moments, inputs, {"PAIRS": pairs}, [x]))
+    mean, rstd = statistics
+    constants = cut.grouping | {"D": cut.depth, "CHANNELS": cut.tile.channels, "PART": cut.part}
+    constants |= {"GROUPS": _GROUPS, "ENTRIES": min(_ENTRIES // _GROUPS, power_of_two(cut.parts * cut.over))}
+    made = [moments, totals, mean.pointer, rstd.pointer, group, HxW, eps_bits, *_flat(statistics)]
+    grid = N * blocks(group, _GROUPS), 1, 1
+    kernel = forward_kernels.group_norm_channel_statistics
+    steps.add(Step(kernel, grid, made, constants, Options(follows=True)))
+    normalised = [x.pointer, *vectors, output.pointer, totals, group, cut.count, cut.tiles, HxW]
+    steps.add(cut.results(forward_kernels.group_norm_channel_outputs, normalised, {"PAIRS": pairs}, operands))

@@ -1,0 +1,201 @@
+"""The statistics of a channel, summed up as ``batch_norm_sums`` does it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.batch_norm_sums import data_of, folded, rows_of
+from normgrad.cuda.kernels.batch_norm_tiles import rows_from, tile_mask
+from normgrad.cuda.kernels.common import (
+    float64_of_bits,
+    indices,
+    int64,
+    put,
+    sum_pair,
+    wait_for_launch_before,
+    wide,
+)
+
+
+@triton.jit
+def _median(a, b, c):
+    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+
+
+@triton.jit
+def _about(pointer, row, place_blocks, channels, C, sample_stride, channel_stride, place_stride, PLACES: tl.constexpr):
+    """The first number of a row in each channel."""
+    first = int64(row // place_blocks) * sample_stride + int64(row % place_blocks) * PLACES * place_stride
+    return wide(tl.load(pointer + first + channels * channel_stride, mask=channels < C, other=0.0))
+
+
+@triton.jit
+def _add_moments(
+    sum_away,
+    sum_squares,
+    input,
+    about,
+    first,
+    end,
+    place_blocks,
+    block,
+    C,
+    P,
+    strides,
+    ROWS: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    FOLD_ROWS: tl.constexpr,
+    FOLD_PLACES: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The moments' sums, with those of one more tile."""
+    rows = rows_from(first, ROWS, WIDE)
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
+    # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
+    WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
+    away = data_of(input, rows, mask, place_blocks, block, *strides, PLACES, CHANNELS, MASKED, WIDE, WIDER) - about
+    if MASKED:
+        away = tl.where(mask, away, 0.0)
+    sum_away += folded(away, FOLD_ROWS, FOLD_PLACES)
+    sum_squares += folded(away * away, FOLD_ROWS, FOLD_PLACES)
+    return sum_away, sum_squares
+
+
+@triton.jit
+def batch_norm_part_moments(
+    input,  # [N, C, P]
+    moments,  # float64 [3, parts, C]: how many elements, their mean, Σ(x − mean)²
+    N,
+    C,
+    P,
+    rows_of_part,
+    strides,  # of sample, channel and place
+    ROWS: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    FOLD_ROWS: tl.constexpr,
+    FOLD_PLACES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The moments of a part of the rows, for a block of channels.
+
+    Its sums are about the middle one of three of its numbers: so a constant channel has no variance at all, and a
+    number that is far from the rest spoils none.
+    """
+    channel_blocks = tl.cdiv(C, CHANNELS)
+    place_blocks = tl.cdiv(P, PLACES)
+    block = tl.program_id(0) % channel_blocks
+    part = tl.program_id(0) // channel_blocks
+    channels = indices(block, CHANNELS)
+    begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
+    middle = _median(
+        _about(input, begin, place_blocks, channels, C, *strides, PLACES),
+        _about(input, (begin + end) // 2, place_blocks, channels, C, *strides, PLACES),
+        _about(input, end - 1, place_blocks, channels, C, *strides, PLACES),
+    )
+    about = tl.where(middle - middle == 0.0, middle, 0.0)[None, None, :]
+    sum_away = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
+    sum_squares = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
+    whole = (end - begin) // ROWS
+    for turn in tl.range(0, whole, num_stages=STAGES):
+        sum_away, sum_squares = _add_moments(
+            sum_away,
+            sum_squares,
+            input,
+            about,
+            begin + turn * ROWS,
+            end,
+            place_blocks,
+            block,
+            C,
+            P,
+            strides,
+            ROWS,
+            PLACES,
+            CHANNELS,
+            FOLD_ROWS,
+            FOLD_PLACES,
+            MASKED,
+            WIDE,
+        )
+    if begin + whole * ROWS < end:
+        sum_away, sum_squares = _add_moments(
+            sum_away,
+            sum_squares,
+            input,
+            about,
+            begin + whole * ROWS,
+            end,
+            place_blocks,
+            block,
+            C,
+            P,
+            strides,
+            ROWS,
+            PLACES,
+            CHANNELS,
+            FOLD_ROWS,
+            FOLD_PLACES,
+            True,
+            WIDE,
+        )
+    away, squares = sum_pair(sum_away, sum_squares, 1)
+    away, squares = sum_pair(away, squares, 0)
+    # The last block of a sample may have fewer places than the others.
+    short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
+    number = (int64(end - begin) * PLACES - short).to(tl.float64)
+    drift = away / number
+    spread = squares - drift * away
+    line = moments + int64(part) * C + channels
+    lines = int64(tl.num_programs(0) // channel_blocks) * C
+    tl.store(line, tl.zeros((CHANNELS,), tl.float64) + number, mask=channels < C)
+    tl.store(line + lines, tl.reshape(about, (CHANNELS,)) + drift, mask=channels < C)
+    tl.store(line + 2 * lines, tl.where(spread < 0.0, 0.0, spread), mask=channels < C)
+
+
+@triton.jit
+def batch_norm_finish_moments(
+    moments,  # float64 [3, parts, C]
+    mean,  # [C]
+    invstd,  # [C]
+    parts,
+    C,
+    eps_bits,  # float64
+    mean_stride,
+    invstd_stride,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """The mean and reciprocal deviation of a block of channels from the moments of their parts."""
+    wait_for_launch_before()
+    channels = indices(tl.program_id(0), CHANNELS)
+    inside = channels < C
+    lines = int64(parts) * C
+    total = tl.zeros((ROWS, CHANNELS), tl.float64)
+    counted = tl.zeros((ROWS, CHANNELS), tl.float64)
+    for start in range(0, parts, ROWS):
+        rows = start + tl.arange(0, ROWS).to(tl.int64)
+        mask = (rows < parts)[:, None] & inside[None, :]
+        place = moments + rows[:, None] * C + channels[None, :]
+        number = tl.load(place, mask=mask, other=0.0)
+        counted += number
+        total += number * tl.load(place + lines, mask=mask, other=0.0)
+    n = tl.sum(counted, axis=0)
+    centre = tl.sum(total, axis=0) / n
+    squares = tl.zeros((ROWS, CHANNELS), tl.float64)
+    for start in range(0, parts, ROWS):
+        rows = start + tl.arange(0, ROWS).to(tl.int64)
+        mask = (rows < parts)[:, None] & inside[None, :]
+        place = moments + rows[:, None] * C + channels[None, :]
+        number = tl.load(place, mask=mask, other=0.0)
+        apart = tl.load(place + lines, mask=mask, other=0.0) - centre[None, :]
+        added = tl.load(place + 2 * lines, mask=mask, other=0.0) + number * apart * apart
+        squares += tl.where(mask, added, 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / n + float64_of_bits(eps_bits))
+    put(mean + channels * mean_stride, centre.to(tl.float32), inside)
+    put(invstd + channels * invstd_stride, inverse.to(tl.float32), inside)

@@ -1,0 +1,72 @@
+"""The formulas and their arithmetic: float32 is made float64 where its roundings would be seen, 16 bits are float32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, low, numbers
+
+
+@triton.jit
+def precise(data, KIND: tl.constexpr):
+    """Loaded data as the formulas take it: float32 as float64, so that results have one rounding; 16 bits as float32.
+
+    Made anew wherever it is needed, as ``numbers`` are.
+    """
+    if data.dtype != tl.float32:
+        result = numbers(data, KIND)
+    elif INTERPRETED:
+        result = data.to(tl.float64)
+    else:
+        result = tl.inline_asm_elementwise("cvt.f64.f32 $0, $1;", "=d,f", [data], tl.float64, is_pure=False, pack=1)
+    return result
+
+
+@triton.jit
+def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """Loaded data in float32, or where it is to be EXACT, as the formulas take it."""
+    return precise(data, KIND) if EXACT else numbers(data, KIND)
+
+
+@triton.jit
+def away_from(values, centre):
+    """How far values are from a centre of float64, in their own precision."""
+    if values.dtype == tl.float64:
+        result = values - centre
+    else:
+        result = values - high(centre) - low(centre)
+    return result
+
+
+@triton.jit
+def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
+    """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 in those of the formula."""
+    if x.dtype == tl.float64:
+        factor = rs.to(tl.float64)
+        if scale is not None:
+            factor = factor * precise(scale, SINGLE)
+        steep = -(rs.to(tl.float64) * rs * mean_gx)
+        result = dy * factor + ((x - mu) * steep - rs * mean_g)
+    else:
+        if scale is not None:
+            dy = dy * scale
+        result = rs * (dy - mean_g.to(tl.float32) - (x - mu) * (rs * mean_gx.to(tl.float32)))
+    return result
+
+
+@triton.jit
+def normalised(x, centre, inverse, scale, shift):
+    """``(x − centre)·inverse·scale + shift``, of float64 in few steps."""
+    if x.dtype == tl.float64:
+        factor = inverse
+        if scale is not None:
+            factor = factor * scale
+        result = away_from(x, centre) * factor
+    else:
+        result = away_from(x, centre) * high(inverse)
+        if scale is not None:
+            result = result * scale
+    if shift is not None:
+        result = result + shift
+    return result

@@ -1,0 +1,80 @@
+"""Kernels around the others: slots marked as empty, strided tensors copied, partial sums summed up over their rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import EMPTY, indices, put, wait_for_launch_before
+
+
+@triton.jit
+def empty_slots(
+    slots,  # int64 [count]
+    count,
+    BLOCK: tl.constexpr,
+):
+    """Mark slots as not yet written."""
+    place = indices(tl.program_id(0), BLOCK)
+    tl.store(slots + place, tl.full((BLOCK,), EMPTY, tl.int64), mask=place < count)
+
+
+@triton.jit
+def copy_strided(
+    source,
+    target,
+    count,
+    sizes,  # of both, the last dimension fastest
+    source_strides,
+    target_strides,
+    RANK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copy a strided tensor to one of other strides."""
+    place = indices(tl.program_id(0), BLOCK)
+    inside = place < count
+    rest = place
+    read = tl.zeros((BLOCK,), tl.int64)
+    written = tl.zeros((BLOCK,), tl.int64)
+    for step in tl.static_range(RANK):
+        index = rest % sizes[RANK - 1 - step]
+        rest = rest // sizes[RANK - 1 - step]
+        read += index * source_strides[RANK - 1 - step]
+        written += index * target_strides[RANK - 1 - step]
+    tl.store(target + written, tl.load(source + read, mask=inside), mask=inside)
+
+
+@triton.jit
+def sum_columns(
+    partial,  # float32 [which, K, N]
+    first,  # [segments, N]
+    second,  # [segments, N], or None
+    K,
+    N,
+    segment,  # rows of `partial` per program
+    first_stride,
+    second_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum a stretch of rows in float64, in the order of the rows: a block of columns per program."""
+    wait_for_launch_before()
+    columns = indices(tl.program_id(0), COLUMNS)
+    stretch = tl.program_id(1)
+    which = tl.program_id(2)
+    inside = columns < N
+    begin = stretch.to(tl.int64) * segment
+    end = tl.minimum(begin + segment, K)
+    total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    base = partial + which.to(tl.int64) * K * N
+    for start in range(begin, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        total += tl.load(base + rows.to(tl.int64)[:, None] * N + columns[None, :], mask=mask, other=0.0).to(tl.float64)
+    result = tl.sum(total, axis=0).to(tl.float32)
+    target = stretch.to(tl.int64) * N + columns
+    if which == 0:
+        put(first + target * first_stride, result, inside)
+    else:
+        if second is not None:
+            put(second + target * second_stride, result, inside)

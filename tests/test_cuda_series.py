@@ -1,0 +1,160 @@
+"""A kernel's launches in one call of native code: what the driver gets, from a driver that writes it down."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.cuda.launch import Given, Scratch, Step
+from normgrad.cuda.series import DoesNotFit, Series
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
+NAMES = ["input", "output"]
+
+
+def at(address: int, kind: Any = ctypes.c_int64) -> int:
+    found: int = kind.from_address(address).value
+    return found
+
+
+class Driver:
+    """Takes kernels whose parameters have given sizes, and notes the launches."""
+
+    def __init__(self, *sizes: int, status: int = 0) -> None:
+        self.launches: list[dict[str, Any]] = []
+        self._sizes = sizes
+        self._status = status
+        self.cuLaunchKernelEx = LAUNCH(self._launched)
+
+    def cuFuncGetParamInfo(self, function: Any, index: Any, offset: Any, size: Any) -> int:  # noqa: N802
+        if index.value >= len(self._sizes):
+            return 1
+        size._obj.value = self._sizes[index.value]
+        return 0
+
+    def _launched(self, configuration: int, function: int, parameters: int, extra: int | None) -> int:
+        assert extra is None
+        halves = [at(configuration + 4 * place, ctypes.c_uint32) for place in range(7)]
+        attributes, count = at(configuration + 40), at(configuration + 48, ctypes.c_uint32)
+        values = [at(parameters + 8 * place) for place in range(len(self._sizes))]
+        self.launches.append(
+            {
+                "function": function,
+                "grid": tuple(halves[:3]),
+                "block": tuple(halves[3:6]),
+                "shared": halves[6],
+                "stream": at(configuration + 32),
+                "attributes": {at(attributes + 72 * n): at(attributes + 72 * n + 8) for n in range(count)},
+                "values": [at(value) for value in values],
+            }
+        )
+        return self._status
+
+
+def kernel(signature: dict[str, Any], function: int = 77, **metadata: Any) -> Any:
+    usual = {"num_warps": 4, "num_ctas": 1, "shared": 1024, "launch_pdl": False, "launch_cooperative_grid": False}
+    none = {"global_scratch_size": 0, "profile_scratch_size": 0}
+    return SimpleNamespace(
+        src=SimpleNamespace(signature=signature),
+        metadata=SimpleNamespace(**usual | none | metadata),
+        function=function,
+    )
+
+
+def step(arguments: list[Any], constants: dict[str, Any], grid: tuple[int, int, int] = (3, 2, 1)) -> Step:
+    names = [f"argument{place}" for place in range(len(arguments))]
+    return Step(SimpleNamespace(arg_names=[*names, *constants]), grid, arguments, constants)
+
+
+SIGNATURE = {
+    "a": "*fp32",
+    "b": "*fp32",
+    "c": "i32",
+    "d": ("i64", "constexpr"),
+    "e": "constexpr",
+    "f": "*fp32",
+    "G": "constexpr",
+}
+ARGUMENTS = [Given("output", FLOAT32, True), Scratch(512, FLOAT32), -7, (2**40, 1), None, Given("input", FLOAT32, True)]
+SIZES = (8, 8, 4, 8, 8, 8, 8)
+
+
+def series(driver: Driver, *pairs: tuple[Step, Any]) -> Series:
+    steps, kernels = zip(*pairs, strict=True)
+    return Series(steps, kernels, NAMES, 0, 4096, [15, 15], driver)
+
+
+def test_the_driver_gets_every_launch() -> None:
+    driver = Driver(*SIZES)
+    first = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    second = (
+        step(ARGUMENTS, {"G": 64}, (5, 1, 1)),
+        kernel(SIGNATURE, 78, launch_pdl=True, launch_cooperative_grid=True, num_warps=8),
+    )
+    launches = series(driver, first, second)
+    for workspace in (0x10000, 0x20001):  # the second one is rounded up to 256 bytes
+        launches.launch([0x1000, 0x2000], workspace, 99)
+    values = [0x2000, 0x10200, -7, 2**40, 0x1000, 0, 0]
+    one, two, *later = driver.launches
+    assert one == {
+        "function": 77,
+        "grid": (3, 2, 1),
+        "block": (128, 1, 1),
+        "shared": 1024,
+        "stream": 99,
+        "attributes": {},
+        "values": [value % 2**64 if place != 2 else value for place, value in enumerate(values)],
+    }
+    assert two == one | {"function": 78, "grid": (5, 1, 1), "block": (256, 1, 1), "attributes": {6: 1, 2: 1}}
+    assert [launch["values"][1] for launch in later] == [0x20100 + 512] * 2
+
+
+@pytest.mark.parametrize("pointers", [0, 1, 2])
+def test_as_many_null_pointers_as_the_kernel_takes(pointers: int) -> None:
+    driver = Driver(*SIZES[:-2], *[8] * pointers)
+    series(driver, (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE))).launch([0x1000, 0x2000], 0, 0)
+    assert driver.launches[0]["values"][-1 - pointers :] == [0x1000, *[0] * pointers]
+
+
+def test_an_empty_grid_is_no_launch() -> None:
+    driver = Driver(*SIZES)
+    series(driver, (step(ARGUMENTS, {"G": 64}, (0, 1, 1)), kernel(SIGNATURE))).launch([1, 2], 0, 0)
+    assert driver.launches == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changed"),
+    [
+        (SIZES[:-3], {}),
+        ((*SIZES, 8), {}),
+        ((*SIZES[:-1], 4), {}),
+        ((8, 8, 8, 8, 8, 8, 8), {}),
+        (SIZES, {"num_ctas": 2}),
+        (SIZES, {"global_scratch_size": 128}),
+        (SIZES, {"profile_scratch_size": 128}),
+    ],
+)
+def test_a_kernel_that_takes_something_else_is_left_to_triton(sizes: tuple[int, ...], changed: dict[str, int]) -> None:
+    with pytest.raises(DoesNotFit):
+        series(Driver(*sizes), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, **changed)))
+
+
+def test_a_type_that_is_not_known_is_left_to_triton() -> None:
+    with pytest.raises(DoesNotFit):
+        series(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE | {"c": "fp32"})))
+
+
+def test_the_first_refusal_ends_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(*SIZES, status=1)
+    monkeypatch.setattr("normgrad.cuda.series._words", lambda status: f"words for {status}")
+    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    with pytest.raises(RuntimeError, match="refused a launch: words for 1"):
+        series(driver, pair, pair).launch([1, 2], 0, 0)
+    assert len(driver.launches) == 1
