@@ -20,7 +20,9 @@ Problems = list[str]
 
 def on_host(argument: Any) -> Any:
     """A tensor as the oracle takes it; a copy, since some operators write into their arguments."""
-    return argument.cpu().numpy().copy() if isinstance(argument, torch.Tensor) else argument
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    return (argument.cpu().float() if argument.is_floating_point() else argument.cpu()).numpy().copy()
 
 
 def judged(operator: str, arguments: tuple[Any, ...], label: str) -> Problems:

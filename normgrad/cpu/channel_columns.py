@@ -35,6 +35,8 @@ from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, unlik
 
 RUN = 16  # places that are worked on at once
 
+# Where a literal would be an argument stands np.bool_(..) or np.int64(..): Numba compiles a function for every literal.
+
 
 @in_place
 def _load(kind, address, whole, count):
@@ -108,11 +110,24 @@ def add_places(kind, desc, n, chunk, first, last, means):
         x = address_of(desc, INPUT, size, n, 0, place + first)
         for c in range(0, whole, 32):
             _add_columns(
-                kind, grad_out + c * size, go_step, x + c * size, x_step, rows, sums, pitch, c, means, True, 32
+                kind,
+                grad_out + c * size,
+                go_step,
+                x + c * size,
+                x_step,
+                rows,
+                sums,
+                pitch,
+                c,
+                means,
+                np.bool_(True),
+                np.int64(32),
             )
         if whole < channels:
             grad_out, x = grad_out + whole * size, x + whole * size
-            _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, whole, means, False, channels - whole)
+            _add_columns(
+                kind, grad_out, go_step, x, x_step, rows, sums, pitch, whole, means, np.bool_(False), channels - whole
+            )
         first += rows
 
 
@@ -177,12 +192,36 @@ def gradient_places(kind, desc, n, chunk, first, last, table):
         for c in range(0, whole, 32):
             at = c * size
             _gradient_columns(
-                kind, desc, n, c, start, rows, grad_out + at, x + at, result + at, table, stream, True, 32
+                kind,
+                desc,
+                n,
+                c,
+                start,
+                rows,
+                grad_out + at,
+                x + at,
+                result + at,
+                table,
+                stream,
+                np.bool_(True),
+                np.int64(32),
             )
         if whole < channels:
             at, count = whole * size, channels - whole
             _gradient_columns(
-                kind, desc, n, whole, start, rows, grad_out + at, x + at, result + at, table, False, False, count
+                kind,
+                desc,
+                n,
+                whole,
+                start,
+                rows,
+                grad_out + at,
+                x + at,
+                result + at,
+                table,
+                np.bool_(False),
+                np.bool_(False),
+                count,
             )
 
 
@@ -275,7 +314,11 @@ def normalise_places(kind, desc, n, chunk, first, last, table):
         stream = desc[STREAM] != 0 and (result | size * desc[RESULT + 3]) % 64 == 0
         for c in range(0, whole, 32):
             at = c * size
-            _normalise_columns(kind, desc, n, c, start, rows, x + at, result + at, table, stream, True, 32)
+            _normalise_columns(
+                kind, desc, n, c, start, rows, x + at, result + at, table, stream, np.bool_(True), np.int64(32)
+            )
         if whole < channels:
             at, count = whole * size, channels - whole
-            _normalise_columns(kind, desc, n, whole, start, rows, x + at, result + at, table, False, False, count)
+            _normalise_columns(
+                kind, desc, n, whole, start, rows, x + at, result + at, table, np.bool_(False), np.bool_(False), count
+            )

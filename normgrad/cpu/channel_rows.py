@@ -65,10 +65,11 @@ def _gradient_row(kind, desc, n, c, place, count, grad_out, x, result, table, st
 
 
 @device
-def _exact_run(desc, n, first, count, start, stop):
-    """grad_input of neighbours in memory, counted from the first row on."""
-    for i in range(start, stop):
-        exact_gradient(desc, n, first + i // count, i % count, i % count + 1)
+def _exact_two_rows(desc, n, c, last, count, left):
+    """grad_input of 32 places that follow each other: so many are left of one row, the others are the next one's."""
+    exact_gradient(desc, n, c, count - left, min(count, count - left + 32))
+    if left < 32 and c + 1 < last:
+        exact_gradient(desc, n, c + 1, np.int64(0), 32 - left)
 
 
 @device
@@ -96,7 +97,7 @@ def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table,
         a = fma(f[0], g[0], fma(slope, v[0] - mean, offset))
         b = fma(f[1], g[1], fma(slope, v[1] - mean, offset))
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-            _exact_run(desc, n, first, count, i, min(i + 32, total))
+            _exact_two_rows(desc, n, first + row, last, count, left)
         elif not whole:
             store_normal_pair_first(kind, result, i, a, b, total - i)
         elif stream:

@@ -74,7 +74,7 @@ def _weigh(desc, n, lane, rstd, weights, total, total_x):
     """Add the weighted sums of 16 lanes of one group to the group's; their sums become those of (x − mean)·rstd."""
     g, gx = _total(desc, n, lane)
     gx = gx * splat_f64(rstd)
-    at = desc[PARTIALS] + 8 * (partial_index(desc, n, 0) + lane)
+    at = desc[PARTIALS] + 8 * (partial_index(desc, n, np.int64(0)) + lane)
     vstore_f64(at, 0, g)
     vstore_f64(at, desc[PITCH], gx)
     weight = widen(vload(F32, weights, lane))
@@ -90,7 +90,7 @@ def _weigh_one(desc, n, lane, rstd, weights):
         g += load_f64(desc[PARTIALS], at)
         gx += load_f64(desc[PARTIALS], at + desc[PITCH])
     gx *= rstd
-    at = partial_index(desc, n, 0) + lane
+    at = partial_index(desc, n, np.int64(0)) + lane
     store_f64(desc[PARTIALS], at, g)
     store_f64(desc[PARTIALS], at + desc[PITCH], gx)
     weight = np.float64(load(F32, weights, lane))
@@ -100,11 +100,11 @@ def _weigh_one(desc, n, lane, rstd, weights):
 @device
 def _weigh_exactly(desc, n, c, lane, rstd, weights):
     """As _weigh_one, where rstd or the weight may be infinite: Inf times a sum is not the sum of Inf times each."""
-    g, gx = exact_gradient_sums(desc, n, c, 0, desc[PLACES], 1.0, rstd)
-    at = partial_index(desc, n, 0) + lane
+    g, gx = exact_gradient_sums(desc, n, c, np.int64(0), desc[PLACES], 1.0, rstd)
+    at = partial_index(desc, n, np.int64(0)) + lane
     store_f64(desc[PARTIALS], at, g)
     store_f64(desc[PARTIALS], at + desc[PITCH], gx)
-    return exact_gradient_sums(desc, n, c, 0, desc[PLACES], np.float64(load(F32, weights, lane)), rstd)
+    return exact_gradient_sums(desc, n, c, np.int64(0), desc[PLACES], np.float64(load(F32, weights, lane)), rstd)
 
 
 @device

@@ -77,17 +77,6 @@ def _mean_of(desc, n, c):
 
 
 @in_place
-def _four_rows(kind, grad_out, go_step, x, x_step, count, means, precise, sums, sums_x):
-    """Four rows' sums to memory: their lanes are added up together, in half the shuffles."""
-    t0, x0 = _lane_sums(kind, grad_out, x, count, means[0], precise)
-    t1, x1 = _lane_sums(kind, grad_out + go_step, x + x_step, count, means[1], precise)
-    t2, x2 = _lane_sums(kind, grad_out + 2 * go_step, x + 2 * x_step, count, means[2], precise)
-    t3, x3 = _lane_sums(kind, grad_out + 3 * go_step, x + 3 * x_step, count, means[3], precise)
-    store_sums(sums, t0, t1, t2, t3)
-    store_sums(sums_x, x0, x1, x2, x3)
-
-
-@in_place
 def _added(g, x, mean, a, b):
     return a + (g[0] + g[1]), fma(g[1], x[1] - mean, fma(g[0], x[0] - mean, b))
 
@@ -103,24 +92,24 @@ def _added_first(kind, grad_out, x, i, left, mean, a, b):
 
 
 @in_place
-def _four_short_rows(kind, grad_out, go_step, x, x_step, count, means, sums, sums_x):
-    """As _four_rows, in one loop for all four: at most 8 terms a lane."""
-    m0, m1, m2, m3 = splat_f32(means[0]), splat_f32(means[1]), splat_f32(means[2]), splat_f32(means[3])
+def _four_short_rows(kind, grad_out, go_step, x, x_step, count, mean, sums, sums_x):
+    """The sums of four rows, to memory, with at most 8 terms a lane; their lanes are added up together."""
+    centre = splat_f32(mean)
     go_1, go_2, go_3 = grad_out + go_step, grad_out + 2 * go_step, grad_out + 3 * go_step
     x_1, x_2, x_3 = x + x_step, x + 2 * x_step, x + 3 * x_step
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat_f32(np.float32(0))
     whole = count & ~31
     for i in range(0, whole, 32):
-        a0, b0 = _added_at(kind, grad_out, x, i, m0, a0, b0)
-        a1, b1 = _added_at(kind, go_1, x_1, i, m1, a1, b1)
-        a2, b2 = _added_at(kind, go_2, x_2, i, m2, a2, b2)
-        a3, b3 = _added_at(kind, go_3, x_3, i, m3, a3, b3)
+        a0, b0 = _added_at(kind, grad_out, x, i, centre, a0, b0)
+        a1, b1 = _added_at(kind, go_1, x_1, i, centre, a1, b1)
+        a2, b2 = _added_at(kind, go_2, x_2, i, centre, a2, b2)
+        a3, b3 = _added_at(kind, go_3, x_3, i, centre, a3, b3)
     if whole < count:
         left = count & 31
-        a0, b0 = _added_first(kind, grad_out, x, whole, left, m0, a0, b0)
-        a1, b1 = _added_first(kind, go_1, x_1, whole, left, m1, a1, b1)
-        a2, b2 = _added_first(kind, go_2, x_2, whole, left, m2, a2, b2)
-        a3, b3 = _added_first(kind, go_3, x_3, whole, left, m3, a3, b3)
+        a0, b0 = _added_first(kind, grad_out, x, whole, left, centre, a0, b0)
+        a1, b1 = _added_first(kind, go_1, x_1, whole, left, centre, a1, b1)
+        a2, b2 = _added_first(kind, go_2, x_2, whole, left, centre, a2, b2)
+        a3, b3 = _added_first(kind, go_3, x_3, whole, left, centre, a3, b3)
     store_sums(sums, widen(a0), widen(a1), widen(a2), widen(a3))
     store_sums(sums_x, widen(b0), widen(b1), widen(b2), widen(b3))
 
@@ -134,21 +123,15 @@ def sum_rows(kind, desc, n, first, last, part):
     own_statistics = desc[STAT_CHANNEL] == 1
     precise = desc[SCALE_BY_RSTD] == 0  # the sums are results themselves, and may have few terms
     mean = _mean_of(desc, n, first)
-    means = (mean, mean, mean, mean)
     sums = desc[PARTIALS] + 8 * partial_index(desc, n, part)
     sums_x = sums + 8 * desc[PITCH]
     c = first
-    while c + _TOGETHER <= last:
-        if own_statistics:
-            means = _mean_of(desc, n, c), _mean_of(desc, n, c + 1), _mean_of(desc, n, c + 2), _mean_of(desc, n, c + 3)
-        if count <= _SHORT and not precise:
-            _four_short_rows(kind, grad_out, go_step, x, x_step, count, means, sums + 8 * c, sums_x + 8 * c)
-        else:
-            _four_rows(kind, grad_out, go_step, x, x_step, count, means, precise, sums + 8 * c, sums_x + 8 * c)
+    while count <= _SHORT and not precise and c + _TOGETHER <= last:  # several rows of GroupNorm share their mean
+        _four_short_rows(kind, grad_out, go_step, x, x_step, count, mean, sums + 8 * c, sums_x + 8 * c)
         grad_out, x = grad_out + _TOGETHER * go_step, x + _TOGETHER * x_step
         c += _TOGETHER
     while c < last:
-        if own_statistics:
+        if own_statistics and c > first:
             mean = _mean_of(desc, n, c)
         total, total_x = _lane_sums(kind, grad_out, x, count, mean, precise)
         store_f64(sums, c, hsum(total))
