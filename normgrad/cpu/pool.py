@@ -62,10 +62,11 @@ class _Helper:
             if box[STATE] != IDLE or (self._asleep and not wakes and now - asked > _SERIES):
                 return
             self._kept = kept
-            box[FUNCTION], box[DESCRIPTOR] = function, descriptor
-            with self._fence:  # a lock is a barrier: whoever sees the job posted sees what it is
-                pass
-            box[STATE] = POSTED
+            # Whoever sees the job posted sees what it is: the two stores cannot change places across the lock.
+            with self._fence:
+                box[FUNCTION], box[DESCRIPTOR] = function, descriptor
+            with self._fence:
+                box[STATE] = POSTED
             if self._asleep:
                 self._asleep = False
                 self._keep_off_this_core()
