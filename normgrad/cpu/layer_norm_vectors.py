@@ -28,7 +28,7 @@ from normgrad.cpu.memory import fetch_add, load_f64, stack_space, store, wait_un
 from normgrad.cpu.pairs import load_ordered, store_ordered
 from normgrad.cpu.row_sizes import COLUMN_CHUNK
 from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.vectors import narrow, vload_f64, vstore, vstore_f64
+from normgrad.cpu.vectors import narrow, splat_f64, vload_f64, vstore, vstore_f64
 
 _totals = stack_space(32 * 8)
 
@@ -70,9 +70,9 @@ def order_weight(kind, desc, p):
 
 @in_place
 def column_totals(partials, count, pitch, lane):
-    """The blocks' partial sums of 16 lanes, added up in order."""
-    total = vload_f64(partials, lane)
-    for b in range(1, count):
+    """The blocks' partial sums of 16 lanes, added up in order; without rows there is no block."""
+    total = splat_f64(0.0)
+    for b in range(count):
         total = total + vload_f64(partials + b * pitch, lane)
     return total
 

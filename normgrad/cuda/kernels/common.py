@@ -8,9 +8,9 @@ from triton.runtime import JITFunction
 
 try:
     from triton.language import target_info
-    from triton.language.extra.cuda import gdc_wait
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # before Triton 3.5
-    target_info = gdc_wait = None
+    target_info = gdc_launch_dependents = gdc_wait = None
 
 # What a launch does with rows that several programs share. One launch does it all where the programs run side by side
 # and can wait for each other; otherwise one launch makes the sums, and the next reads the data again.
@@ -239,6 +239,14 @@ def wait_for_launch_before():
     if OVERLAPS:  # noqa: SIM102 - Triton looks at both sides of an "and"
         if target_info.cuda_capability_geq(9):
             gdc_wait()
+
+
+@triton.jit
+def let_next_launch_begin():
+    """Let the next launch begin where there is room; it waits for this one to end before it reads its results."""
+    if OVERLAPS:  # noqa: SIM102 - Triton looks at both sides of an "and"
+        if target_info.cuda_capability_geq(9):
+            gdc_launch_dependents()
 
 
 @triton.jit

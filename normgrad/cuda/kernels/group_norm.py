@@ -131,9 +131,9 @@ def group_norm_backward(
     PHASE: tl.constexpr,
 ):
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
-    LAG: tl.constexpr = 1 if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    LAG: tl.constexpr = 1 if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
     # The roundings of few numbers are seen in their sums.
-    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS == 1 and CHANNELS * PLACES <= 512
+    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     program = tl.program_id(0)
     part = program % PARTS
@@ -264,7 +264,7 @@ def group_norm_forward(
     """The normalised groups of a team and their statistics."""
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     # The roundings of few numbers are seen in their sums.
-    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS == 1 and CHANNELS * PLACES <= 512
+    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     program = tl.program_id(0)
     part = program % PARTS

@@ -9,16 +9,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language import target_info
 
-from normgrad.cuda.kernels.common import INTERPRETED, int64, sum_pair
-
-
-@triton.jit
-def let_next_launch_begin():
-    """Let the next launch begin where there is room; it waits for this one to end before it reads its results."""
-    if not INTERPRETED and target_info.cuda_capability_geq(9):
-        tl.extra.cuda.gdc_launch_dependents()
+from normgrad.cuda.kernels.common import int64, sum_pair
 
 
 @triton.jit

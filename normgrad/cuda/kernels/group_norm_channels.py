@@ -15,6 +15,7 @@ from normgrad.cuda.kernels.common import (
     collect,
     float64,
     int64,
+    let_next_launch_begin,
     publish,
     put_numbers,
     rounded_sum,
@@ -28,7 +29,6 @@ from normgrad.cuda.kernels.group_norm_blocks import (
     channels_of,
     entries_of,
     entry_of,
-    let_next_launch_begin,
     of_channels,
     of_groups,
     presummed,
@@ -77,7 +77,7 @@ def group_norm_channel_sums(
     """The sums of a part of a block."""
     let_next_launch_begin()
     # The roundings of few numbers are seen in their sums.
-    EXACT: tl.constexpr = input.dtype.element_ty == tl.float32 and PARTS * OVER == 1 and D * PLACES * STEPS <= 512
+    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS * OVER == 1) and D * PLACES * STEPS <= 512
     PRECISION: tl.constexpr = tl.float64 if EXACT else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD

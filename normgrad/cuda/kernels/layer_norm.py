@@ -130,7 +130,7 @@ def layer_norm_backward(
     PHASE: tl.constexpr,
 ):
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
-    LAG: tl.constexpr = LATER if WANT_INPUT and PARTS > 1 and PHASE == WHOLE else 0
+    LAG: tl.constexpr = LATER if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     program = tl.program_id(0)
     part = program % PARTS
