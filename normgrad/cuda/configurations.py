@@ -215,9 +215,9 @@ _GROUP_RESIDENT = {(1, 2): 4, (2, 2): 4, (1, 4): 3, (2, 4): 2}
 def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> tuple[int, int, int]:
     """How many elements a tile has at the most, and who works on it.
 
-    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
-    groups: backward in 16 bits 79, 75, 88, 83, 49 % of a copy, in float32 84, 70, 87, 85, 71; forward 53, 52, 50, 63,
-    26 and 69, 66, 62, 81, 57.
+    Measured (benchmarks/results/cuda_h200.csv) on (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136)
+    and (6, 384, 3600) in 32 groups: backward in 16 bits 47, 49, 57, 50, 47 % of a copy, in float32 56, 54, 61, 53, 52;
+    forward 52, 53, 58, 49, 52 and 58, 60, 63, 54, 53.
     """
     most = min(4096, chip.largest_tile)
     size = power_of_two(HxW) * power_of_two(D)

@@ -101,7 +101,7 @@ class _LayerNorm(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...], eps: float
     ) -> Tensor:
-        if our_layer_norm(input, math.prod(shape), weight):
+        if our_layer_norm(input, weight):
             output, mean, rstd = RUN["layer_norm"](input, shape, weight, bias, eps)
         else:
             output, mean, rstd = torch.native_layer_norm(input, shape, _wide(weight), _wide(bias), eps)

@@ -164,17 +164,17 @@ def test_both_forward_passes(name: str, ours_first: bool, dtype: torch.dtype, mo
 def test_choices_speak_of_layout_and_dtype() -> None:
     x = torch.empty(16, 256, 16, 16, dtype=torch.float16)
     weight = torch.empty(256)
-    assert not choices.our_layer_norm(x, 16, weight)
-    assert choices.our_layer_norm(x, 16, None)
+    assert not choices.our_layer_norm(x, weight)
+    assert choices.our_layer_norm(x, None)
     assert choices.our_group_norm(x, 256, weight)
     assert choices.our_group_norm(x.contiguous(memory_format=torch.channels_last), 256, weight)
     assert not choices.our_group_norm(x.float(), 256, weight)
     assert choices.our_group_norm(x.float().transpose(0, 1), 256, weight)
     large = torch.empty(4, 128, 128, 128)
-    assert choices.our_layer_norm(large, 128, weight)
+    assert choices.our_layer_norm(large, weight)
     assert choices.our_group_norm(large, 128 * 128, weight)
-    assert choices.our_layer_norm(large.bfloat16(), 128, weight)
-    assert not choices.our_layer_norm(large[:1].bfloat16(), 128, weight)
+    assert choices.our_layer_norm(large.bfloat16(), weight)
+    assert not choices.our_layer_norm(large[:1].bfloat16(), weight)
 
 
 @every_module
