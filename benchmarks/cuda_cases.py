@@ -16,6 +16,7 @@ import torch
 import normgrad
 from normgrad.cuda import batch_norm, group_norm, group_norm_channels, layer_norm
 from normgrad.cuda.configurations import ChannelsTile, GroupTile, RowTile, StreamTile, SumsTile
+from normgrad.testing import oracle, terms
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 Tile = RowTile | GroupTile | ChannelsTile | StreamTile | SumsTile | None
@@ -103,6 +104,20 @@ _PARAMETERS = {
 def arguments(case: Case, made: dict[str, Any]) -> list[Any]:
     """The operator's arguments, in order."""
     return [made[name] for name in _PARAMETERS[case.operator].split()]
+
+
+def on_host(value: Any) -> Any:
+    """An argument as the oracle takes it; of a tensor a copy, since some operators write into their arguments."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (value.cpu().float() if value.is_floating_point() else value.cpu()).numpy().copy()
+
+
+def expected(operator: str, given: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What an operator's results should be, and the sizes of the terms that they are sums of; for each a fresh copy."""
+    exact = getattr(oracle, operator)(*map(on_host, given))
+    sizes = getattr(terms, operator)(*map(on_host, given))
+    return (exact, sizes) if isinstance(exact, tuple) else ((exact,), (sizes,))
 
 
 def outputs(case: Case, made: dict[str, Any]) -> tuple[torch.Tensor, ...]:
