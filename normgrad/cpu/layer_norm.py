@@ -94,9 +94,9 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     axes.describe(desc, places, {"input": forward.INPUT, "output": forward.OUTPUT})
     desc[forward.OUTER_SHAPE : forward.OUTER_SHAPE + OUTER_RANK] = axes.outer
     desc[[forward.ROWS, forward.COLUMNS, forward.SLOTS, forward.STAGED]] = rows, columns, slots, staged
-    desc[[forward.BLOCKS, forward.BLOCK_ROWS]] = -(-rows // block_rows), block_rows
+    desc[[forward.BLOCKS, forward.BLOCK_ROWS, forward.PITCH]] = -(-rows // block_rows), block_rows, padded
     desc[forward.EPS_BITS] = np.float64(problem.attributes["eps"]).view(np.int64)
-    desc[forward.STREAM] = not staged and axes.can_stream("output")
+    desc[forward.STREAM] = not staged and axes.is_large("output")
     for name, position, code in (
         ("mean", forward.MEAN, forward.MEAN_CODE),
         ("rstd", forward.RSTD, forward.RSTD_CODE),
@@ -114,8 +114,8 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
             places.append((position, operands.place(name)))
     take = operands.workspace.take
     places += [
-        (forward.ORDERED_WEIGHT, take(padded * 4)),
-        (forward.ORDERED_BIAS, take(padded * 4)),
+        (forward.ORDERED_WEIGHT, take((padded + _PAIR) * 4)),
+        (forward.ORDERED_BIAS, take((padded + _PAIR) * 4)),
         (forward.SCRATCH, take(slots * scratch)),
     ]
     desc[forward.SCRATCH_SIZE] = scratch
@@ -199,9 +199,13 @@ class _Rows:
             return [math.prod(views[0].shape[:outer])], [[0] for _ in names]
         return collapsed_together(views[0].shape[:outer], [view.strides[:outer] for view in views])
 
+    def is_large(self, name: str) -> bool:
+        """Whether a result is large enough to go past the caches."""
+        return name in self._strides and self._operands.view(name).numel * self.itemsize >= _STREAMED_FROM
+
     def can_stream(self, name: str) -> bool:
-        """Whether a result is large enough to go past the caches, and its rows can be aligned to cache lines."""
-        if name not in self._strides or self._operands.view(name).numel * self.itemsize < _STREAMED_FROM:
+        """Whether a result is large, and its rows can be aligned to cache lines."""
+        if not self.is_large(name):
             return False
         return all(stride * self.itemsize % 64 == 0 for stride in self._strides[name])
 

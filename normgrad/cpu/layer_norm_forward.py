@@ -3,11 +3,9 @@
 import numpy as np
 
 from normgrad.cpu.copies import load_coded, store_coded
-from normgrad.cpu.jit import device, in_place, kernel
+from normgrad.cpu.jit import device, kernel
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.layer_norm_forward_fields import (
-    BIAS,
-    BIAS_STRIDE,
     BLOCK_ROWS,
     BLOCKS,
     COLUMNS,
@@ -23,6 +21,7 @@ from normgrad.cpu.layer_norm_forward_fields import (
     ORDERED_WEIGHT,
     OUTER_SHAPE,
     OUTPUT,
+    PITCH,
     ROWS,
     RSTD,
     RSTD_CODE,
@@ -36,148 +35,69 @@ from normgrad.cpu.layer_norm_forward_fields import (
     WEIGHT,
     WEIGHT_STRIDE,
 )
-from normgrad.cpu.memory import fetch_add, item_size, load, load_f64, round_for, start_of, store, wait_until
-from normgrad.cpu.pairs import load_pair, store_pair, stream_pair
-from normgrad.cpu.row_sizes import STAGED_ROWS
-from normgrad.cpu.rows import gather_rows, lane_of_column, row_offset, scatter_rows
-from normgrad.cpu.vectors import fma, hsum, scaled, splat_f32, splat_f64, vload, widen
+from normgrad.cpu.layer_norm_output import exact_normalise, normalise_row, vector_lane
+from normgrad.cpu.layer_norm_statistics import LARGEST, SMALLEST, row_statistics, sum_rows
+from normgrad.cpu.memory import fetch_add, item_size, load_f64, stack_space, start_of, store, wait_until
+from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair
+from normgrad.cpu.row_sizes import STAGED_ROWS, TILE
+from normgrad.cpu.rows import gather_rows, row_offset, scatter_rows
+from normgrad.cpu.vectors import splat_f32, vstore
 
-SMALLEST, LARGEST = 2.0**-80, 2.0**100
+_FEW_COLUMNS = 1024  # up to so many, TILE rows stay in the first-level cache
 
-
-@in_place
-def _moments(kind, x, j, shift, total):
-    """(total, squares) of 32 columns; the sum goes to float64 at once, since y near 0 shows every error of the mean."""
-    v = load_pair(kind, x, j)
-    a, b = v[0] - shift, v[1] - shift
-    return total + (widen(v[0]) + widen(v[1])), fma(b, b, a * a)
+_sums = stack_space(3 * TILE * 8)
 
 
 @device
-def shifted_moments(kind, x, n, shift):
-    """sum(x - shift) in float64, sum((x - shift)^2) in float32 trees of 16 terms a lane and float64 beyond."""
-    c = splat_f32(shift)
-    s, q = splat_f64(0.0), splat_f64(0.0)
-    j = 0
-    while j + 256 <= n:
-        s, b0 = _moments(kind, x, j, c, s)
-        s, b1 = _moments(kind, x, j + 32, c, s)
-        s, b2 = _moments(kind, x, j + 64, c, s)
-        s, b3 = _moments(kind, x, j + 96, c, s)
-        b = (b0 + b1) + (b2 + b3)
-        s, b0 = _moments(kind, x, j + 128, c, s)
-        s, b1 = _moments(kind, x, j + 160, c, s)
-        s, b2 = _moments(kind, x, j + 192, c, s)
-        s, b3 = _moments(kind, x, j + 224, c, s)
-        q = q + widen(b + ((b0 + b1) + (b2 + b3)))
-        j += 256
-    while j + 32 <= n:
-        s, b0 = _moments(kind, x, j, c, s)
-        q = q + widen(b0)
-        j += 32
-    total, squares = hsum(s) - np.float64(shift) * j, hsum(q)
-    for i in range(j, n):
-        d = np.float64(load(kind, x, i)) - shift
-        total += d
-        squares += d * d
-    return total, squares
-
-
-@device
-def exact_statistics(kind, x, n):
-    total = 0.0
-    for j in range(n):
-        total += load(kind, x, j)
-    mean = total / n
-    squares = 0.0
-    for j in range(n):
-        d = load(kind, x, j) - mean
-        squares += d * d
-    return mean, squares / n
-
-
-@device
-def row_statistics(kind, x, n):
-    """(mean, variance) in float64. One pass about a guess at the mean; again where the guess was poor."""
-    head = min(n, 32)
-    guess = 0.0
-    if n >= 32:
-        v = load_pair(kind, x, 0)
-        guess = np.float64(hsum(v[0] + v[1]))
-    else:
-        for j in range(head):
-            guess += load(kind, x, j)
-    shift = np.float32(guess / head)
-    for _ in range(3):
-        s, q = shifted_moments(kind, x, n, shift)
-        s, q = s / n, q / n
-        variance = q - s * s
-        if not (SMALLEST <= q <= LARGEST):
-            break
-        if q <= 2.0 * variance:
-            return shift + s, variance
-        shift = np.float32(shift + s)
-    return exact_statistics(kind, x, n)
-
-
-@device
-def normalise_row(kind, x, y, n, weight, bias, mean, rstd, stream):
-    """y = ((x - mean)*rstd + rest)*weight + bias; the rest is the mean's second part, for rows far from zero."""
-    high, factor = np.float32(mean), np.float32(rstd)
-    rest, low = np.float32((high - mean) * rstd), np.float32(rstd - factor)
-    vh, vr, vc, vl = splat_f32(high), splat_f32(factor), splat_f32(rest), splat_f32(low)
-    j = 0
-    while j + 32 <= n:
-        v = load_pair(kind, x, j)
-        a = fma(scaled(kind, v[0] - vh, vr, vl, vc), vload(F32, weight, j), vload(F32, bias, j))
-        b = fma(scaled(kind, v[1] - vh, vr, vl, vc), vload(F32, weight, j + 16), vload(F32, bias, j + 16))
-        if stream:
-            stream_pair(kind, y, j, a, b)
+def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
+    """Up to TILE rows: the moments of all, then the results of each."""
+    n, pitch, sums = desc[COLUMNS], desc[PITCH], _sums()
+    sum_rows(kind, x, x_pitch, rows, n, sums)
+    for r in range(rows):
+        mean, variance = row_statistics(kind, x + r * x_pitch, n, sums, r)
+        rstd = 1.0 / np.sqrt(variance + eps)
+        if desc[MEAN] != 0:
+            store_coded(desc[MEAN_CODE], desc[MEAN], row + r, np.float32(mean))
+        if desc[RSTD] != 0:
+            store_coded(desc[RSTD_CODE], desc[RSTD], row + r, np.float32(rstd))
+        source, target, weight, bias = x + r * x_pitch, y + r * y_pitch, desc[ORDERED_WEIGHT], desc[ORDERED_BIAS]
+        if SMALLEST <= variance <= LARGEST and abs(mean) <= LARGEST:
+            normalise_row(kind, source, target, n, weight, bias, pitch, mean, rstd, desc[STREAM] != 0)
         else:
-            store_pair(kind, y, j, a, b)
+            exact_normalise(kind, source, target, 0, n, weight, bias, pitch, mean, rstd)
+
+
+@device
+def order_vector(kind, vector, code, stride, absent, target, n, pitch):
+    """A small vector, or a number where there is none, as float32 in the order of lanes."""
+    j, second = 0, 4 * (pitch >> 1) if is_bfloat(kind) else 64
+    while j + 32 <= n and (vector == 0 or stride == 1):
+        at = target + 4 * vector_lane(kind, j, pitch)
+        v = splat_f32(absent), splat_f32(absent)
+        if vector != 0:
+            v = load_ordered(kind, vector, j) if code == 0 else load_pair(kind, vector, j)
+        vstore(F32, at, 0, v[0])
+        vstore(F32, at + second, 0, v[1])
         j += 32
-    for i in range(j, n):
-        lane = lane_of_column(kind, i)
-        t = scaled(kind, load(kind, x, i) - high, factor, low, rest)
-        store(kind, y, i, fma(t, load(F32, weight, lane), load(F32, bias, lane)))
-
-
-@device
-def exact_normalise(kind, x, y, n, weight, bias, mean, rstd):
-    for i in range(n):
-        lane = lane_of_column(kind, i)
-        t = (load(kind, x, i) - mean) * rstd
-        store(kind, y, i, round_for(kind, t * load(F32, weight, lane) + load(F32, bias, lane)))
-
-
-@device
-def forward_row(kind, desc, row, x, y, eps):
-    n = desc[COLUMNS]
-    mean, variance = row_statistics(kind, x, n)
-    rstd = 1.0 / np.sqrt(variance + eps)
-    if desc[MEAN] != 0:
-        store_coded(desc[MEAN_CODE], desc[MEAN], row, np.float32(mean))
-    if desc[RSTD] != 0:
-        store_coded(desc[RSTD_CODE], desc[RSTD], row, np.float32(rstd))
-    if SMALLEST <= variance <= LARGEST and abs(mean) <= LARGEST:
-        normalise_row(kind, x, y, n, desc[ORDERED_WEIGHT], desc[ORDERED_BIAS], mean, rstd, desc[STREAM] != 0)
-    else:
-        exact_normalise(kind, x, y, n, desc[ORDERED_WEIGHT], desc[ORDERED_BIAS], mean, rstd)
+    for k in range(j, pitch):
+        value = load_coded(code, vector, k * stride) if vector != 0 and k < n else absent
+        store(F32, target, vector_lane(kind, k, pitch), value)
+    vstore(F32, target, pitch, splat_f32(absent))
+    vstore(F32, target, pitch + 16, splat_f32(absent))
 
 
 @device
 def order_vectors(kind, desc, p):
-    n = desc[COLUMNS]
-    if fetch_add(p, NEXT_VECTORS, 1) == 0:
-        for j in range(n):
-            lane = lane_of_column(kind, j)
-            w = load_coded(desc[VECTORS_CODE], desc[WEIGHT], j * desc[WEIGHT_STRIDE]) if desc[WEIGHT] else np.float32(1)
-            b = load_coded(desc[VECTORS_CODE], desc[BIAS], j * desc[BIAS_STRIDE]) if desc[BIAS] else np.float32(0)
-            # The pairs' rounding to bfloat16 keeps NaNs without low payload bits alone.
-            store(F32, desc[ORDERED_WEIGHT], lane, w if w == w else np.float32(np.nan))
-            store(F32, desc[ORDERED_BIAS], lane, b if b == b else np.float32(np.nan))
+    """Weight and bias, each by one thread."""
+    n, code = desc[COLUMNS], desc[VECTORS_CODE]
+    while True:
+        k = fetch_add(p, NEXT_VECTORS, 1)
+        if k >= 2:
+            break
+        vector, stride, target = desc[WEIGHT + k], desc[WEIGHT_STRIDE + k], desc[ORDERED_WEIGHT + k]
+        order_vector(kind, vector, code, stride, np.float32(1 - k), target, n, desc[PITCH])
         fetch_add(p, DONE_VECTORS, 1)
-    wait_until(p, DONE_VECTORS, 1)
+    wait_until(p, DONE_VECTORS, 2)
 
 
 @kernel
@@ -186,8 +106,6 @@ def layer_norm(desc, kind):
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return
-    if desc[OUTPUT] % 64 != 0:
-        desc[STREAM] = 0
     scratch = desc[SCRATCH] + slot * desc[SCRATCH_SIZE]
     order_vectors(kind, desc, p)
     n, size, blocks = desc[COLUMNS], item_size(kind), desc[BLOCKS]
@@ -208,8 +126,10 @@ def layer_norm(desc, kind):
             if desc[STAGED]:
                 gather_rows(kind, x, xp // size, desc[INPUT + 1], scratch, pitch, rows, n)
                 source, xp, target, yp = scratch, pitch, scratch + STAGED_ROWS * pitch, pitch
-            for r in range(rows):
-                forward_row(kind, desc, row + r, source + r * xp, target + r * yp, eps)
+            at_once = TILE if n <= _FEW_COLUMNS else 1
+            for r in range(0, rows, at_once):
+                some = min(at_once, rows - r)
+                forward_rows(kind, desc, row + r, some, source + r * xp, xp, target + r * yp, yp, eps)
             if desc[STAGED]:
                 scatter_rows(kind, target, pitch, y, desc[OUTPUT + 4] // size, desc[OUTPUT + 1], rows, n)
             row += rows
