@@ -36,16 +36,29 @@ from normgrad.cpu.layer_norm_forward_fields import (
     WEIGHT_STRIDE,
 )
 from normgrad.cpu.layer_norm_output import exact_normalise, normalise_row, vector_lane
-from normgrad.cpu.layer_norm_statistics import LARGEST, SMALLEST, row_statistics, sum_rows
-from normgrad.cpu.memory import fetch_add, item_size, load_f64, stack_space, start_of, store, wait_until
+from normgrad.cpu.memory import fetch_add, item_size, load_f64, stack_space, start_of, store, store_f64, wait_until
+from normgrad.cpu.moments import LARGEST, SMALLEST, put_moments, settled_statistics, shift_of
 from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair
 from normgrad.cpu.row_sizes import STAGED_ROWS, TILE
 from normgrad.cpu.rows import gather_rows, row_offset, scatter_rows
-from normgrad.cpu.vectors import splat_f32, vstore
+from normgrad.cpu.vectors import splat_f32, store_sums, vload_f64, vstore
 
 _FEW_COLUMNS = 1024  # up to so many, TILE rows stay in the first-level cache
 
-_sums = stack_space(3 * TILE * 8)
+_sums, _lanes = stack_space(3 * TILE * 8), stack_space(TILE * 2 * 16 * 8)
+
+
+@device
+def sum_rows(kind, x, pitch, rows, n, sums):
+    """Moments of up to TILE rows: the sums of all, their squares, and what they are about."""
+    lanes = _lanes()
+    for r in range(rows):
+        shift = shift_of(kind, x + r * pitch, n)
+        store_f64(sums, 2 * TILE + r, np.float64(shift))
+        put_moments(kind, x + r * pitch, n, shift, False, lanes + 256 * r)
+    for k in range(0, 32, 16):  # of rows that are not there nothing is read
+        a, b = vload_f64(lanes, k), vload_f64(lanes, k + 32)
+        store_sums(sums + 2 * k, a, b, vload_f64(lanes, k + 64), vload_f64(lanes, k + 96))
 
 
 @device
@@ -54,14 +67,16 @@ def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
     n, pitch, sums = desc[COLUMNS], desc[PITCH], _sums()
     sum_rows(kind, x, x_pitch, rows, n, sums)
     for r in range(rows):
-        mean, variance = row_statistics(kind, x + r * x_pitch, n, sums, r)
+        s, q, shift = load_f64(sums, r), load_f64(sums, TILE + r), load_f64(sums, 2 * TILE + r)
+        mean, variance = settled_statistics(kind, x + r * x_pitch, n, shift, s, q)
         rstd = 1.0 / np.sqrt(variance + eps)
         if desc[MEAN] != 0:
             store_coded(desc[MEAN_CODE], desc[MEAN], row + r, np.float32(mean))
         if desc[RSTD] != 0:
             store_coded(desc[RSTD_CODE], desc[RSTD], row + r, np.float32(rstd))
         source, target, weight, bias = x + r * x_pitch, y + r * y_pitch, desc[ORDERED_WEIGHT], desc[ORDERED_BIAS]
-        if SMALLEST <= variance <= LARGEST and abs(mean) <= LARGEST:
+        # Of equal numbers the output is the bias: no term that may be too small.
+        if (SMALLEST <= variance <= LARGEST or variance == 0.0) and abs(mean) <= LARGEST and rstd <= LARGEST:
             normalise_row(kind, source, target, n, weight, bias, pitch, mean, rstd, desc[STREAM] != 0)
         else:
             exact_normalise(kind, source, target, 0, n, weight, bias, pitch, mean, rstd)

@@ -1,0 +1,116 @@
+"""Mean and variance of numbers that follow each other, in float64: what outputs are made of.
+
+The sum goes to float64 at once, since results near 0 show every error of the mean. The squares are float32 trees about
+a guess at the mean, float64 beyond; of few numbers, and where the guess was poor, they are float64 throughout.
+"""
+
+import numpy as np
+
+from normgrad.cpu.jit import device, in_place
+from normgrad.cpu.memory import load, stack_space
+from normgrad.cpu.pairs import load_pair, load_pair_or
+from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, vload_f64, vstore_f64, widen
+
+SMALLEST, LARGEST = 2.0**-80, 2.0**100
+_FEW = 128  # numbers whose squares are made in float64
+_GUESSED = 32  # numbers whose mean is the guess at that of more
+_WORST, _WORST_IN_FLOAT64 = 2.0, 2.0**24  # by how much squares about a shift may be larger than those about the mean
+
+_lanes = stack_space(2 * 16 * 8)
+
+
+@in_place
+def _moments_in_float64(kind, x, n, shift):
+    """The lanes of sum(x - shift) and of sum((x - shift)^2)."""
+    centre = splat_f64(np.float64(shift))
+    s, q = splat_f64(0.0), splat_f64(0.0)
+    for j in range(0, n, 32):
+        v = load_pair_or(kind, x, j, n - j, shift)
+        a, b = widen(v[0]) - centre, widen(v[1]) - centre
+        s, q = s + (a + b), fma(b, b, fma(a, a, q))
+    return s, q
+
+
+@in_place
+def _added(v, shift, s):
+    """The sum with 32 numbers added, and their squares."""
+    a, b = v[0] - shift, v[1] - shift
+    return s + (widen(v[0]) + widen(v[1])), fma(b, b, a * a)
+
+
+@in_place
+def _added_at(kind, x, j, shift, s):
+    return _added(load_pair(kind, x, j), shift, s)
+
+
+@in_place
+def _moments_of_many(kind, x, n, shift):
+    """The same; the squares are trees of 16 terms a lane."""
+    c = splat_f32(shift)
+    s, q = splat_f64(0.0), splat_f64(0.0)
+    j = 0
+    while j + 256 <= n:
+        s, b0 = _added_at(kind, x, j, c, s)
+        s, b1 = _added_at(kind, x, j + 32, c, s)
+        s, b2 = _added_at(kind, x, j + 64, c, s)
+        s, b3 = _added_at(kind, x, j + 96, c, s)
+        b = (b0 + b1) + (b2 + b3)
+        s, b0 = _added_at(kind, x, j + 128, c, s)
+        s, b1 = _added_at(kind, x, j + 160, c, s)
+        s, b2 = _added_at(kind, x, j + 192, c, s)
+        s, b3 = _added_at(kind, x, j + 224, c, s)
+        q = q + widen(b + ((b0 + b1) + (b2 + b3)))
+        j += 256
+    while j < n:
+        s, b0 = _added(load_pair_or(kind, x, j, n - j, shift), c, s)
+        q = q + widen(b0)
+        j += 32
+    # Every lane has as many numbers as the others, where those beyond the last one count as the shift.
+    return s - splat_f64(np.float64(shift) * (j // 16)), q
+
+
+@in_place
+def shift_of(kind, x, n):
+    """What the moments of n numbers are about."""
+    if n <= _FEW:
+        return load(kind, x, 0)
+    v = load_pair(kind, x, 0)
+    return hsum(v[0] + v[1]) * np.float32(1 / _GUESSED)
+
+
+@device
+def put_moments(kind, x, n, shift, precise, lanes):
+    """The lanes of sum(x - shift) and of sum((x - shift)^2), to memory."""
+    if precise or n <= _FEW:
+        s, q = _moments_in_float64(kind, x, n, shift)
+    else:
+        s, q = _moments_of_many(kind, x, n, shift)
+    vstore_f64(lanes, 0, s)
+    vstore_f64(lanes, 16, q)
+
+
+@device
+def settled_statistics(kind, x, n, shift, s, q):
+    """(mean, variance) from the sums about a shift; where that was poor, about a better one."""
+    per_number, lanes = 1.0 / n, _lanes()
+    s, q = s * per_number, q * per_number
+    variance = q - s * s
+    if n > _FEW and SMALLEST <= q <= LARGEST and q <= _WORST * variance:
+        return shift + s, variance
+    tries = 0
+    while (n > _FEW and tries == 0) or (tries < 3 and not q <= _WORST_IN_FLOAT64 * variance):
+        shift = np.float64(np.float32(shift + s))
+        shift = shift if abs(shift) < np.inf else 0.0
+        put_moments(kind, x, n, np.float32(shift), True, lanes)
+        s, q = hsum(vload_f64(lanes, 0)) * per_number, hsum(vload_f64(lanes, 16)) * per_number
+        variance = q - s * s
+        tries += 1
+    return shift + s, variance
+
+
+@device
+def statistics(kind, x, n):
+    """(mean, variance) of n numbers."""
+    lanes, shift = _lanes(), shift_of(kind, x, n)
+    put_moments(kind, x, n, shift, False, lanes)
+    return settled_statistics(kind, x, n, np.float64(shift), hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16)))
