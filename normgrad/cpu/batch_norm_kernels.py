@@ -34,6 +34,7 @@ from normgrad.cpu.channel_fields import (
     PARTIALS,
     PITCH,
     PLACES,
+    PLANES,
     RECORDS,
     RSTD,
     SAMPLES,
@@ -115,7 +116,8 @@ def _rows_result_backward(kind, layout, direction, desc, i):
 
 def _rows_result_forward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    normalise_rows(kind, desc, n, first, last, part, desc[TABLES])
+    weights = desc[TABLES] + 4 * (PLANES + 2) * desc[PITCH]
+    normalise_rows(kind, desc, n, first, last, part, desc[TABLES], weights, weights + 4 * desc[PITCH])
 
 
 def _columns_result_backward(kind, layout, direction, desc, i):

@@ -124,7 +124,7 @@ def total_block(desc, block):
 
 
 @in_place
-def _fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag):
+def fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag):
     vstore(F32, table, lane, mean)
     vstore(F32, table, pitch + lane, narrow(slope))
     vstore(F32, table, 2 * pitch + lane, narrow(factor))
@@ -163,7 +163,7 @@ def channel_gradients(kind, columns, desc, table):
         flag = usable_lanes(slope) * usable_lanes(offset) * usable_lanes(factor)
         flag = flag * lanes_between(widen(mean), 0.0, _MOST)
         seen = lanes_between(offset, VISIBLE, np.inf) + lanes_between(slope, 0.0, 0.0)
-        fine = _fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag * seen) and fine
+        fine = fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag * seen) and fine
     _record(kind, columns, desc, sums, sums_x, count)
     return fine
 
@@ -182,6 +182,6 @@ def channel_normals(kind, columns, desc, table):
         mean, factor = vload(F32, means, lane), widen(vload(F32, invstds, lane)) * widen(vload(F32, weights, lane))
         offset = widen(vload(F32, biases, lane))
         flag = usable_lanes(factor) * usable_lanes(offset) * lanes_between(widen(mean), 0.0, _MOST)
-        fine = _fill_lanes(table, pitch, lane, mean, splat_f64(0.0), factor, offset, flag) and fine
+        fine = fill_lanes(table, pitch, lane, mean, splat_f64(0.0), factor, offset, flag) and fine
     _record(kind, columns, desc, means, invstds, 1.0)
     return fine

@@ -15,12 +15,12 @@ from normgrad.cpu.channel_fields import (
     RESULT,
     STREAM,
 )
-from normgrad.cpu.channel_rows import settled_moments
+from normgrad.cpu.channel_rows import WORST
 from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2, store_f64
+from normgrad.cpu.memory import item_size, load, prefetch_l2, store_f64
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -31,7 +31,18 @@ from normgrad.cpu.pairs import (
 )
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.trusted_sums import settle_lanes
-from normgrad.cpu.vectors import any_subnormal, fma, splat_f32, splat_f64, unlikely, vload, vload_f64, vstore_f64, widen
+from normgrad.cpu.vectors import (
+    all_between_f64,
+    any_subnormal,
+    fma,
+    splat_f32,
+    splat_f64,
+    unlikely,
+    vload,
+    vload_f64,
+    vstore_f64,
+    widen,
+)
 
 RUN = 16  # places that are worked on at once
 
@@ -260,20 +271,32 @@ def add_moments(kind, desc, n, chunk, first, last):
         vstore_f64(squares, c + 16, q1)
 
 
+@in_place
+def _settle_lanes(sums, squares, shift, count):
+    """The moments of 16 channels about a shift become the sum and the squares about the mean; whether they are fine."""
+    s, q = vload_f64(sums, 0), vload_f64(squares, 0)
+    about_mean = q - s * s * splat_f64(1.0 / count)
+    vstore_f64(sums, 0, fma(splat_f64(count), widen(shift), s))
+    vstore_f64(squares, 0, about_mean)
+    nothing = splat_f64(2.0**-400)  # of equal numbers there are no squares
+    return all_between_f64((about_mean + nothing) / (q + nothing), 1 / WORST, 2.0)
+
+
 @device
 def settle_moments(kind, desc, n, chunk):
     """Make a chunk's moments the sum and the squares about the mean."""
-    size, place, count = item_size(kind), chunk * desc[CHUNK], places_of(desc, chunk)
-    at, pitch = partial_index(desc, n, chunk), desc[PITCH]
-    shift = address_of(desc, INPUT, size, n, 0, place)
-    for c in range(desc[CHANNELS]):
-        lane = at + lane_of_column(kind, c)
-        total, squares = load_f64(desc[PARTIALS], lane), load_f64(desc[PARTIALS], pitch + lane)
-        fine, total, squares = settled_moments(total, squares, count, np.float64(load(kind, shift, c)))
-        if not fine:
-            total, squares = exact_moments(desc, n, c, place, place + count)
-        store_f64(desc[PARTIALS], lane, total)
-        store_f64(desc[PARTIALS], pitch + lane, squares)
+    size, place, count, channels = item_size(kind), chunk * desc[CHUNK], places_of(desc, chunk), desc[CHANNELS]
+    sums = desc[PARTIALS] + 8 * partial_index(desc, n, chunk)
+    squares, shift = sums + 8 * desc[PITCH], address_of(desc, INPUT, size, n, 0, place)
+    for c in range(0, channels, 32):
+        m, at = _load_at(kind, shift, c, channels), 8 * c
+        fine = _settle_lanes(sums + at, squares + at, m[0], np.float64(count))
+        fine = _settle_lanes(sums + at + 128, squares + at + 128, m[1], np.float64(count)) and fine
+        if unlikely(not fine):
+            for k in range(c, min(c + 32, channels)):
+                total, about_mean = exact_moments(desc, n, k, place, place + count)
+                store_f64(sums, lane_of_column(kind, k), total)
+                store_f64(squares, lane_of_column(kind, k), about_mean)
 
 
 @device

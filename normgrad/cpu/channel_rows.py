@@ -3,7 +3,6 @@
 import numpy as np
 
 from normgrad.cpu.channel_fields import (
-    BIAS,
     CHUNK,
     GRAD_OUT,
     INPUT,
@@ -13,13 +12,13 @@ from normgrad.cpu.channel_fields import (
     RESULT,
     STAT_CHANNEL,
     STREAM,
-    WEIGHT,
 )
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_or
+from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of
 from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store_f64
+from normgrad.cpu.moments import merged, statistics
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -33,6 +32,7 @@ from normgrad.cpu.pairs import (
 from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
 
 _SHORT = 128  # places of a row that shares its vectors with the next one
+WORST = 2.0**24  # by how much squares about a shift may be larger than those about the mean
 
 
 @in_place
@@ -163,34 +163,32 @@ def _row_moments(kind, x, count, shift):
 
 
 @device
-def settled_moments(total, squares, count, shift):
-    """(fine, sum(x), sum of squares about the mean) from moments about a shift; fine where little has cancelled."""
-    about_mean = squares - total * total / count
-    return squares <= 2.0**24 * about_mean, total + count * shift, about_mean
-
-
-@device
 def moments_of_row(kind, desc, n, c, place, count, x):
     """Sum of a row, and of the squares about its mean."""
     shift = np.float64(load(kind, x, 0))
     total, squares = _row_moments(kind, x, count, shift)
-    fine, total, squares = settled_moments(total, squares, count, shift)
-    if not fine:
-        total, squares = exact_moments(desc, n, c, place, place + count)
-    return total, squares
+    about_mean = squares - total * total / count
+    if squares <= WORST * about_mean:
+        return total + count * shift, about_mean
+    return exact_moments(desc, n, c, place, place + count)
 
 
 @device
 def moments_rows(kind, desc, n, first, last, part):
-    """Sums of the rows of a chunk, and of the squares about their means, to the partials."""
+    """Sum of a chunk's numbers, and of the squares about their mean, to the partials of its first channel."""
     place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
     x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
-    at, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, part), desc[PITCH]
-    for c in range(first, last):
-        total, squares = moments_of_row(kind, desc, n, c, place, count, x)
-        store_f64(at, c, total)
-        store_f64(at, c + pitch, squares)
+    length = count * (last - first) if step == size * count else count  # rows that follow each other are one
+    mean, variance = statistics(kind, x, length)
+    total, squares, done = mean * length, variance * length, length
+    while done < count * (last - first):
         x += step
+        mean, variance = statistics(kind, x, count)
+        total, squares, _ = merged(total, squares, np.float64(done), mean * count, variance * count, np.float64(count))
+        done += count
+    at = partial_index(desc, n, part) + first
+    store_f64(desc[PARTIALS], at, total)
+    store_f64(desc[PARTIALS], at + desc[PITCH], squares)
 
 
 @in_place
@@ -199,12 +197,12 @@ def _normalised(x, mean, factor, offset):
 
 
 @in_place
-def _normalise_singles(desc, n, c, x, result, count, stream):
+def _normalise_singles(desc, n, c, x, result, count, weights, biases, stream):
     """The output of float32 numbers, in float64: the conversions take less time than the memory, and it rounds once."""
     statistic, kind = statistic_of(desc, n, c), F32
     mean, rstd = load_f64(desc[RECORDS], 2 * statistic), load_f64(desc[RECORDS], 2 * statistic + 1)
-    centre, factor = splat_f64(mean), splat_f64(rstd * vector_or(desc, WEIGHT, c, 1.0))
-    bias, i = splat_f64(vector_or(desc, BIAS, c, 0.0)), 0
+    centre, factor = splat_f64(mean), splat_f64(rstd * np.float64(load(F32, weights, c)))
+    bias, i = splat_f64(np.float64(load(F32, biases, c))), 0
     while i + 32 <= count:
         v = load_pair(kind, x, i)
         a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
@@ -242,8 +240,8 @@ def _normalise_row(kind, desc, n, c, place, x, result, count, table, stream):
 
 
 @device
-def normalise_rows(kind, desc, n, first, last, part, table):
-    """The output of a chunk: (x − mean)·factor + offset."""
+def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
+    """The output of a chunk: (x − mean)·factor + offset; weight and bias, of float32 data, as float32."""
     place, count, size, pitch = part * desc[CHUNK], places_of(desc, part), item_size(kind), desc[PITCH]
     x, result = address_of(desc, INPUT, size, n, first, place), address_of(desc, RESULT, size, n, first, place)
     x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
@@ -252,7 +250,7 @@ def normalise_rows(kind, desc, n, first, last, part, table):
         if load(F32, table, 4 * pitch + c) == 0:
             exact_normalised(desc, n, c, place, place + count)
         elif size == 4:
-            _normalise_singles(desc, n, c, x, result, count, stream)
+            _normalise_singles(desc, n, c, x, result, count, weights, biases, stream)
         else:
             _normalise_row(kind, desc, n, c, place, x, result, count, table, stream)
         x, result = x + x_step, result + step

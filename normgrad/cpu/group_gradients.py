@@ -18,14 +18,13 @@ from normgrad.cpu.channel_fields import (
     RSTD,
     SAMPLES,
     WEIGHT,
-    WEIGHTS,
 )
 from normgrad.cpu.channels import partial_index, usable, vector_or, vector_value
 from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load, load_f64, store, store_f64
-from normgrad.cpu.tables import fill_entry, fine_gradient, lane_of
+from normgrad.cpu.tables import fill_entry, fine_gradient, lane_of, whole_vectors
 from normgrad.cpu.trusted_sums import LARGEST
 from normgrad.cpu.vectors import (
     all_usable,
@@ -40,12 +39,6 @@ from normgrad.cpu.vectors import (
     vstore_f64,
     widen,
 )
-
-
-@device
-def weights_of(desc, slot):
-    """A thread's own weights: PITCH float32, then whether all are finite."""
-    return desc[WEIGHTS] + 4 * (desc[PITCH] + 16) * slot
 
 
 @device
@@ -108,14 +101,6 @@ def _weigh_exactly(desc, n, c, lane, rstd, weights):
 
 
 @device
-def _whole_vectors(columns, first, last):
-    """Up to which channel from the first on vectors hold no channel of another group."""
-    if columns:
-        return last if (first | last) % 32 == 0 else first
-    return last - (last - first) % 16
-
-
-@device
 def _group_sums(kind, columns, desc, n, first, last, rstd, weights):
     """The sums of weight·grad_out and of weight·grad_out·(x − mean)·rstd over a group."""
     total, total_x = 0.0, 0.0
@@ -125,7 +110,7 @@ def _group_sums(kind, columns, desc, n, first, last, rstd, weights):
             total += g
             total_x += gx
         return total, total_x
-    whole = _whole_vectors(columns, first, last)
+    whole = whole_vectors(columns, first, last)
     if whole > first:
         sums, sums_x = splat_f64(0.0), splat_f64(0.0)
         for lane in range(first, whole, 16):
@@ -156,7 +141,7 @@ def _fill_vectors(table, pitch, first, whole, mean, slope, rstd, offset, group_f
 
 @device
 def _fill_group(kind, columns, table, pitch, first, last, mean, slope, rstd, offset, fine, weights):
-    whole, group_fine = _whole_vectors(columns, first, last), fine
+    whole, group_fine = whole_vectors(columns, first, last), fine
     if whole > first:
         fine = _fill_vectors(table, pitch, first, whole, mean, slope, rstd, offset, group_fine, weights)
     for c in range(whole, last):
@@ -195,7 +180,7 @@ def spread_group_means(kind, desc, n, means):
     per_group = desc[CHANNELS] // desc[GROUPS]
     for q in range(desc[GROUPS]):
         mean, first = np.float32(vector_value(desc, MEAN, n * desc[GROUPS] + q)), q * per_group
-        whole = _whole_vectors(True, first, first + per_group)
+        whole = whole_vectors(True, first, first + per_group)
         for lane in range(first, whole, 16):
             vstore(F32, means, lane, splat_f32(mean))
         for c in range(whole, first + per_group):

@@ -30,7 +30,6 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         tensors["grad_input"] = at.RESULT
     layout = _laid(operands, tensors, 2)
     layout.desc[at.SCALE_BY_RSTD] = 1
-    layout.take(at.WEIGHTS, int(layout.desc[at.SLOTS]) * (layout.pitch + 16) * 4)
     for name, position in (("mean", at.MEAN), ("rstd", at.RSTD), ("weight", at.WEIGHT)):
         layout.vector(name, position)
     for name, position in (("grad_weight", at.OUT_0), ("grad_bias", at.OUT_1)):
@@ -66,5 +65,6 @@ def _laid(operands: Operands, tensors: dict[str, int], read: int) -> Layout:
     slots = int(desc[at.SLOTS])
     layout.take_partials()
     layout.take(at.RECORDS, samples * groups * 16)
+    layout.take(at.WEIGHTS, slots * 2 * (layout.pitch + 16) * 4)
     layout.take_tables(samples + slots if desc[at.APART] else 2 * slots)
     return layout

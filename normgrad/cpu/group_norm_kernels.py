@@ -5,6 +5,9 @@ before in turns with them: the reads of one overlap the writes of the other. Uni
 cache, or too few of them, are taken apart: the sums of all chunks, then all records, then the results of all chunks.
 """
 
+import numpy as np
+
+from normgrad.cpu.batch_norm_tables import spread
 from normgrad.cpu.channel_columns import (
     add_moments,
     add_places,
@@ -16,6 +19,7 @@ from normgrad.cpu.channel_columns import (
 )
 from normgrad.cpu.channel_fields import (
     APART,
+    BIAS,
     CHANNELS,
     CHANNELS_AT_ONCE,
     CHUNKS,
@@ -41,16 +45,19 @@ from normgrad.cpu.channel_fields import (
     UNIT_CHUNKS,
     UNITS,
     UNITS_AT_ONCE,
+    WEIGHT,
+    WEIGHTS,
 )
 from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows
 from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
-from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_group_means, total_samples, weights_of
+from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_group_means, total_samples
+from normgrad.cpu.group_statistics import group_statistics, merge_chunks
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, FORWARD
 from normgrad.cpu.memory import fetch_add, load_f64, start_of
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.tables import group_statistics, mark_all, put_vector
+from normgrad.cpu.tables import mark_all, put_vector
 
 _TURN = 16  # places of a column chunk that are worked on in turn
 
@@ -63,7 +70,7 @@ def _begin(kind, layout, direction, desc, unit, table):
     """What the sums of a unit need in its table."""
 
 
-def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
     """The sums of a chunk of a unit, and in turns with them the results of a chunk of another; unit -1: none."""
 
 
@@ -76,8 +83,21 @@ def _conclude(kind, layout, direction, desc, p):
 
 
 @device
-def _no_start(kind, layout, direction, desc, weights):
-    return
+def _biases(desc, weights):
+    """Where a thread's biases are: behind its weights."""
+    return weights + 4 * (desc[PITCH] + 16)
+
+
+@device
+def _start_rows_forward(kind, layout, direction, desc, weights):
+    spread(kind, False, desc, np.int64(WEIGHT), 1.0, weights)
+    spread(kind, False, desc, np.int64(BIAS), 0.0, _biases(desc, weights))
+
+
+@device
+def _start_columns_forward(kind, layout, direction, desc, weights):
+    spread(kind, True, desc, np.int64(WEIGHT), 1.0, weights)
+    spread(kind, True, desc, np.int64(BIAS), 0.0, _biases(desc, weights))
 
 
 @device
@@ -110,7 +130,7 @@ def _rows_of(desc, unit, chunk):
 
 
 @device
-def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
         sum_rows(kind, desc, n, first, last, part)
@@ -120,17 +140,17 @@ def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, 
 
 
 @device
-def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
         moments_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
         n, first, last, part = _rows_of(desc, old_unit, old_chunk)
-        normalise_rows(kind, desc, n, first, last, part, old_table)
+        normalise_rows(kind, desc, n, first, last, part, old_table, weights, _biases(desc, weights))
 
 
 @device
-def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
     places = places_of(desc, chunk) if unit >= 0 else 0
     old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
     if unit >= 0:
@@ -145,7 +165,7 @@ def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_uni
 
 
 @device
-def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
     places = places_of(desc, chunk) if unit >= 0 else 0
     old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
     if unit >= 0:
@@ -167,7 +187,8 @@ def _settle_rows_backward(kind, layout, direction, desc, unit, table, weights):
 @device
 def _settle_rows_forward(kind, layout, direction, desc, unit, table, weights):
     eps = load_f64(start_of(desc), EPS)
-    group_statistics(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, eps)
+    n, q, biases = unit // desc[GROUPS], unit % desc[GROUPS], _biases(desc, weights)
+    group_statistics(kind, False, desc, n, q, table, eps, weights, biases)
 
 
 @device
@@ -180,10 +201,10 @@ def _settle_columns_backward(kind, layout, direction, desc, unit, table, weights
 
 @device
 def _settle_columns_forward(kind, layout, direction, desc, unit, table, weights):
-    eps = load_f64(start_of(desc), EPS)
-    fine = True
+    eps, biases, fine = load_f64(start_of(desc), EPS), _biases(desc, weights), True
+    merge_chunks(desc, unit)
     for q in range(desc[GROUPS]):
-        fine = group_statistics(kind, True, desc, unit, q, table, eps) and fine
+        fine = group_statistics(kind, True, desc, unit, q, table, eps, weights, biases) and fine
     mark_all(kind, desc, table, fine)
 
 
@@ -229,9 +250,9 @@ def _conclude_forward(kind, layout, direction, desc, p):
 choose(
     _start,
     rows_backward=_start_rows_backward.py_func,
-    rows_forward=_no_start.py_func,
+    rows_forward=_start_rows_forward.py_func,
     columns_backward=_start_columns_backward.py_func,
-    columns_forward=_no_start.py_func,
+    columns_forward=_start_columns_forward.py_func,
 )
 choose(
     _begin,
@@ -283,7 +304,7 @@ def _unit_by_unit(kind, layout, direction, desc, p, slot, weights):
         if unit >= 0:
             _begin(kind, layout, direction, desc, unit, table)
         for chunk in range(desc[UNIT_CHUNKS]):
-            _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table)
+            _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table, weights)
         if unit >= 0:
             _settle(kind, layout, direction, desc, unit, table, weights)
             mine += 1
@@ -304,7 +325,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
             if i // chunks != unit:
                 unit = i // chunks
                 _begin(kind, layout, direction, desc, unit, table)
-            _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table)
+            _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table, weights)
         mine += 1
     finish_phase(p, FIRST, mine, items)
     units, per_sample = desc[UNITS], desc[UNITS] // desc[SAMPLES]
@@ -324,7 +345,8 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
             break
         for i in range(item * grain, min(total, (item + 1) * grain)):
             unit = i // chunks
-            _work(kind, layout, direction, desc, -1, 0, table, unit, i % chunks, _table(desc, unit // per_sample))
+            old_table = _table(desc, unit // per_sample)
+            _work(kind, layout, direction, desc, -1, 0, table, unit, i % chunks, old_table, weights)
         mine += 1
     finish_phase(p, THIRD, mine, items)
 
@@ -335,7 +357,7 @@ def _run(kind, layout, direction, desc):
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
         return
-    weights = weights_of(desc, slot)
+    weights = desc[WEIGHTS] + 8 * (desc[PITCH] + 16) * slot
     _start(kind, layout, direction, desc, weights)
     if desc[APART]:
         _phase_by_phase(kind, layout, direction, desc, p, slot, weights)

@@ -114,3 +114,11 @@ def statistics(kind, x, n):
     lanes, shift = _lanes(), shift_of(kind, x, n)
     put_moments(kind, x, n, shift, False, lanes)
     return settled_statistics(kind, x, n, np.float64(shift), hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16)))
+
+
+@device
+def merged(total, squares, count, other, other_squares, other_count):
+    """The sum and the squares about the mean of two sets of numbers together."""
+    distance = other / other_count - total / count
+    share = count * other_count / (count + other_count)
+    return total + other, squares + other_squares + distance * distance * share, count + other_count

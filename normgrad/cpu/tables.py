@@ -3,21 +3,14 @@
 import numpy as np
 
 from normgrad.cpu.channel_fields import (
-    BIAS,
     CHANNELS,
-    CHUNKS,
-    GROUPS,
-    PARTIALS,
     PITCH,
-    PLACES,
-    RECORDS,
-    WEIGHT,
 )
-from normgrad.cpu.channels import partial_index, places_of, usable, vector_or
+from normgrad.cpu.channels import usable
 from normgrad.cpu.copies import store_exact
 from normgrad.cpu.jit import device
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import load_f64, store, store_f64
+from normgrad.cpu.memory import store
 from normgrad.cpu.rows import lane_of_column
 
 # Values about this size and larger: whatever a term loses as a subnormal number does not show.
@@ -28,6 +21,14 @@ VISIBLE = 2.0**-100
 def lane_of(kind, columns, c):
     """Where a channel is in partials and tables."""
     return lane_of_column(kind, c) if columns else c
+
+
+@device
+def whole_vectors(columns, first, last):
+    """Up to which channel from the first on vectors hold no channel of another group."""
+    if columns:
+        return last if (first | last) % 32 == 0 else first
+    return last - (last - first) % 16
 
 
 @device
@@ -53,42 +54,6 @@ def fine_gradient(mean, slope, offset):
     """Whether float32 will do for slope·(x − mean) + offset."""
     fine = usable(slope) and usable(offset) and abs(mean) <= 2.0**126
     return fine and (slope == 0.0 or abs(offset) >= VISIBLE)
-
-
-@device
-def _normal_entry(table, pitch, lane, mean, rstd, weight, bias):
-    """An entry of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for it."""
-    factor = rstd * weight
-    offset = bias - (mean - np.float32(mean)) * factor
-    fine = usable(factor) and usable(offset) and abs(mean) <= 2.0**126
-    fill_entry(table, pitch, lane, mean, 0.0, factor, offset, fine)
-    return fine
-
-
-@device
-def group_statistics(kind, columns, desc, n, q, table, eps):
-    """Mean and rstd of a sample's group, to its record, and the table's entries; whether float32 will do for all."""
-    per_group, statistic, pitch = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q, desc[PITCH]
-    first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc[PLACES])
-    total, squares = 0.0, 0.0
-    for chunk in range(desc[CHUNKS]):
-        for c in range(first, last):
-            total += load_f64(desc[PARTIALS], partial_index(desc, n, chunk) + lane_of(kind, columns, c))
-    mean = total / size
-    for chunk in range(desc[CHUNKS]):
-        count = np.float64(places_of(desc, chunk))
-        for c in range(first, last):
-            at = partial_index(desc, n, chunk) + lane_of(kind, columns, c)
-            distance = load_f64(desc[PARTIALS], at) / count - mean
-            squares += load_f64(desc[PARTIALS], at + pitch) + distance * distance * count
-    rstd = 1.0 / np.sqrt(squares / size + eps)
-    store_f64(desc[RECORDS], 2 * statistic, mean)
-    store_f64(desc[RECORDS], 2 * statistic + 1, rstd)
-    fine = True
-    for c in range(first, last):
-        weight, bias = vector_or(desc, WEIGHT, c, 1.0), vector_or(desc, BIAS, c, 0.0)
-        fine = _normal_entry(table, pitch, lane_of(kind, columns, c), mean, rstd, weight, bias) and fine
-    return fine
 
 
 @device
