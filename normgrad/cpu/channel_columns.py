@@ -262,6 +262,10 @@ def add_moments(kind, desc, n, chunk, first, last):
         s0, s1 = vload_f64(sums, c), vload_f64(sums, c + 16)
         q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
         for r in range(last - first):
+            ahead = x + (r + RUN) * step + c * size
+            prefetch_l2(ahead)
+            if size == 4:
+                prefetch_l2(ahead + 64)
             v = _load_at(kind, x + r * step, c, channels)
             s0, q0 = _moments(v[0], m[0], s0, q0)
             s1, q1 = _moments(v[1], m[1], s1, q1)

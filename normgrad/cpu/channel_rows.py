@@ -29,7 +29,7 @@ from normgrad.cpu.pairs import (
     store_normal_pair_first,
     stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, scaled, splat_f32, splat_f64, unlikely, widen
 
 _SHORT = 128  # places of a row that shares its vectors with the next one
 WORST = 2.0**24  # by how much squares about a shift may be larger than those about the mean
@@ -70,6 +70,13 @@ def _exact_two_rows(desc, n, c, last, count, left):
     exact_gradient(desc, n, c, count - left, min(count, count - left + 32))
     if left < 32 and c + 1 < last:
         exact_gradient(desc, n, c + 1, np.int64(0), 32 - left)
+
+
+@device
+def _is_run(desc, count, size, x_step, step):
+    """Whether vectors are better filled with the end of one row and the beginning of the next, which share a mean."""
+    follow = x_step == size * count and step == size * count
+    return follow and 32 < count < _SHORT and count % 32 != 0 and desc[STAT_CHANNEL] > 1
 
 
 @device
@@ -116,14 +123,7 @@ def gradient_rows(kind, desc, n, first, last, part, table):
     grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
     result = address_of(desc, RESULT, size, n, first, place)
     go_step, x_step, step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2], size * desc[RESULT + 2]
-    follow = go_step == size * count and x_step == size * count and step == size * count
-    if (
-        follow
-        and 32 < count < _SHORT
-        and count % 32 != 0
-        and desc[STAT_CHANNEL] > 1
-        and _are_fine(table, pitch, first, last)
-    ):
+    if go_step == x_step and _is_run(desc, count, size, x_step, step) and _are_fine(table, pitch, first, last):
         stream = desc[STREAM] != 0 and result % 64 == 0
         _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream)
         return
@@ -240,11 +240,55 @@ def _normalise_row(kind, desc, n, c, place, x, result, count, table, stream):
 
 
 @device
+def _exact_two_outputs(desc, n, c, last, count, left):
+    """The output of 32 places that follow each other: so many are left of one row, the others are the next one's."""
+    exact_normalised(desc, n, c, count - left, min(count, count - left + 32))
+    if left < 32 and c + 1 < last:
+        exact_normalised(desc, n, c + 1, np.int64(0), 32 - left)
+
+
+@in_place
+def _split(kind, columns, values, row):
+    return split_pair(kind, columns, load(F32, values, row), load(F32, values, row + 1))
+
+
+@in_place
+def _normalise_run(kind, desc, n, first, last, count, x, result, table, stream):
+    """The output of rows of a group that follow each other in memory: a vector has places of up to two of them."""
+    pitch, total, mean = desc[PITCH], (last - first) * count, splat_f32(load(F32, table, first))
+    lows = table + 4 * (pitch + first)
+    factors, offsets = lows + 4 * pitch, lows + 8 * pitch
+    row, left, i = 0, count, 0
+    while i < total:
+        whole = i + 32 <= total
+        v = load_pair(kind, x, i) if whole else load_pair_first(kind, x, i, total - i)
+        low, factor = _split(kind, left, lows, row), _split(kind, left, factors, row)
+        offset = _split(kind, left, offsets, row)
+        a = scaled(kind, v[0] - mean, factor[0], low[0], offset[0])
+        b = scaled(kind, v[1] - mean, factor[1], low[1], offset[1])
+        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+            _exact_two_outputs(desc, n, first + row, last, count, left)
+        elif not whole:
+            store_normal_pair_first(kind, result, i, a, b, total - i)
+        elif stream:
+            stream_normal_pair(kind, result, i, a, b)
+        else:
+            store_normal_pair(kind, result, i, a, b)
+        i, left = i + 32, left - 32
+        if left <= 0:
+            row, left = row + 1, left + count
+
+
+@device
 def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
     """The output of a chunk: (x − mean)·factor + offset; weight and bias, of float32 data, as float32."""
     place, count, size, pitch = part * desc[CHUNK], places_of(desc, part), item_size(kind), desc[PITCH]
     x, result = address_of(desc, INPUT, size, n, first, place), address_of(desc, RESULT, size, n, first, place)
     x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
+    if _is_run(desc, count, size, x_step, step) and _are_fine(table, pitch, first, last):
+        stream = desc[STREAM] != 0 and result % 64 == 0
+        _normalise_run(kind, desc, n, first, last, count, x, result, table, stream)
+        return
     for c in range(first, last):
         stream = desc[STREAM] != 0 and result % 64 == 0
         if load(F32, table, 4 * pitch + c) == 0:

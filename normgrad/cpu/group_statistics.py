@@ -22,7 +22,18 @@ from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load, load_f64, store_f64
 from normgrad.cpu.moments import merged
 from normgrad.cpu.tables import fill_entry, lane_of, whole_vectors
-from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, usable_lanes, vload, vload_f64, vstore_f64, widen
+from normgrad.cpu.vectors import (
+    fma,
+    hsum,
+    narrow,
+    splat_f32,
+    splat_f64,
+    usable_lanes,
+    vload,
+    vload_f64,
+    vstore_f64,
+    widen,
+)
 
 
 @device
@@ -84,20 +95,24 @@ def _columns_moments(kind, desc, n, first, last):
 
 @device
 def _fill(kind, columns, table, pitch, first, last, mean, rstd, weights, biases):
-    """Entries of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for all."""
+    """Entries of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for all.
+
+    Where gradients have a slope there is the factor's low part.
+    """
     high, fine, whole = np.float32(mean), abs(mean) <= 2.0**126, whole_vectors(columns, first, last)
     rest, flag = mean - high, splat_f32(np.float32(fine))
     for lane in range(first, whole, 16):
         factor = widen(vload(F32, weights, lane)) * splat_f64(rstd)
         offset = fma(splat_f64(-rest), factor, widen(vload(F32, biases, lane)))
         flags = flag * usable_lanes(factor) * usable_lanes(offset)
-        fine = fill_lanes(table, pitch, lane, splat_f32(high), splat_f64(0.0), factor, offset, flags) and fine
+        low = factor - widen(narrow(factor))
+        fine = fill_lanes(table, pitch, lane, splat_f32(high), low, factor, offset, flags) and fine
     for c in range(whole, last):
         lane = lane_of(kind, columns, c)
         factor = rstd * np.float64(load(F32, weights, lane))
         offset = np.float64(load(F32, biases, lane)) - rest * factor
         channel_fine = abs(mean) <= 2.0**126 and usable(factor) and usable(offset)
-        fill_entry(table, pitch, lane, mean, 0.0, factor, offset, channel_fine)
+        fill_entry(table, pitch, lane, mean, factor - np.float32(factor), factor, offset, channel_fine)
         fine = fine and channel_fine
     return fine
 
