@@ -2,14 +2,18 @@
 
 ``host``: what a call costs beside the work, on tensors so small that there is none. ``forward``: our forward pass and
 PyTorch's, between which ``normgrad/torch/choices.py`` chooses. ``override``: a backward pass of PyTorch's with and
-without the override. ``--device cuda`` for a GPU.
+without the override. ``step``: a norm's two passes in a training step, whose other operators use up the caches,
+by PyTorch, with the override and by our module, whatever ``choices.py`` says. ``--device cuda`` for a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +23,7 @@ import normgrad
 import normgrad.torch
 from normgrad.bench.clock import Clock, DeviceClock, measure, wall_clock
 from normgrad.bench.memory import keep_freed_memory
+from normgrad.torch import choices
 
 ALL = [True, True, True]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -226,6 +231,76 @@ def backward_times(module: torch.nn.Module, x: torch.Tensor, budget: float) -> l
     return times_and_ratio(without_and_with(backward, budget, time))
 
 
+# The work in a training step
+
+STEP_SIZES = [1 << exponent for exponent in range(15, 22)]  # elements
+STEP_CHANNELS = 64
+CACHES = 1 << 22  # float32 elements, which no core's own cache holds
+
+
+def step_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
+    """Both passes of a norm, with PyTorch's other operators before each."""
+    del device  # its host goes ahead, and is not measured so
+    for dtype in DTYPES:
+        for size in STEP_SIZES:
+            columns = 1024 if size >= 1 << 18 else 256
+            module = torch.nn.LayerNorm(columns), normgrad.torch.LayerNorm(columns)
+            x = torch.randn(size // columns, columns).to(dtype)
+            yield ["LayerNorm", name_of(dtype), sizes_of(x.shape), "", *step_times(*module, x, budget)]
+        for layout, order in LAYOUTS.items():
+            for size in STEP_SIZES:
+                side = 32 if size >= 1 << 18 else 16
+                module = torch.nn.GroupNorm(8, STEP_CHANNELS), normgrad.torch.GroupNorm(8, STEP_CHANNELS)
+                shape = (size // (STEP_CHANNELS * side * side), STEP_CHANNELS, side, side)
+                x = torch.randn(shape).to(dtype).contiguous(memory_format=order)
+                yield ["GroupNorm", name_of(dtype), sizes_of(shape), layout, *step_times(*module, x, budget)]
+
+
+def step_times(theirs: torch.nn.Module, ours: torch.nn.Module, x: torch.Tensor, budget: float) -> list[str]:
+    """Microseconds by PyTorch, with the override and by our module, taken in turn; and how many times faster."""
+    step = Step(x)
+    times: dict[str, list[float]] = {"theirs": [], "override": [], "ours": []}
+    end = time.perf_counter() + 2 * budget
+    with every_size_is_ours():
+        while time.perf_counter() < end or len(times["ours"]) < 12:
+            times["theirs"].append(step(theirs))
+            with normgrad.torch.override():
+                times["override"].append(step(theirs))
+            times["ours"].append(step(ours))
+    plain, *others = (statistics.median(found[2:]) * 1e6 for found in times.values())
+    return [f"{plain:.0f}", *(f"{time:.0f}" for time in others), *(f"{plain / time:.2f}" for time in others)]
+
+
+class Step:
+    """Times a norm's passes in seconds: its operands come from the operator before, all else from memory."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._x, self._grad, self._others = x.requires_grad_(), torch.randn_like(x), torch.ones(CACHES)
+
+    def __call__(self, norm: torch.nn.Module) -> float:
+        self._others.add_(1.0)
+        x = self._x * 1.0
+        start = time.perf_counter()
+        y = norm(x)
+        forward = time.perf_counter() - start
+        self._others.add_(1.0)
+        grad = self._grad * 1.0
+        start = time.perf_counter()
+        torch.autograd.grad(y, [x, *norm.parameters()], grad)
+        return forward + time.perf_counter() - start
+
+
+@contextmanager
+def every_size_is_ours() -> Iterator[None]:
+    """Leave nothing to PyTorch that we can do."""
+    kept = {name: getattr(choices, name) for name in vars(choices) if name.startswith("LEAST_FLOAT32")}
+    vars(choices).update(dict.fromkeys(kept, 0))
+    try:
+        yield
+    finally:
+        vars(choices).update(kept)
+
+
 def machine(device: str) -> str:
     """What the tables were made on."""
     where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()} CPU"
@@ -237,13 +312,14 @@ TABLES: dict[str, tuple[Sequence[str], Callable[[str, float], Iterator[Sequence[
     "host": (("a call on tiny tensors", "PyTorch µs", "normgrad µs", "× faster"), host_rows),
     "forward": (WORK, forward_rows),
     "override": (WORK, override_rows),
+    "step": ((*WORK[:5], "override µs", "module µs", "× faster", "× faster"), step_rows),
 }
 
 
 def main() -> None:
     """Print the tables asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="host, forward, override; all by default")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="host, forward, override, step; all by default")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per row")
     options = parser.parse_args()

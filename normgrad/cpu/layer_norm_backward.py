@@ -45,6 +45,7 @@ from normgrad.cpu.memory import (
     stack_space,
     start_of,
     store_f64,
+    take,
     wait_until,
 )
 from normgrad.cpu.row_sizes import COLUMN_CHUNK, SEGMENT, STAGED_ROWS, TILE
@@ -271,14 +272,14 @@ def sum_segments(kind, desc, p):
 
 
 @in_place
-def run_items(kind, desc, p, parameters):
+def run_items(kind, desc, p, slot, parameters):
     """Phase 3: blocks of rows, each with its own partial weight gradients; or, of long rows, chunks of columns."""
     m, n, wide = desc[ROWS], desc[COLUMNS], desc[WIDE] != 0
     padded = (n + 31) // 32 * 32
     want_sums = (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0
     items = (n + COLUMN_CHUNK - 1) // COLUMN_CHUNK if wide else desc[BLOCKS]
     while True:
-        i = fetch_add(p, NEXT, 1)
+        i = take(p, NEXT, items, slot)
         if i >= items:
             break
         first_row, last_row, first, last = i * desc[BLOCK_ROWS], min(m, (i + 1) * desc[BLOCK_ROWS]), 0, n
@@ -306,5 +307,5 @@ def layer_norm_backward(desc, kind):
     parameters = desc[SCRATCH] + slot * desc[SCRATCH_SIZE]
     order_weight(kind, desc, p)
     sum_segments(kind, desc, p)
-    run_items(kind, desc, p, parameters)
+    run_items(kind, desc, p, slot, parameters)
     combine_partials(kind, desc, p)

@@ -123,6 +123,23 @@ def start_of(typingctx, descriptor):
     return types.int64(descriptor), codegen
 
 
+_FROM_ABOVE = 1 << 32  # what is taken from above is counted in the upper half of a counter
+
+
+@device
+def take(address, index, items, slot):
+    """Take one of the items that threads share by a counter in memory: its number, or `items` if none is left.
+
+    Even slots take them from below and odd ones from above: with two threads each has one half of the data, which is
+    the half that it has in its cache from PyTorch's operators, and from the call before.
+    """
+    taken = fetch_add(address, index, _FROM_ABOVE if slot & 1 else 1)
+    below, above = taken & (_FROM_ABOVE - 1), taken >> 32
+    if below + above >= items:
+        return items
+    return items - 1 - above if slot & 1 else below
+
+
 _SPINS_BEFORE_YIELD = 2000
 _yield_name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 _yield_to_others = types.ExternalFunction(_yield_name, types.int32())

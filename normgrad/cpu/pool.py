@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from normgrad.cpu import torch_threads
 from normgrad.cpu.variants import Kernel
 from normgrad.cpu.waiting_fields import BOX_SIZE, DESCRIPTOR, FUNCTION, IDLE, POSTED, STATE
 from normgrad.threads import get_num_threads, usable_cores
@@ -28,6 +29,8 @@ THREAD_NAME = "normgrad-helper"
 
 #: Elements from which on two threads that are awake are faster than one, and from which on waking one up pays.
 SHARED_FROM, _WOKEN_FROM = 1 << 18, 1 << 19
+#: Elements from which on PyTorch's threads help, which are awake between its operators.
+LENT_FROM = 1 << 17
 _SERIES = 1e-3  # seconds: calls that follow each other so closely wake a helper for the next ones
 
 _SERVE = Kernel("normgrad.cpu.waiting", "serve")
@@ -127,7 +130,7 @@ def slots() -> int:
 
 def shared(elements: int) -> int:
     """How many elements a step is to share, which works on so many: none if it is done before help comes."""
-    return elements if elements >= SHARED_FROM else 0
+    return elements if elements >= min(SHARED_FROM, LENT_FROM) else 0
 
 
 def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = None) -> int:
@@ -136,9 +139,18 @@ def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = Non
     What it returns is this thread's answer. ``kept`` stays alive while others may still be at it. For few elements
     only those help who are awake, or are called again and again.
     """
-    wanted, wakes = min(get_num_threads(), most) - 1, elements >= _WOKEN_FROM
+    threads, lent = min(get_num_threads(), most), torch_threads.found()
+    if lent is not None:
+        threads = min(threads, lent.count())
+        if threads > 1 and elements >= LENT_FROM and lent.are_here():
+            return lent.run(entry, threads, descriptor)
+    if threads > 1 and elements >= SHARED_FROM:
+        _call_helpers(threads - 1, entry.address, descriptor, elements >= _WOKEN_FROM, kept)
+    return entry(descriptor)
+
+
+def _call_helpers(wanted: int, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
     if len(_helpers) < wanted:
         _start(wanted)
     for helper in _helpers[:wanted]:
-        helper.post(entry.address, descriptor, wakes, kept)
-    return entry(descriptor)
+        helper.post(function, descriptor, wakes, kept)
