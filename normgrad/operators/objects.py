@@ -67,11 +67,12 @@ def _looks_as_it_says(array: np.ndarray) -> bool:
     return (
         _word(at + DATA) == array.__array_interface__["data"][0]
         and _half(at + DIMENSIONS) == array.ndim
-        and tuple(_word(_word(at + SHAPE) + 8 * axis) for axis in axes) == array.shape
-        and tuple(_word(_word(at + STRIDES) + 8 * axis) for axis in axes) == array.strides
         and _word(at + BASE) == (0 if array.base is None else id(array.base))
         and _word(at + DTYPE) == id(array.dtype)
         and bool(_half(at + FLAGS) & WRITEABLE) == array.flags.writeable
+        # With all around them in their places, these are addresses.
+        and tuple(_word(_word(at + SHAPE) + 8 * axis) for axis in axes) == array.shape
+        and tuple(_word(_word(at + STRIDES) + 8 * axis) for axis in axes) == array.strides
     )
 
 
