@@ -54,7 +54,7 @@ def no_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All memory that the library brings, results and workspaces, starts as NaN."""
     for operator in OPERATORS.values():
-        monkeypatch.setattr(operator._calls._recipes, "_cases", {})
+        operator._calls.recipes.forget()
     for kind in (arrays._NumpyKind, arrays._TorchKind):
         monkeypatch.setattr(kind, "maker", _poisoning(kind.maker))
     loaded = type(backends.load(backend))

@@ -15,7 +15,7 @@ from normgrad.bench.cases import (
 )
 from normgrad.bench.contenders import streaming
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
-from normgrad.bench.contenders.ours import CALL, PLAN, Normgrad
+from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN, Normgrad
 from normgrad.bench.contenders.pytorch import CompiledPyTorch
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import TRAFFIC, workload
@@ -150,7 +150,7 @@ def test_other_libraries_compute_the_same(case):
     assert [m.problem for m in result.measurements] == [""] * len(result.measurements)
     assert all(m.timing.median > 0 for m in result.measurements)
     names = [m.contender for m in result.measurements]
-    assert names[:2] == [PLAN, CALL]
+    assert names[:3] == [PLAN, CALL, NUMPY_CALL]
     assert "Numba stream" in names
     assert result.of(Role.PEER) or result.skipped
 
@@ -204,13 +204,18 @@ def test_a_peer_that_fails_is_left_out_with_what_it_said(fails_at_once):
 
     result = runner.run_case(LAYER_NORM, [Normgrad(), Failing()], QUICKLY)
     assert result.skipped == {"failing": "AssertionError: rows too long"}
-    assert {m.contender for m in result.measurements} == {PLAN, CALL}
+    assert {m.contender for m in result.measurements} == {PLAN, CALL, NUMPY_CALL}
 
 
 def test_an_error_of_our_own_is_raised(monkeypatch):
     monkeypatch.setattr(Normgrad, "prepare", lambda self, work: _fail())
     with pytest.raises(AssertionError, match="rows too long"):
         runner.run_case(LAYER_NORM, [Normgrad()], QUICKLY)
+
+
+def test_without_pytorch_the_call_is_one_with_numpy_arrays(monkeypatch):
+    monkeypatch.setattr("normgrad.bench.contenders.ours.find_spec", lambda name: None)
+    assert [c.name for c in Normgrad().prepare(workload(LAYER_NORM))] == [PLAN, NUMPY_CALL]
 
 
 def test_the_plain_call_is_measured_on_small_data_alone(monkeypatch):

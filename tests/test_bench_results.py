@@ -1,21 +1,23 @@
 """The benchmark: its clock, what follows from its times, and its files. Nothing here depends on speed."""
 
 import csv
+import io
 import json
 import math
 from functools import partial
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from normgrad.bench import memory, plot, results, runner
+from normgrad.bench import memory, plot, report, results, runner
 from normgrad.bench.cases import (
     Case,
 )
 from normgrad.bench.clock import Timing, measure
 from normgrad.bench.contenders import streaming
 from normgrad.bench.contenders.contender import Role
-from normgrad.bench.contenders.ours import Normgrad
+from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, Normgrad
 from normgrad.bench.results import CaseResult, Measurement
 from support.bench import LAYER_NORM, QUICKLY, TINY
 
@@ -99,11 +101,35 @@ def test_summaries():
     assert summary.reached is True
 
 
-def test_speeds_against_peers_take_our_slowest_way():
+def _with_calls(**seconds):
     result = _result(LAYER_NORM, 1.0, 2.0, 1.0)
-    call = Measurement("normgrad call", Role.OURS, Timing(4.0, 4.0, 5, 1), 0.1)
-    both = CaseResult(result.case, [*result.measurements, call])
+    names = {"tensors": CALL, "numpy": NUMPY_CALL}
+    calls = [Measurement(names[kind], Role.OURS, Timing(time, time, 5, 1), 0.1) for kind, time in seconds.items()]
+    return CaseResult(result.case, [*result.measurements, *calls])
+
+
+def test_speeds_against_peers_take_our_slowest_way():
+    both = _with_calls(tensors=4.0)
     assert results.speeds_against_peers([both]) == {"PyTorch": [(0.5, both)]}
+    assert results.numpy_speeds_against_peers([both]) == {}
+
+
+def test_a_call_with_numpy_arrays_counts_where_there_is_none_with_tensors():
+    every = _with_calls(tensors=4.0, numpy=8.0)
+    assert results.speeds_against_peers([every]) == {"PyTorch": [(0.5, every)]}
+    assert results.numpy_speeds_against_peers([every]) == {"PyTorch": [(0.25, every)]}
+    alone = _with_calls(numpy=8.0)
+    assert results.speeds_against_peers([alone]) == {"PyTorch": [(0.25, alone)]}
+    assert results.numpy_speeds_against_peers([alone]) == {}
+
+
+def test_the_report_says_how_calls_with_numpy_arrays_compare():
+    console = Console(width=200, record=True, file=io.StringIO())
+    report.show(console, [_with_calls(tensors=1.0, numpy=8.0)])
+    text = console.export_text()
+    assert "Slower than PyTorch in 0 of 1 cases." in text
+    assert "Called with NumPy arrays, which does not count: in 1 of 1 cases." in text
+    assert "call, NumPy" in text
 
 
 # Files

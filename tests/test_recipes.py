@@ -27,7 +27,7 @@ def in_full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Calls, "in_full", counted)
     for name in ("layer_norm_backward", "batch_norm_gather_stats_with_counts"):
-        monkeypatch.setattr(getattr(normgrad, name)._calls._recipes, "_cases", {})
+        getattr(normgrad, name)._calls.recipes.forget()
     return calls
 
 

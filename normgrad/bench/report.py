@@ -10,11 +10,12 @@ from rich.text import Text
 
 from normgrad.bench.cases import TARGETS
 from normgrad.bench.contenders.contender import Role
-from normgrad.bench.contenders.ours import CALL
+from normgrad.bench.contenders.ours import CALL, NUMPY_CALL
 from normgrad.bench.results import (
     CaseResult,
     Measurement,
     Summary,
+    numpy_speeds_against_peers,
     speeds_against_peers,
     summaries,
     worst_first,
@@ -87,6 +88,9 @@ _CASE_COLUMNS = (
 )
 
 
+_WAYS = {CALL: "call", NUMPY_CALL: "call, NumPy"}
+
+
 def _cases(results: Iterable[CaseResult]) -> Table:
     table = _table(*_CASE_COLUMNS)
     for result in worst_first(results):
@@ -97,7 +101,7 @@ def _cases(results: Iterable[CaseResult]) -> Table:
         for own in result.of(Role.OURS) or (None,):
             table.add_row(
                 *names,
-                "call" if own and own.contender == CALL else "plan",
+                _WAYS.get(own.contender if own else "", "plan"),
                 Text("WRONG", "bold red") if own and own.problem else _time(own),
                 _time(limit),
                 _percent(result.of_limit(own)),
@@ -166,10 +170,15 @@ def _show_skipped(console: Console, results: Iterable[CaseResult]) -> None:
 
 def _show_slower(console: Console, results: Sequence[CaseResult]) -> None:
     """Per library, in how many cases it is faster than the plan or the plain call, and in which."""
+    from_numpy = numpy_speeds_against_peers(results)
     for peer, speeds in speeds_against_peers(results).items():
         slower = sorted(((speed, str(result.case)) for speed, result in speeds if speed < 1))
         style = "bold red" if slower else "bold green"
         console.print(f"Slower than {peer} in {len(slower)} of {len(speeds)} cases.", style=style)
+        others = [speed for speed, _ in from_numpy.get(peer, ())]
+        if others:
+            behind = sum(speed < 1 for speed in others)
+            console.print(f"  Called with NumPy arrays, which does not count: in {behind} of {len(others)} cases.")
         for speed, case in slower[:_MOST_NAMED]:
             console.print(f"  × {speed:.2f}  {case}")
         if len(slower) > _MOST_NAMED:

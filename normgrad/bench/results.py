@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from normgrad.bench.cases import TARGETS, Case
 from normgrad.bench.clock import Timing
 from normgrad.bench.contenders.contender import Role
+from normgrad.bench.contenders.ours import CALL, NUMPY_CALL
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,32 @@ def wrong(results: Iterable[CaseResult]) -> list[tuple[Case, Measurement]]:
     return [(result.case, m) for result in results for m in result.measurements if m.problem]
 
 
-def speeds_against_peers(results: Iterable[CaseResult]) -> dict[str, list[tuple[float, CaseResult]]]:
-    """By peer: every case in which both were timed, with the speed of our slowest way against the peer's."""
-    speeds: dict[str, list[tuple[float, CaseResult]]] = {}
+Speeds = dict[str, list[tuple[float, CaseResult]]]
+
+
+def speeds_against_peers(results: Iterable[CaseResult]) -> Speeds:
+    """By peer: every case in which both were timed, with the speed of our slowest way against the peer's.
+
+    Of calls, the one with tensors counts, which is what a user of the peer would write; where there is none, the one
+    with NumPy arrays.
+    """
+    return _slowest(results, lambda ways: [m for m in ways if m.contender != NUMPY_CALL or CALL not in _names(ways)])
+
+
+def numpy_speeds_against_peers(results: Iterable[CaseResult]) -> Speeds:
+    """The same of calls with NumPy arrays where they do not count."""
+    return _slowest(results, lambda ways: [m for m in ways if m.contender == NUMPY_CALL and CALL in _names(ways)])
+
+
+def _names(measurements: Sequence[Measurement]) -> list[str]:
+    return [m.contender for m in measurements]
+
+
+def _slowest(results: Iterable[CaseResult], choose: Callable[[list[Measurement]], list[Measurement]]) -> Speeds:
+    speeds: Speeds = {}
     for result in results:
         for peer in result.of(Role.PEER):
-            own = [speed for m in result.of(Role.OURS) if (speed := _speed(m, peer)) is not None]
+            own = [speed for m in choose(result.of(Role.OURS)) if (speed := _speed(m, peer)) is not None]
             if own:
                 speeds.setdefault(peer.contender, []).append((min(own), result))
     return speeds

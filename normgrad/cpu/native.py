@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -50,13 +50,13 @@ def _processor() -> str:
     return str(llvm.get_host_cpu_name())
 
 
-def target_machine() -> Any:
-    """A new target machine for this very processor."""
+def target_machine(effort: int = 3) -> Any:
+    """A new target machine for this very processor, which tries harder to make code fast from 0 to 3."""
     target = _target()
     return target.create_target_machine(
         cpu=_processor(),
         features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
+        opt=effort,
         reloc="static" if target.name.startswith("x86") else "default",
         codemodel="jitdefault",
         jit=True,
@@ -72,7 +72,7 @@ def loaded(code: bytes, symbol: str) -> Entry:
     """The function of that name in object code, which stays loaded. One thread at a time."""
     for name in needs(code):
         if llvm.address_of_symbol(name) is None:
-            llvm.add_symbol(name, _address_of(name))
+            llvm.add_symbol(name, address_of(name))
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -82,12 +82,15 @@ def loaded(code: bytes, symbol: str) -> Entry:
     return cast(Entry, entry)
 
 
-def translated(code: str, symbol: str, prototype: Any) -> Any:
-    """The function of that name in LLVM's language, for calls as the prototype says. It stays loaded."""
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), target_machine())
+def translated(code: str, symbols: Sequence[str]) -> list[int]:
+    """Where the functions of these names lie that code in LLVM's language has. They stay loaded.
+
+    For short code, which is translated in every process: without any effort that takes a fifth of the time.
+    """
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), target_machine(effort=0))
     engine.finalize_object()
     _translated.append(engine)
-    return prototype(engine.get_function_address(symbol))
+    return [engine.get_function_address(symbol) for symbol in symbols]
 
 
 _translated: list[Any] = []  # which hold the code
@@ -100,7 +103,7 @@ def _libraries_of_c() -> list[Any]:
     return [ctypes.CDLL(None)]
 
 
-def _address_of(name: str) -> int:
+def address_of(name: str) -> int:
     """Where a function of C lies in this process. LLVM would end the process where it finds none."""
     for library in _libraries_of_c():
         if hasattr(library, name):

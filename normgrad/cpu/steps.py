@@ -86,15 +86,38 @@ class Step:
 
     def call(self, descriptor: array[int], address: int) -> None:
         """Call the kernel with a filled descriptor at its address."""
-        entry = self._entry
-        if entry is None:
-            entry = self._entry = self._kernel.entry(self._tags)
+        entry = self._entry or self._loaded()
         if self._shared:
             status = pool.run(entry, self._slots, address, self._shared, kept=descriptor)
         else:
             status = entry(address)
         if status:
-            raise RuntimeError(f"{self._kernel.name} gave up with status {status}")
+            raise self.gave_up(status)
+
+    def gave_up(self, status: int) -> RuntimeError:
+        """What a kernel's status other than 0 says."""
+        return RuntimeError(f"{self._kernel.name} gave up with status {status}")
+
+    @property
+    def template(self) -> array[int]:
+        """The descriptor without any address."""
+        return self._descriptor
+
+    @property
+    def scratch(self) -> Sequence[tuple[int, int]]:
+        """Positions, each for the workspace's address plus an offset."""
+        return self._scratch
+
+    @property
+    def alone(self) -> int:
+        """The address of the compiled kernel, 0 where other threads may take part."""
+        return 0 if self._shared else self._loaded().address
+
+    def _loaded(self) -> Entry:
+        entry = self._entry
+        if entry is None:
+            entry = self._entry = self._kernel.entry(self._tags)
+        return entry
 
     def with_scratch(self, workspace: int) -> array[int]:
         """The descriptor with the workspace's addresses alone: the workspace is often the last call's."""
@@ -145,11 +168,16 @@ class OneStep:
         self.counted_on: tuple[int, ...] = ()
         self.workspace_size, self.numbers, self.fills = workspace_size, step.numbers, step.fills
         self.call = step.call
+        self.step = step
         self._with_scratch = step.with_scratch
 
     def descriptor(self, workspace: int) -> array[int]:
         """The descriptor without the tensors' addresses, which the caller does not change."""
         return self._with_scratch(_aligned(workspace))
+
+    def aligned(self, workspace: int) -> int:
+        """The first address in a workspace that the kernel uses."""
+        return _aligned(workspace)
 
 
 def _aligned(workspace: int) -> int:

@@ -224,4 +224,5 @@ def _launches() -> Any:
     build.cbranch(build.icmp_signed("==", found, status(0)), head, failed)
     ir.IRBuilder(after).ret(status(0))
     ir.IRBuilder(failed).ret(found)
-    return translated(str(module), "launches", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p))
+    (address,) = translated(str(module), ["launches"])
+    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)

@@ -21,16 +21,23 @@ Maker = Callable[[Mapping[str, Any], Call, Product | None], Sequence[Made]]
 class Calls:
     """Calls with the arguments by position: those of these names, then the outputs where the caller brings them."""
 
-    def __init__(self, signature: Signature, names: Sequence[str], make: Maker | None = None) -> None:
+    def __init__(
+        self, signature: Signature, names: Sequence[str], defaults: Sequence[Any], make: Maker | None = None
+    ) -> None:
         self._signature = signature
         self._names = (*names, *signature.output_names)
         self._make = make or self._made_as_input
-        self._recipes = Recipes(signature, names)
-        #: The results of a call whose layout is known; None where it is not.
-        self.recalled = self._recipes.recalled
+        self.recipes = Recipes(signature, names, defaults)
+        #: Knows calls without a product, with fewer arguments too where those that miss are defaults.
+        self.register = self.recipes.register
 
     def __call__(self, arguments: Arguments, product: Product | None) -> Any:
-        found = self.recalled(arguments, product)
+        found = self.register.recall(arguments, False) if product is None else None
+        return self.not_registered(arguments, product) if found is None else found
+
+    def not_registered(self, arguments: Arguments, product: Product | None) -> Any:
+        """The results of a call that the register does not know."""
+        found = self.recipes.recalled(arguments, product)
         return self.in_full(arguments, product) if found is None else found
 
     def in_full(self, arguments: Arguments, product: Product | None) -> Any:
@@ -45,7 +52,7 @@ class Calls:
         kernel = backend.prepare(problem)
         launch(problem, problem.addresses, kernel, backend)
         wanted = [output.wanted(call) for output in signature.outputs]
-        self._recipes.keep(arguments, product, problem, backend, kernel, made, wanted)
+        self.recipes.keep(arguments, product, problem, backend, kernel, made, wanted)
         written = [named[name] for name in call.views if signature.is_written(name)]
         note_written([array for array in written if wants_note(array)])
         kind = kind_of(named["input"])

@@ -66,7 +66,8 @@ def gather() -> Gather | None:
 
         # With the interpreter's lock: nothing may happen to the tensors meanwhile.
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
-        function: Gather = translated(_code(_handle(), _functions()), "gather", prototype)
+        (address,) = translated(_code(_handle(), _functions()), ["gather"])
+        function: Gather = prototype(address)
     except Exception:
         return None
     return function if _works(function) else None

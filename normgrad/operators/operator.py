@@ -31,7 +31,9 @@ class Operator(Generic[P, R]):
         self.names = tuple(parameter.name for parameter in parameters)
         self.defaults = tuple(parameter.default for parameter in parameters)
         self._fewest = self.defaults.count(inspect.Parameter.empty)
-        self._calls = Calls(signature, self.names)
+        self._most = len(self.names)
+        self._calls = Calls(signature, self.names, self.defaults)
+        self._register = self._calls.register
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -40,14 +42,17 @@ class Operator(Generic[P, R]):
         return self.signature.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        count = len(args)
-        if kwargs or not self._fewest <= count <= len(self.names):
+        found: R | None
+        if kwargs or not self._fewest <= len(args) <= self._most:
             named, out, product = self._arguments(args, kwargs)
             arguments = (*named.values(), *(() if out is None else self._outputs(out).values()))
-        else:
-            arguments, product = args + self.defaults[count:], current_product()
-        found: R = self._calls(arguments, product)
-        return found
+            return self._calls(arguments, product)
+        product = current_product()
+        if product is None:
+            found = self._register.recall(args, False)
+            if found is not None:
+                return found
+        return self._calls.not_registered(args + self.defaults[len(args) :], product)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""

@@ -98,6 +98,7 @@ class AtOnce:
     def __init__(self, usual: AnyRecipe, step: OneStep, makers: Sequence[Make | None]) -> None:
         """``usual`` is the recipe where the step is not ready; ``makers`` make results where it is."""
         assert usual.guard is not None
+        self.usual = usual
         self.needs_grad = usual.needs_grad
         self.tried = _tried_at_once(usual, usual.guard, step, makers)
 

@@ -15,8 +15,10 @@ from normgrad.contract.check import Signature
 from normgrad.contract.plan import Backend, Kernel, Problem
 from normgrad.contract.products import Product
 from normgrad.operators import gathering
+from normgrad.operators.finishing import in_native_code, in_python
 from normgrad.operators.guards import Guard, is_plain, sequence_types, torch_types
 from normgrad.operators.recipes import AnyRecipe, Arguments, AtOnce, Made, Recipe
+from normgrad.operators.register import Register
 from normgrad.operators.sharing import Sharing
 
 _NUMBERS = frozenset((int, float, bool))
@@ -84,6 +86,24 @@ class _Case:
                     return found
         return None
 
+    def parts(self, arguments: Arguments) -> tuple[list[int], tuple[Any, ...]]:
+        """The addresses of NumPy's arrays among the arguments, and PyTorch's tensors."""
+        return [numpy_address(arguments[place]) for place in self.arrays], self._of_tensors(arguments)
+
+
+def _fewest(arguments: Arguments, defaults: Sequence[Any]) -> int:
+    """How many arguments are needed: any after them are as the defaults are."""
+    if len(arguments) > len(defaults):
+        return len(arguments)
+    count = len(arguments)
+    while count and _is_same(arguments[count - 1], defaults[count - 1]):
+        count -= 1
+    return count
+
+
+def _is_same(argument: Any, default: Any) -> bool:
+    return argument is default or (type(argument) is type(default) and bool(argument == default))
+
 
 def _variants(arguments: Arguments) -> Iterator[tuple[type, ...]]:
     """The types of arguments, with every type that a sequence may come in."""
@@ -115,14 +135,22 @@ def _place_in_base(base: Any, address: int) -> tuple[Hashable, ...]:
 class Recipes:
     """An operator's recipes. Arguments come by position, those that bring outputs last or not at all."""
 
-    def __init__(self, signature: Signature, names: Sequence[str]) -> None:
+    def __init__(self, signature: Signature, names: Sequence[str], defaults: Sequence[Any]) -> None:
         self._signature = signature
         self._names = (*names, *signature.output_names)
+        self._defaults = defaults
+        #: The recipes that native code follows, for calls without a product.
+        self.register = Register()
         self._written = [place for place, name in enumerate(self._names) if signature.is_written(name)]
         self._cases: dict[tuple[type, ...], _Case] = {}
 
+    def forget(self) -> None:
+        """Know no call."""
+        self._cases.clear()
+        self.register.forget()
+
     def recalled(self, arguments: Arguments, product: Product | None, differentiating: bool = False) -> Any:
-        """The results of a call whose layout is known; None where it is not.
+        """The results of a call whose layout is known, in Python; None where it is not.
 
         ``differentiating``: nor where autograd follows one of the tensors.
         """
@@ -157,6 +185,39 @@ class Recipes:
         if len(same_key) >= _MOST_LAYOUTS:
             same_key.clear()
         same_key.append(recipe)
+        if product is None:
+            self._enter(case, arguments, recipe, made)
+
+    def _enter(self, case: _Case, arguments: Arguments, recipe: Recipe, made: Sequence[Made]) -> None:
+        """Into the register, unless arrays and tensors are mixed, of which there must be some."""
+        if bool(case.arrays) == bool(case.tensors):
+            return
+        usual = recipe.usual if isinstance(recipe, AtOnce) else recipe
+        assert isinstance(usual, AnyRecipe)
+        seen = case.arrays or case.tensors
+        finish = self._finish(case, usual, [self._names[place] for place in seen], made)
+        if finish is None:
+            finish = in_python(lambda arguments: recipe.tried(arguments, *case.parts(arguments)))
+        fewest = _fewest(arguments, self._defaults)
+        self.register.add(arguments, self._written, fewest, seen, usual.needs_grad, finish)
+
+    def _finish(
+        self, case: _Case, recipe: AnyRecipe, seen: Sequence[str], made: Sequence[Made]
+    ) -> Mapping[str, Any] | None:
+        """The end of a call in native code; None where it needs Python."""
+        step: Any = getattr(recipe.kernel, "one_step", None)
+        if getattr(step, "step", None) is None or recipe.noted:
+            return None
+        makers = {output.name: output.make for output in made}
+        if case.tensors:
+            if gathering.gather() is None:
+                return None
+            makers = {output.name: quick_torch_maker(output.array) for output in made}
+        outputs = [
+            makers.get(name, output) if callable(output) else output
+            for name, output in zip(self._signature.output_names, recipe.outputs, strict=True)
+        ]
+        return in_native_code(recipe, step, outputs, seen, [output.name for output in made])
 
     def _recipe(
         self,

@@ -27,6 +27,14 @@ class Sharing:
         """Whether arrays of these layouts, at these addresses, share their memory in the same way."""
         return self._at(addresses) == self._found
 
+    def rows(self, numbers: Sequence[int]) -> list[int]:
+        """The pairs as native code takes them, with the arrays under other numbers: how each was found comes last."""
+        return [
+            number
+            for (one, other, *spans, same_layout), found in zip(self._pairs, self._found, strict=True)
+            for number in (numbers[one], numbers[other], *spans, int(same_layout), found)
+        ]
+
     def _at(self, addresses: Sequence[int]) -> list[int]:
         return [
             _APART

@@ -20,6 +20,13 @@ from normgrad.torch.library import RUN
 from normgrad.torch.outputs import DTYPES
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+# What torch.nn.functional asks first: whether a mode or a tensor is to see that one of its functions is called.
+_is_seen = torch.overrides.has_torch_function
+
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
 _MOST_DIMENSIONS = 8
 
 
@@ -33,7 +40,8 @@ def layer_norm(
     """``torch.nn.functional.layer_norm``."""
     is_eager = _is_eager(input)
     if is_eager and all_is_pytorchs(input):
-        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+        theirs = torch.nn.functional.layer_norm if _is_seen((weight, bias)) else torch.layer_norm
+        return theirs(input, normalized_shape, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     rows = input.dim() - len(normalized_shape)
     if not _is_taken(input, weight, bias) or rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
@@ -49,7 +57,9 @@ def group_norm(
     """``torch.nn.functional.group_norm``."""
     is_eager = _is_eager(input)
     if is_eager and all_is_pytorchs(input):
-        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+        is_refused = input.dim() < 2 or not 0 < num_groups < input.numel()
+        theirs = torch.nn.functional.group_norm if is_refused or _is_seen((weight, bias)) else torch.group_norm
+        return theirs(input, num_groups, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     one_value_a_group = input.numel() <= num_groups  # which PyTorch refuses
     if not _is_taken(input, weight, bias) or input.dim() < 2 or one_value_a_group or input.shape[1] % num_groups:
@@ -83,10 +93,10 @@ def _is_taken(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool
 def _is_eager(input: Tensor) -> bool:
     """Whether nothing watches, traces or transforms the call."""
     return (
-        not torch.compiler.is_compiling()
+        not _is_compiling()
         and type(input) in _PLAIN
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
+        and _dispatch_modes() == 0
+        and not _transforms()
         and forward_ad._current_level < 0
     )
 

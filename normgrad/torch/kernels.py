@@ -28,7 +28,8 @@ class TorchKernel:
         self._signature = operator.signature
         self._make = make
         self._defaults = operator.defaults
-        self._calls = Calls(operator.signature, operator.names, self._made)
+        self._calls = Calls(operator.signature, operator.names, operator.defaults, self._made)
+        self._register = self._calls.register
 
     def __call__(self, *args: Any) -> Results:
         found: Results = self._calls(args + self._defaults[len(args) :], current_product())
@@ -39,8 +40,13 @@ class TorchKernel:
 
         ``differentiating``: nor where autograd follows one of the tensors.
         """
-        whole = args + self._defaults[len(args) :]
-        found: Results | None = self._calls.recalled(whole, current_product(), differentiating)
+        found: Results | None
+        product = current_product()
+        if product is None:
+            found = self._register.recall(args, differentiating)
+            if found is not None:
+                return found
+        found = self._calls.recipes.recalled(args + self._defaults[len(args) :], product, differentiating)
         return found
 
     def _made(self, named: Mapping[str, Any], call: Call, product: Product | None) -> Sequence[Made]:

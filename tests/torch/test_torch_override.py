@@ -28,8 +28,8 @@ class Counter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         for kernel in overriding._OPERATORS.values():
-            for method in ("recalled", "in_full"):
-                monkeypatch.setattr(kernel._calls, method, self._counting(getattr(kernel._calls, method)))
+            for owner, method in ((kernel, "recalled"), (kernel._calls, "in_full")):
+                monkeypatch.setattr(owner, method, self._counting(getattr(owner, method)))
 
     def _counting(self, function: Any) -> Any:
         def counted(*args: Any) -> Any:

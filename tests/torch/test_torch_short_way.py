@@ -23,9 +23,9 @@ CALLS = [(name, number) for name, calls in samples().items() for number in range
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_known() -> None:
     for kernel in KERNELS.values():
-        monkeypatch.setattr(kernel._calls._recipes, "_cases", {})
+        kernel._calls.recipes.forget()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_second_call_passes_the_dispatcher_by(name: str, number: int, dispat
     args = samples()[name][number]
     expected = getattr(ops, name).default(*copied(args))
     for kernel in KERNELS.values():
-        kernel._calls._recipes._cases.clear()
+        kernel._calls.recipes.forget()
     for calls in range(3):
         assert_equal(getattr(ops, name)(*copied(args)), expected)
         assert dispatched == [name], calls
@@ -211,7 +211,7 @@ def test_threads_get_what_each_asked_for() -> None:
 
 
 def recipes() -> list[Any]:
-    cases = set(KERNELS["layer_norm"]._calls._recipes._cases.values())
+    cases = set(KERNELS["layer_norm"]._calls.recipes._cases.values())
     return [recipe for case in cases for same in case.recipes.values() for recipe in same]
 
 
@@ -219,7 +219,7 @@ def test_without_native_code_the_results_are_the_same(monkeypatch: pytest.Monkey
     args = samples()["layer_norm"][0]
     expected = [ops.layer_norm(*args) for _ in range(2)][1]
     assert [type(recipe) for recipe in recipes()] == [AtOnce]
-    KERNELS["layer_norm"]._calls._recipes._cases.clear()
+    KERNELS["layer_norm"]._calls.recipes.forget()
     monkeypatch.setattr(gathering, "gather", lambda: None)
     for _ in range(3):
         assert_equal(ops.layer_norm(*args), expected)

@@ -1,9 +1,10 @@
-"""normgrad: a plan that runs again and again, and the plain call."""
+"""normgrad: a plan that runs again and again, and the plain call, with tensors and with NumPy arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from normgrad.contract.status import NO_KERNEL, ContractError
 
 PLAN = "normgrad"
 CALL = "normgrad call"
+NUMPY_CALL = "normgrad call, NumPy"
 
 
 class Normgrad:
@@ -26,7 +28,7 @@ class Normgrad:
         self._device = device
 
     def prepare(self, work: Workload) -> Iterable[Contender]:
-        """A repeatable plan with its outputs in place; for small data the plain call too."""
+        """A repeatable plan with its outputs in place; for small data the plain calls too."""
         arguments, outputs = self._at_home(work)
         try:
             plan = work.operator.plan(**arguments, out=outputs)
@@ -37,9 +39,15 @@ class Normgrad:
                 raise
             raise Unavailable(str(error)) from None
         yield Contender(PLAN, Role.OURS, plan.run, partial(self._planned, plan.run, outputs), plan.workspace_size)
-        if work.case.is_small:
-            call = partial(work.operator, **arguments)
-            yield Contender(CALL, Role.OURS, call, partial(self._called, call))
+        for name, call in self._calls(work) if work.case.is_small else ():
+            yield Contender(name, Role.OURS, call, partial(self._called, call))
+
+    def _calls(self, work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """The call as a user of PyTorch writes it, where that is installed, and on a CPU as one of NumPy does."""
+        if self._device != "cpu" or find_spec("torch") is not None:
+            yield CALL, partial(work.operator, *_by_position(work, arguments_as_torch(work.arguments, self._device)))
+        if self._device == "cpu":
+            yield NUMPY_CALL, partial(work.operator, *_by_position(work, work.arguments))
 
     def _at_home(self, work: Workload) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """Arguments and outputs where the backend works."""
@@ -60,3 +68,8 @@ class Normgrad:
     @staticmethod
     def _on_host(array: Any) -> np.ndarray | None:
         return array if isinstance(array, np.ndarray) else from_torch(array)
+
+
+def _by_position(work: Workload, arguments: Mapping[str, Any]) -> list[Any]:
+    """The arguments in the operator's order, of which the last have defaults."""
+    return [arguments[name] for name in work.operator.names if name in arguments]

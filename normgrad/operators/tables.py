@@ -1,0 +1,132 @@
+"""Recipes as tables of int64 numbers, which native code follows."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from normgrad.contract.arrays import numpy_address
+from normgrad.operators import objects
+
+#: What a recipe's table begins with: numbers, and the addresses of its parts, of functions of C and of objects.
+#: 0 for what it has not.
+HEAD = (
+    "owner",  # the object that holds all that the table points to
+    "rows",
+    "row_count",
+    "fewest",  # arguments: any after them are as the defaults are
+    "backend",  # what the environment asks for
+    "needs_grad",
+    "serve",  # a function of the arguments that does all the rest in Python
+    "seen",  # the places of arrays or tensors among the arguments
+    "seen_count",
+    "check",  # PyTorch's guards of the tensors
+    "gather",  # the tensors' addresses and the fills, as normgrad.operators.gathering says
+    "gather_table",
+    "makers",  # for each result a function and its arguments; or 0 and an argument's place, -1 for none
+    "result_count",
+    "made",  # which of the results are made
+    "made_count",
+    "fills",  # without a gather: position, number of an address, offset
+    "fill_count",
+    "pairs",  # of the addresses: how two of them must lie
+    "pair_count",
+    "numbers",  # in the descriptor
+    "template",
+    "scratch",  # positions for addresses in the workspace, with offsets
+    "scratch_count",
+    "workspace_size",
+    "allocate",  # a function for a workspace and its address; 0 where it lies on the stack
+    "entry",
+    "call",  # a function of the descriptor and its address, instead of the entry
+    "fail",  # a function of the entry's status
+    "kept",  # what parts point to
+)
+
+#: What a register begins with: how many recipes follow, the environment, the variable for the backend.
+REGISTER = ("count", "environment", "variable")
+
+OWN = 2  # where in a row that begins what its function needs, after that function and the row's size
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class Unfit(Exception):
+    """A call that a table cannot describe."""
+
+
+def row(argument: Any, written: bool, functions: Mapping[str, int]) -> list[int]:
+    """What an argument must be like to fit a recipe.
+
+    Parameters
+    ----------
+    argument
+        One that fits.
+    written
+        Whether it is an array that the call writes to.
+    functions
+        The addresses of the native functions that look at an argument, by name.
+    """
+    kind = type(argument)
+    if kind is np.ndarray:
+        return _row(functions["array"], _array(argument, written))
+    if argument is None or kind is bool:
+        return _row(functions["same"], [id(argument)])
+    if kind is float:
+        return _row(functions["real"], struct.unpack("q", struct.pack("d", argument)))
+    if kind is int and argument in _INT64:
+        return _row(functions["whole"], [argument])
+    if issubclass(kind, list | tuple):
+        if not all(type(item) in (int, bool) for item in argument):
+            raise Unfit
+        rows = [number for item in argument for number in row(item, False, functions)]
+        return _row(functions["sequence"], [id(_third_sequence()), len(argument), *rows])
+    if kind is int:
+        raise Unfit
+    return _row(functions["of_type"], [id(kind)])
+
+
+def _row(function: int, own: Sequence[int]) -> list[int]:
+    return [function, OWN + len(own), *own]
+
+
+def _third_sequence() -> type:
+    """What PyTorch has beside lists and tuples, made as tuples are."""
+    return sys.modules["torch"].Size if "torch" in sys.modules else tuple
+
+
+def _array(one: np.ndarray, written: bool) -> list[int]:
+    spans = [(size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True)] if one.size else []
+    low = sum(min(span, 0) for span in spans)
+    high = sum(max(span, 0) for span in spans) + (one.itemsize if one.size else 0)
+    flags = objects.WRITEABLE if written else 0
+    odd = 3
+    return [id(one.dtype), one.ndim, flags, low, high, odd, numpy_address(one) & odd, *one.shape, *one.strides]
+
+
+class Table:
+    """A recipe's table, with all that it points to."""
+
+    def __init__(self, head: Mapping[str, Any], kept: Any) -> None:
+        """What is not in the head is 0; ``kept`` is for objects that rows point to."""
+        self._kept = head, kept
+        parts = [value for value in head.values() if isinstance(value, list)]
+        self._numbers = numbers = array("q", bytes(8 * (len(HEAD) + sum(map(len, parts)))))
+        #: Where the table lies.
+        self.address, _ = numbers.buffer_info()
+        place = len(HEAD)
+        for name, value in {"owner": self, **head}.items():
+            if isinstance(value, list):
+                number = self.address + 8 * place
+                numbers[place : place + len(value)] = array("q", value)
+                place += len(value)
+            elif isinstance(value, array):
+                number, _ = value.buffer_info()
+            else:
+                number = value if isinstance(value, int) else id(value)
+            numbers[HEAD.index(name)] = number
