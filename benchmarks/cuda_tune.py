@@ -56,26 +56,24 @@ FORWARD_SHARED = [(2, 4096, 8, 2, 3), (2, 2048, 4, 4, 3), (2, 2048, 4, 3, 4), (1
 FORWARD_SHARED += [(4, 2048, 4, 3, 3), (1, 8192, 8, 2, 3)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
 # Elements of a tile, warps, residents, stages.
-PLACES = [(4096, 4, 4, 3), (4096, 4, 3, 3), (4096, 4, 2, 3), (2048, 2, 6, 3), (8192, 8, 2, 3), (8192, 8, 1, 3)]
-PLACES += [(4096, 8, 2, 3), (2048, 4, 4, 3)]
+PLACES = [(8192, 4, 2, 3), (8192, 4, 3, 3), (8192, 8, 2, 3), (8192, 8, 1, 3), (16384, 8, 2, 3), (16384, 8, 1, 3)]
+PLACES += [(4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)]
 # Of tiles to sum up: places, how many, warps, residents, stages; of tiles of results: places, warps, residents.
 CHANNELS = {
-    "group_norm_backward": [(128, 2, 4, 4, 1, 64, 4, 5), (128, 2, 4, 4, 1, 128, 4, 3), (128, 4, 4, 4, 1, 64, 4, 5)],
-    "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 4, 4, 4, 1, 128, 4, 4), (128, 4, 4, 3, 3, 128, 4, 4)],
+    "group_norm_backward": [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (64, 8, 4, 4, 3, 64, 4, 5)],
+    "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 2, 4, 5, 3, 128, 4, 4), (64, 4, 4, 8, 3, 128, 4, 4)],
 }
-CHANNELS["group_norm_backward"] += [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 4, 1, 64, 4, 5), (128, 2, 4, 3, 3, 64, 4, 5)]
 CHANNELS["group_norm_backward"] += [
-    (128, 2, 4, 4, 1, 64, 4, 7),
-    (128, 2, 4, 4, 1, 32, 4, 8),
-    (128, 2, 4, 4, 1, 128, 8, 3),
+    (128, 2, 4, 4, 1, 128, 4, 3),
+    (128, 2, 4, 4, 1, 64, 4, 5),
+    (128, 4, 4, 4, 1, 64, 4, 5),
 ]
-CHANNELS["group_norm"] += [(128, 8, 4, 4, 3, 128, 4, 4), (64, 8, 4, 6, 3, 128, 4, 4), (128, 2, 4, 4, 1, 128, 4, 4)]
-CHANNELS["group_norm"] += [(128, 4, 4, 4, 1, 64, 4, 8), (128, 4, 4, 4, 1, 128, 4, 5), (128, 4, 4, 4, 1, 256, 8, 2)]
+CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4, 4), (64, 2, 4, 8, 1, 64, 4, 8)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 STREAMS = [(32, 4), (64, 4)]
-# Warps, residents, stages.
-SUMS = [(4, 4, 3), (4, 4, 2), (4, 6, 4), (4, 5, 2), (8, 2, 3)]
+# Warps, residents to choose from, stages.
+SUMS: list[tuple[int, tuple[int, ...], int]] = [(4, (4, 5), 3), (4, (4,), 3), (4, (4,), 2), (4, (5,), 2), (8, (2,), 3)]
 
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
@@ -149,9 +147,9 @@ def batch_cases() -> list[Case]:
                 ]
                 found += [Case("batch_norm_elemt_backward", sizes, dtype, order, tile) for tile in tiles]
                 for operator in ("batch_norm_reduce_backward", "batch_norm_stats"):
-                    for warps, *rest in SUMS:
+                    for warps, residents, stages in SUMS:
                         shape = stream_shape(*merged, SumsTile.FOLD * 512 * warps // itemsize, adjacent)
-                        found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, *rest)))
+                        found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, residents, stages)))
     return found
 
 

@@ -108,7 +108,7 @@ def test_every_launch_compiles(
         assert kernel.asm["cubin"]
         # And two pointers to memory that Triton may bring.
         assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
-        if step.options.cooperative:  # they wait for each other, so they have to be there together
+        if step.options.resident:  # those that wait for each other have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
 
 

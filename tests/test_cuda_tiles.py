@@ -17,17 +17,21 @@ from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.configurations import (
     ChannelsTile,
     Chip,
+    GroupTile,
     channels_tile,
+    even_share,
     forward_row_tile,
     group_tile,
     row_tile,
     stream_tile,
     sums_tile,
 )
+from normgrad.cuda.group_norm import _vector
 from normgrad.cuda.group_norm_channels import Blocks
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
 from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
+from normgrad.cuda.teams import Teams
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
 
@@ -95,7 +99,7 @@ def test_group_tiles_cover_the_group(chip: Chip, itemsize: int, tensors: int, D:
     assert (tile.place_parts - 1) * tile.places < HxW <= tile.place_parts * tile.places
     assert (tile.channel_parts - 1) * tile.channels < D <= tile.channel_parts * tile.channels
     assert tile.groups == 1 or tile.channels >= D
-    assert tile.places * tile.groups * tile.channels <= chip.largest_tile
+    assert tile.places * tile.groups * tile.channels * itemsize <= 4 * chip.largest_tile
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -131,6 +135,36 @@ def test_tiles_of_samples_fit(chip: Chip, places_adjacent: bool, itemsize: int, 
         sums_tile(*sizes, itemsize, chip, places_adjacent),
     ):
         assert 1 <= tile.rows * tile.places * tile.channels <= chip.largest_tile
+
+
+@pytest.mark.parametrize("work", [1, 5, 64, 320, 5000])
+@pytest.mark.parametrize("tiles", [1, 16, 49, 3136])
+def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
+    share, resident = even_share(work, tiles, (4, 5), 132)
+    programs = work * -(-tiles // share)
+    rounds = -(-programs // (132 * resident))
+    assert resident in (4, 5)
+    assert 1 <= share <= tiles
+    if work * tiles >= 132 * 16:
+        assert work * tiles >= 0.75 * rounds * 132 * resident * share
+
+
+def test_words_that_vectors_divide_are_found() -> None:
+    def operand(*strides: int) -> Operand:
+        return Operand(Given("input", FLOAT16, True), strides)
+
+    assert _vector(1800, [operand(384 * 1800, 1800, 1), operand(384 * 1800, 1800, 1)]) == 8
+    assert _vector(4096, [operand(4096 * 8, 4096, 1), Operand(None, (1, 1, 1))]) == 16
+    assert _vector(4096, [operand(4096 * 8, 4098, 1)]) == 2
+    assert _vector(4096, [operand(4096 * 8, 4096, 2)]) == 1
+
+
+@pytest.mark.parametrize("parts", [2, 10, 64, 100, 264])
+def test_incomplete_teams_leave_room_for_others(parts: int) -> None:
+    tile = GroupTile(4096, 1, 1, parts, 1, 4, 4)
+    teams = Teams.of(parts, 1000, tile, Chip(132))
+    assert teams.together
+    assert teams.large or 8 * (parts - 1) < 132 * tile.resident
 
 
 @pytest.mark.parametrize("columns", [4, 12, 48, 300])

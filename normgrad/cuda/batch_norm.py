@@ -13,7 +13,7 @@ from normgrad.cuda.configurations import (
     StreamTile,
     SumsTile,
     blocks,
-    even_parts,
+    even_share,
     power_of_two,
     stream_tile,
     sums_tile,
@@ -25,6 +25,7 @@ from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps
 
 _FINISH_TILE = 2048
+_FINISH_WARPS = 8
 _GATHER = {"ROWS": 16, "CHANNELS": 16}
 
 
@@ -78,7 +79,7 @@ def _strides(operands: list[Operand]) -> list[int]:
 def _finish(parts: int) -> dict[str, int]:
     """The tile for the sums over so many parts of a channel: few channels a program where there are many."""
     rows = min(power_of_two(max(parts, 1)), _FINISH_TILE // 2)
-    return {"ROWS": rows, "CHANNELS": min(_FINISH_TILE // rows, 16)}
+    return {"ROWS": rows, "CHANNELS": min(_FINISH_TILE // rows, 16), "ONCE": parts <= rows}
 
 
 def _elementwise(
@@ -108,13 +109,14 @@ class _Parts:
         tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.channels)
-        wanted = even_parts(channel_blocks, chip.multiprocessors * tile.resident)
-        rows = blocks(blocks(total, wanted), tile.rows) * tile.rows
+        tiles = blocks(total, tile.rows)
+        share, resident = even_share(channel_blocks, tiles, tile.residents, chip.multiprocessors)
+        rows = share * tile.rows
         count = blocks(total, rows)
         fold = min(tile.rows, tile.FOLD)
         folds = {"FOLD_ROWS": fold, "FOLD_PLACES": min(tile.places, tile.FOLD // fold)}
         constants = _constants(sizes, operands, tile) | folds | {"STAGES": tile.stages}
-        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
+        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, resident))
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
@@ -180,7 +182,7 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
             (blocks(C, finish["CHANNELS"]), 1, 1),
             [partial, invstd, *pointers, count, C, *_strides(outputs)],
             finish,
-            Options(follows=True),
+            Options(_FINISH_WARPS, follows=True),
         )
     )
     return steps
@@ -208,7 +210,7 @@ def stats(problem: Problem, chip: Chip) -> Steps:
             (blocks(C, finish["CHANNELS"]), 1, 1),
             [*arguments, float64_bits(problem.attributes["eps"]), *_strides(outputs)],
             finish,
-            Options(follows=True),
+            Options(_FINISH_WARPS, follows=True),
         )
     )
     return steps

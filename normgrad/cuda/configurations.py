@@ -94,7 +94,7 @@ class SumsTile:
     places: int
     channels: int
     warps: int
-    resident: int
+    residents: tuple[int, ...]  # programs that may run side by side on a multiprocessor
     stages: int
 
     FOLD: ClassVar[int] = 4
@@ -208,37 +208,63 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
 
 
-# Programs of four warps on a multiprocessor for GroupNorm of one or two tensors of so many bytes an element.
-_GROUP_RESIDENT = {(1, 2): 4, (2, 2): 4, (1, 4): 3, (2, 4): 2}
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """How many elements of each tensor of GroupNorm a program holds, its warps, and programs on a multiprocessor.
 
-
-def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> tuple[int, int, int]:
-    """How many elements a tile has at the most, and who works on it.
-
-    Measured (benchmarks/results/cuda_h200.csv) on (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136)
-    and (6, 384, 3600) in 32 groups: backward in 16 bits 47, 49, 57, 50, 47 % of a copy, in float32 56, 54, 61, 53, 52;
-    forward 52, 53, 58, 49, 52 and 58, 60, 63, 54, 53.
+    With the problem in 32 groups that it was chosen on, and its speed there in % of a device copy.
     """
-    most = min(4096, chip.largest_tile)
+
+    elements: int
+    warps: int
+    resident: int
+    problem: str
+    percent: float
+
+
+# Chosen as ROW_TILES are. By the number of tensors read and the bytes of an element; each holds whole groups.
+GROUP_WORK = {
+    (1, 2): (
+        GroupWork(4096, 4, 4, "2×64×64", 77),
+        GroupWork(8192, 4, 3, "64×64×3136", 92),
+        GroupWork(16384, 8, 2, "32×512×1024", 86),
+    ),
+    (1, 4): (GroupWork(4096, 4, 3, "2×64×64", 69), GroupWork(8192, 8, 2, "64×64×3136", 89)),
+    (2, 2): (GroupWork(4096, 4, 4, "2×64×64", 58), GroupWork(8192, 4, 3, "64×64×3136", 77)),
+    (2, 4): (GroupWork(4096, 4, 2, "2×64×64", 65), GroupWork(8192, 8, 1, "64×64×3136", 85)),
+}
+# For larger groups, which several programs share: of few places, and of more.
+SHARED_GROUP_WORK = {
+    (1, 2): (GroupWork(4096, 2, 6, "32×512×1024", 78), GroupWork(8192, 4, 3, "16×320×4096", 80)),
+    (1, 4): (GroupWork(4096, 4, 4, "32×512×1024", 89), GroupWork(4096, 4, 4, "16×320×4096", 86)),
+    (2, 2): (GroupWork(4096, 2, 4, "32×512×1024", 79), GroupWork(8192, 4, 2, "16×320×4096", 80)),
+    (2, 4): (GroupWork(2048, 4, 4, "32×512×1024", 81), GroupWork(2048, 4, 4, "16×320×4096", 87)),
+}
+_FEW_PLACES = 2048
+
+
+def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> GroupWork:
+    """The smallest that holds a group, or that for parts of one."""
     size = power_of_two(HxW) * power_of_two(D)
-    whole = size == 2 * most  # a whole group, rather than two halves that wait for each other
-    if whole or (tensors * itemsize == 2 and HxW > most // 2):
-        return min(2 * most, chip.largest_tile), 8, 2 if tensors * itemsize <= 4 else 1
-    if tensors == itemsize == 2 and HxW <= most // 4 and size > most:
-        return most // 2, 2, 6
-    return most, 4, _GROUP_RESIDENT[tensors, itemsize]
+    largest = chip.largest_tile * (2 if itemsize == 2 else 1)
+    for work in GROUP_WORK[tensors, itemsize]:
+        if size <= min(work.elements, largest):
+            return work
+    few, more = SHARED_GROUP_WORK[tensors, itemsize]
+    return few if HxW <= _FEW_PLACES else more
 
 
 def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> GroupTile:
     """The tile for groups of D channels of HxW places, read from one or two tensors."""
-    room, warps, resident = _group_work(D, HxW, itemsize, tensors, chip)
+    work = _group_work(D, HxW, itemsize, tensors, chip)
+    room = min(work.elements, chip.largest_tile * (2 if itemsize == 2 else 1))
     places = _even_block(HxW, room)
     channels = min(power_of_two(D), room // places)
     fits = places >= HxW and channels >= D
     groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
     parts = blocks(HxW, places), blocks(D, channels)
-    stages = staged(3, resident, tensors * places * groups * channels * itemsize, chip)
-    return GroupTile(places, groups, channels, *parts, warps, resident, stages)
+    stages = staged(3, work.resident, tensors * places * groups * channels * itemsize, chip)
+    return GroupTile(places, groups, channels, *parts, work.warps, work.resident, stages)
 
 
 #: In how many parts the places of a sample are cut at the most, where its channels lie side by side.
@@ -248,21 +274,21 @@ MOST_PARTS = 64
 def channels_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile:
     """The tile for channels side by side, in one or two tensors: blocks of 128 bytes.
 
-    By cuda_tune.py, of (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32
-    groups: backward in 16 bits 57, 58, 57, 59, 56 % of a copy, in float32 60, 59, 60, 57, 59; forward 58, 60, 60, 51,
-    39 and 61, 63, 63, 59, 60.
+    By cuda_tune.py, of (16, 320, 4096), (64, 64, 3136), (6, 384, 3600) and (8, 128, 65536) in 32 groups: backward in 16
+    bits 52, 49, 50, 56 % of a copy, in float32 58, 56, 54, 60; forward 55, 49, 49, 59 and 60, 56, 55, 63.
     """
     channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
-    places = min(power_of_two(HxW), 128, chip.largest_tile // channels)
+    many = tensors == itemsize == 2 and HxW > 16384
+    places = min(power_of_two(HxW), 128 if tensors == 1 or many else 64, chip.largest_tile // channels)
     # Many groups in a block are many sums to collect from each part, so the parts are fewer.
     part = 512 if tensors == 1 or channels // (C // group) >= 32 else 256
     steps = max(blocks(min(HxW, part), places), blocks(HxW, MOST_PARTS * places))
+    nbytes = tensors * places * channels * itemsize
     if tensors == 1:
-        stages = staged(3, 5, places * channels * itemsize, chip)
-        return ChannelsTile(channels, places, steps, 4, 5, stages, places, 4, 4)
-    if itemsize == 2 and HxW > 16384:
+        return ChannelsTile(channels, places, steps, 4, 5, staged(3, 5, nbytes, chip), places, 4, 4)
+    if many:
         return ChannelsTile(channels, places, steps, 4, 4, 1, places, 4, 3)
-    return ChannelsTile(channels, places, steps, 4, 4, 1, min(places, 64), 4, 5)
+    return ChannelsTile(channels, places, steps, 4, 4, staged(3, 4, nbytes, chip), places, 4, 5)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:
@@ -285,19 +311,29 @@ def stream_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjace
 
 def sums_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> SumsTile:
     """The tile for BatchNorm's sums: vectors of 16 bytes a thread, which keeps sums for each element of one."""
-    warps, resident = 4, 4
+    warps, residents = 4, (4, 5)
     room = min(SumsTile.FOLD * warps * 512 // itemsize, chip.largest_tile)
-    stages = staged(3, resident, 2 * room * itemsize, chip)
-    return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, resident, stages)
+    stages = staged(3, max(residents), 2 * room * itemsize, chip)
+    return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, residents, stages)
+
+
+# What the start and the end of a program that sums up cost, in tiles that the memory could have brought meanwhile.
+_START = 12
 
 
 @functools.cache
-def even_parts(work: int, places: int) -> int:
-    """In how many parts to cut each of so many pieces of work, so that few places are idle; four rounds at the most."""
+def even_share(work: int, tiles: int, residents: tuple[int, ...], multiprocessors: int) -> tuple[int, int]:
+    """How many tiles of each of so many pieces of work a program takes, and how many programs run side by side.
 
-    def busy(parts: int) -> float:
-        programs = parts * work
-        return programs / (blocks(programs, places) * places)
+    Those with which the work is done soonest: few multiprocessors are idle in the last round, and rounds are few.
+    """
 
-    most = max(4 * places // max(work, 1), 1)
-    return max(range(1, most + 1), key=lambda parts: (round(busy(parts), 1), -parts))
+    def cost(share: int, resident: int) -> int:
+        rounds = blocks(work * blocks(tiles, share), multiprocessors * resident)
+        return rounds * (share * resident + _START)
+
+    parts = range(1, max(4 * max(residents) * multiprocessors // max(work, 1), 1) + 1)
+    shares = {blocks(tiles, count) for count in parts}
+    return min(
+        ((share, resident) for share in shares for resident in residents), key=lambda found: (cost(*found), found)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,12 @@ from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
 from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, power_of_two
 from normgrad.cuda.kernels import group_norm as kernels
+from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.launch import Scratch, float64_bits
 from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
+
+_VECTOR = 16  # words: as many as any access has
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -49,6 +53,23 @@ def _constants(problem: Problem, tile: GroupTile, operands: Sequence[Operand]) -
         "WIDE": reach >= 2**31 or _many(problem),
         "STAGES": tile.stages,
     }
+
+
+def _vector(places: int, operands: Sequence[Operand]) -> int:
+    """The largest power of two up to a vector's words that divides a channel's and the strides to other channels.
+
+    Of arguments the compiler sees only whether 16 divides them.
+    """
+    words = [stride for operand in operands if operand.pointer for stride in operand.strides[:2]]
+    if any(operand.strides[2] != 1 for operand in operands if operand.pointer):
+        return 1
+    return math.gcd(_VECTOR, places, *words)
+
+
+def _in_vectors(operands: Sequence[Operand], vector: int) -> list[int]:
+    return [
+        stride if axis == 2 else stride // vector for operand in operands for axis, stride in enumerate(operand.strides)
+    ]
 
 
 def _strides(operands: Sequence[Operand]) -> list[int]:
@@ -111,9 +132,10 @@ def _backward_places(
     pairs, operands = paired(operands, HxW)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
-    arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_strides(operands)]
-    constants = _constants(problem, tile, operands) | {"PAIRS": pairs} | want
-    assemble(steps, teams, slots, kernels.group_norm_backward, tile, arguments, constants)
+    vector = _vector(HxW // (1 if pairs == SINGLE.value else 2), operands)
+    arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
+    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
+    assemble(steps, teams, slots, kernels.group_norm_backward, tile, arguments, constants, cooperative=teams.large)
     return partial, rows
 
 
@@ -148,6 +170,7 @@ def _forward_places(
     x, output = operands
     tensors = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), slots.memory]
     counts = N, group, group_blocks, HxW, eps_bits, teams.count
-    arguments = [*tensors, *counts, *_strides(operands), *_strides(statistics)]
-    constants = _constants(problem, tile, operands) | {"PAIRS": pairs}
-    assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants)
+    vector = _vector(HxW // (1 if pairs == SINGLE.value else 2), operands)
+    arguments = [*tensors, *counts, *_in_vectors(operands, vector), *_strides(statistics)]
+    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs}
+    assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants, cooperative=teams.large)

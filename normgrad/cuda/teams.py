@@ -14,22 +14,29 @@ from normgrad.cuda.problem import Steps
 
 Tile = RowTile | GroupTile
 _BLOCK = 1024
+_LAUNCHES = 8  # at a time, each with a team that is not complete
 
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """How many teams there are, of how many programs that have to hear of each other, and in how many launches."""
+    """How many teams there are, of how many programs that have to hear of each other, and in how many launches.
+
+    GPUs start the programs of a launch in order, and a team's follow one another: so where several launches share the
+    GPU, each has one team at the most that waits for programs yet to be started. Only ``large`` teams could take so
+    much room with that that none would ever end; they need a launch that starts all of its programs or none.
+    """
 
     count: int
     parts: int
     together: bool
+    large: bool
 
     @classmethod
     def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> Teams:
         """As many teams as run side by side, and no more than there are items of work."""
         room = chip.multiprocessors * tile.resident
         together = parts == 1 or (chip.concurrent and parts <= room)
-        return cls(max(min(items, room // tile.parts), 1), parts, together)
+        return cls(max(min(items, room // tile.parts), 1), parts, together, parts > room // _LAUNCHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,12 @@ def assemble(
     tile: Tile,
     arguments: Sequence[Argument],
     constants: Mapping[str, Any],
+    cooperative: bool = True,
 ) -> None:
-    """Add the launches of a kernel whose programs work in teams; its last constant is the phase."""
+    """Add the launches of a kernel whose programs work in teams; its last constant is the phase.
+
+    ``cooperative``: all programs start together or none does, which takes some microseconds.
+    """
     options = Options(tile.warps, tile.resident)
     grid = (teams.count * tile.parts, 1, 1)
     whole = {**constants, "PHASE": WHOLE.value}
@@ -65,7 +76,7 @@ def assemble(
     elif teams.together:
         steps.add(
             Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),
-            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=True)),
+            Step(kernel, grid, arguments, whole, replace(options, cooperative=cooperative, follows=True)),
         )
     else:
         for phase in (SUMS.value, OUTPUTS.value):

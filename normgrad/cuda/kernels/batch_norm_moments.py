@@ -11,6 +11,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
     int64,
+    let_next_launch_begin,
     put,
     sum_pair,
     wait_for_launch_before,
@@ -87,6 +88,7 @@ def batch_norm_part_moments(
     Its sums are about the middle one of three of its numbers: so a constant channel has no variance at all, and a
     number that is far from the rest spoils none.
     """
+    let_next_launch_begin()
     channel_blocks = tl.cdiv(C, CHANNELS)
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
@@ -159,6 +161,24 @@ def batch_norm_part_moments(
 
 
 @triton.jit
+def _moments_of(moments, start, parts, lines, channels, C, ROWS: tl.constexpr):
+    """The moments of some parts of a block of channels, and which of them there are."""
+    rows = start + tl.arange(0, ROWS).to(tl.int64)
+    mask = (rows < parts)[:, None] & (channels < C)[None, :]
+    place = moments + rows[:, None] * C + channels[None, :]
+    number = tl.load(place, mask=mask, other=0.0)
+    means = tl.load(place + lines, mask=mask, other=0.0)
+    return number, means, tl.load(place + 2 * lines, mask=mask, other=0.0), mask
+
+
+@triton.jit
+def _squares_about(centre, number, means, spreads, mask):
+    """The parts' sums of squares about the mean of them all."""
+    apart = means - centre[None, :]
+    return tl.where(mask, spreads + number * apart * apart, 0.0)
+
+
+@triton.jit
 def batch_norm_finish_moments(
     moments,  # float64 [3, parts, C]
     mean,  # [C]
@@ -170,32 +190,30 @@ def batch_norm_finish_moments(
     invstd_stride,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    ONCE: tl.constexpr,  # there are no more parts than ROWS
 ):
     """The mean and reciprocal deviation of a block of channels from the moments of their parts."""
     wait_for_launch_before()
     channels = indices(tl.program_id(0), CHANNELS)
     inside = channels < C
     lines = int64(parts) * C
-    total = tl.zeros((ROWS, CHANNELS), tl.float64)
-    counted = tl.zeros((ROWS, CHANNELS), tl.float64)
-    for start in range(0, parts, ROWS):
-        rows = start + tl.arange(0, ROWS).to(tl.int64)
-        mask = (rows < parts)[:, None] & inside[None, :]
-        place = moments + rows[:, None] * C + channels[None, :]
-        number = tl.load(place, mask=mask, other=0.0)
-        counted += number
-        total += number * tl.load(place + lines, mask=mask, other=0.0)
+    number, means, spreads, mask = _moments_of(moments, 0, parts, lines, channels, C, ROWS)
+    counted = number
+    total = number * means
+    if not ONCE:
+        for start in range(ROWS, parts, ROWS):
+            more, means, _, _ = _moments_of(moments, start, parts, lines, channels, C, ROWS)
+            counted += more
+            total += more * means
     n = tl.sum(counted, axis=0)
     centre = tl.sum(total, axis=0) / n
-    squares = tl.zeros((ROWS, CHANNELS), tl.float64)
-    for start in range(0, parts, ROWS):
-        rows = start + tl.arange(0, ROWS).to(tl.int64)
-        mask = (rows < parts)[:, None] & inside[None, :]
-        place = moments + rows[:, None] * C + channels[None, :]
-        number = tl.load(place, mask=mask, other=0.0)
-        apart = tl.load(place + lines, mask=mask, other=0.0) - centre[None, :]
-        added = tl.load(place + 2 * lines, mask=mask, other=0.0) + number * apart * apart
-        squares += tl.where(mask, added, 0.0)
+    if not ONCE:
+        number, means, spreads, mask = _moments_of(moments, 0, parts, lines, channels, C, ROWS)
+    squares = _squares_about(centre, number, means, spreads, mask)
+    if not ONCE:
+        for start in range(ROWS, parts, ROWS):
+            number, means, spreads, mask = _moments_of(moments, start, parts, lines, channels, C, ROWS)
+            squares += _squares_about(centre, number, means, spreads, mask)
     inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / n + float64_of_bits(eps_bits))
     put(mean + channels * mean_stride, centre.to(tl.float32), inside)
     put(invstd + channels * invstd_stride, inverse.to(tl.float32), inside)

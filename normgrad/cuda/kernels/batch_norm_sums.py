@@ -14,6 +14,7 @@ from normgrad.cuda.kernels.batch_norm_tiles import load_vector, rows_from, tile_
 from normgrad.cuda.kernels.common import (
     indices,
     int64,
+    let_next_launch_begin,
     put,
     sum_pair,
     wait_for_launch_before,
@@ -127,6 +128,7 @@ def batch_norm_part_sums(
     STAGES: tl.constexpr,
 ):
     """Σ grad_out and Σ grad_out·(input − mean) over a part of the rows, for a block of channels."""
+    let_next_launch_begin()
     channel_blocks = tl.cdiv(C, CHANNELS)
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
@@ -206,20 +208,24 @@ def batch_norm_finish_sums(
     grad_bias_stride,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    ONCE: tl.constexpr,  # there are no more parts than ROWS
 ):
     """The sums over the parts of a block of channels, and the gradients made of them."""
     wait_for_launch_before()
     channels = indices(tl.program_id(0), CHANNELS)
     inside = channels < C
-    first = tl.zeros((ROWS, CHANNELS), tl.float64)
-    second = tl.zeros((ROWS, CHANNELS), tl.float64)
     further = partial + int64(parts) * C
-    for start in range(0, parts, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < parts)[:, None] & inside[None, :]
-        offsets = rows.to(tl.int64)[:, None] * C + channels[None, :]
-        first += tl.load(partial + offsets, mask=mask, other=0.0)
-        second += tl.load(further + offsets, mask=mask, other=0.0)
+    offsets = tl.arange(0, ROWS).to(tl.int64)[:, None] * C + channels[None, :]
+    mask = (tl.arange(0, ROWS) < parts)[:, None] & inside[None, :]
+    first = tl.load(partial + offsets, mask=mask, other=0.0)
+    second = tl.load(further + offsets, mask=mask, other=0.0)
+    if not ONCE:
+        for start in range(ROWS, parts, ROWS):
+            rows = start + tl.arange(0, ROWS)
+            mask = (rows < parts)[:, None] & inside[None, :]
+            offsets = rows.to(tl.int64)[:, None] * C + channels[None, :]
+            first += tl.load(partial + offsets, mask=mask, other=0.0)
+            second += tl.load(further + offsets, mask=mask, other=0.0)
     dy, dy_xmu = tl.sum(first, axis=0), tl.sum(second, axis=0)
     if sum_dy is not None:
         put(sum_dy + channels * sum_dy_stride, dy.to(tl.float32), inside)

@@ -364,6 +364,9 @@ def publish_wide(first, second, slots, mask):
 @triton.jit
 def collect_wide(slots, mask, WAIT: tl.constexpr):
     """The float64 values of every pair of slots; with WAIT once all of them are there."""
-    first = _written(slots, mask, WAIT)
-    second = _written(slots + 1, mask, WAIT)
+    if WAIT:  # both asked for before either is waited for
+        seen, further = look(slots, mask), look(slots + 1, mask)
+        first, second = look_again(seen, slots), look_again(further, slots + 1)
+    else:
+        first, second = _written(slots, mask, False), _written(slots + 1, mask, False)
     return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels.common import (
+    INTERPRETED,
     OUTPUTS,
     SINGLE,
     SUMS,
@@ -22,6 +23,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     high,
     int64,
+    let_next_launch_begin,
     publish,
     publish_wide,
     put,
@@ -31,7 +33,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import away_from, gradient, normalised, precise, wider
+from normgrad.cuda.kernels.formulas import gradient, normalised, precise, wider
 
 
 @triton.jit
@@ -60,9 +62,18 @@ def _first(pointer, sample, channel, place, sample_stride, channel_stride, place
 
 
 @triton.jit
-def _in_tile(place, within, HxW, D: tl.constexpr, GROUPS: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
+def _in_tile(
+    place,
+    within,
+    HxW,
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """Which elements of a tile its groups have: all, but where the sizes do not divide."""
-    places_left = tl.minimum(HxW - place, PLACES).to(tl.int32)
+    places_left = tl.multiple_of(tl.minimum(HxW - place, PLACES).to(tl.int32), VECTOR)
     places = tl.arange(0, PLACES) < places_left
     return tl.broadcast_to((within < D)[None, :, None] & places[None, None, :], (GROUPS, CHANNELS, PLACES))
 
@@ -124,6 +135,7 @@ def group_norm_backward(
     MASKED: tl.constexpr,  # the tiles are more than the groups
     WIDE: tl.constexpr,  # offsets in a tile, or the number of items, need 64 bits
     STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,  # what divides strides of samples and channels, which count vectors, and a channel's words
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
@@ -131,10 +143,14 @@ def group_norm_backward(
     PHASE: tl.constexpr,
 ):
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
+    let_next_launch_begin()
     LAG: tl.constexpr = 1 if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
+    input_sample, input_channel = input_sample * VECTOR, input_channel * VECTOR
+    grad_out_sample, grad_out_channel = grad_out_sample * VECTOR, grad_out_channel * VECTOR
+    grad_input_sample, grad_input_channel = grad_input_sample * VECTOR, grad_input_channel * VECTOR
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
@@ -142,11 +158,11 @@ def group_norm_backward(
     place = int64(place_part) * PLACES
     channel_in_group = (part // PLACE_PARTS) * CHANNELS
     within = channel_in_group + tl.arange(0, CHANNELS)
-    in_tile = _in_tile(place, within, HxW, D, GROUPS, CHANNELS, PLACES)
+    in_tile = _in_tile(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
     word, word_in_tile = place, in_tile
     if PAIRS != SINGLE:
-        word = place // 2
-        word_in_tile = _in_tile(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS)
+        word = int64(place_part) * WORDS
+        word_in_tile = _in_tile(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS, VECTOR)
     read_x = _offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
     read_dy = _offsets(grad_out_channel, grad_out_place, D, GROUPS, CHANNELS, WORDS, WIDE)
     written = _offsets(grad_input_channel, grad_input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
@@ -162,7 +178,6 @@ def group_norm_backward(
         rs_before = tl.zeros((GROUPS,), tl.float32)
         if weight is not None:
             scale_before = tl.zeros((GROUPS, CHANNELS), tl.float32)
-        wait_for_launch_before()
     for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
         done = item - LAG * teams
         sample, groups, known = _groups_of(item, items, group, group_blocks, GROUPS)
@@ -197,6 +212,8 @@ def group_norm_backward(
                     sum_gx = sum_gx.to(tl.float64) * scale
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if PARTS > 1:
+                    if PHASE == WHOLE:
+                        wait_for_launch_before()
                     publish(sum_g, sum_gx, slots + statistic * PARTS + part, known)
         if WANT_INPUT and PHASE != SUMS:
             if LAG:
@@ -223,6 +240,49 @@ def group_norm_backward(
             target = _first(grad_input, sample, channel, word, grad_input_sample, grad_input_channel, grad_input_place)
             mask = _tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
+
+
+@triton.jit
+def _inverse_root(value):
+    """``1 / √value`` of float64, to some 40 bits: in fewer instructions than a root and a division."""
+    if INTERPRETED:
+        result = 1.0 / tl.sqrt(value)
+    else:
+        near = tl.inline_asm_elementwise(
+            "rsqrt.approx.ftz.f64 $0, $1;", "=d,d", [value], tl.float64, is_pure=True, pack=1
+        )
+        wrong_by = tl.fma(-value * near, near, 1.0)
+        result = tl.where(wrong_by == wrong_by, tl.fma(0.5 * near, wrong_by, near), near)
+    return result
+
+
+@triton.jit
+def _near(values, centre):
+    """How far values are from a number near a centre of float64, in their own precision, and how far that is from it.
+
+    The sum of their squares is as much more than about the centre itself as the square of that rest, for each of them.
+    """
+    near = centre
+    if values.dtype == tl.float32:
+        near = centre.to(tl.float32)
+    return values - near[:, None, None], centre - near.to(tl.float64)
+
+
+@triton.jit
+def _normalised(x, centre, inverse, factor, shift):
+    """``(x − centre)·inverse·factor + shift``; of float32, what rounding leaves out of the centre comes in last."""
+    if x.dtype == tl.float64:
+        result = normalised(x, centre[:, None, None], inverse[:, None, None], factor, shift)
+    else:
+        away, rest = _near(x, centre)
+        left_out = high(-rest * inverse)
+        left_out = tl.where(left_out == left_out, left_out, 0.0)
+        result = away * high(inverse)[:, None, None] + left_out[:, None, None]
+        if factor is not None:
+            result = result * factor
+        if shift is not None:
+            result = result + shift
+    return result
 
 
 @triton.jit
@@ -258,6 +318,7 @@ def group_norm_forward(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
     PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
@@ -266,17 +327,20 @@ def group_norm_forward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
+    input_sample, input_channel = input_sample * VECTOR, input_channel * VECTOR
+    output_sample, output_channel = output_sample * VECTOR, output_channel * VECTOR
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
-    place = int64(part % PLACE_PARTS) * PLACES
+    place_part = part % PLACE_PARTS
+    place = int64(place_part) * PLACES
     channel_in_group = (part // PLACE_PARTS) * CHANNELS
     within = channel_in_group + tl.arange(0, CHANNELS)
-    in_tile = _in_tile(place, within, HxW, D, GROUPS, CHANNELS, PLACES)
+    in_tile = _in_tile(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
     word, word_in_tile = place, in_tile
     if PAIRS != SINGLE:
-        word = place // 2
-        word_in_tile = _in_tile(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS)
+        word = int64(place_part) * WORDS
+        word_in_tile = _in_tile(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS, VECTOR)
     read = _offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
     written = _offsets(output_channel, output_place, D, GROUPS, CHANNELS, WORDS, WIDE)
     whole = float64(D) * float64(HxW)
@@ -292,7 +356,6 @@ def group_norm_forward(
         team = int64(team)
     if LAG:
         x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-        wait_for_launch_before()
     for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
         done = item - LAG * teams
         sample, groups, known = _groups_of(item, items, group, group_blocks, GROUPS)
@@ -302,16 +365,23 @@ def group_norm_forward(
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = wider(x, PAIRS, EXACT)
-            few = values
             if input.dtype.element_ty != tl.float32:  # the sum of a few numbers of 16 bits has room in float32
-                few = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
-            centre = divided(tl.sum(tl.sum(few.to(tl.float64), axis=2), axis=1), count, per_part)
-            away = away_from(wider(x, PAIRS, EXACT), centre[:, None, None])
+                few = tl.sum(tl.reshape(values, (GROUPS, CHANNELS * PLACES // FEW, FEW)), axis=2)
+            else:
+                few = tl.reshape(values, (GROUPS, CHANNELS * PLACES))
+            centre = divided(tl.sum(few.to(tl.float64), axis=1), count, per_part)
+            if GROUPS == 1:  # or the compiler would move the tile to the threads that have the centre
+                centre = settled(centre, GROUPS)
+            away, rest = _near(wider(x, PAIRS, EXACT), centre)
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
-            squares = tl.sum(tl.sum(away * away, axis=2), axis=1).to(tl.float64)
+            away = tl.reshape(away, (GROUPS, CHANNELS * PLACES))
+            squares = tl.sum(away * away, axis=1).to(tl.float64) - rest * rest * count
+            squares = tl.where(squares < 0.0, 0.0, squares)
             if PARTS > 1:
                 statistic = int64(sample) * group + groups
+                if PHASE == WHOLE:
+                    wait_for_launch_before()
                 publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, known)
         if PHASE != SUMS:
             if LAG:
@@ -328,14 +398,14 @@ def group_norm_forward(
                 squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
                 centre = settled(centre, GROUPS)
                 squares = settled(squares, GROUPS)
-            inverse = 1.0 / tl.sqrt(squares * per_group + eps)
+            inverse = _inverse_root(squares * per_group + eps)
             factor = None
             shift = None
             if weight is not None:
                 factor = wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
             if bias is not None:
                 shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
-            result = normalised(precise(x, PAIRS), centre[:, None, None], inverse[:, None, None], factor, shift)
+            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift)
             target = _first(output, sample, channel, word, output_sample, output_channel, output_place)
             mask = _tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)

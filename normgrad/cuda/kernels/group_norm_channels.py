@@ -160,6 +160,7 @@ def group_norm_channel_gradients(
     PAIRS: tl.constexpr,
 ):
     """The gradients of a tile."""
+    let_next_launch_begin()
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = channels_of(group, D, WIDE)

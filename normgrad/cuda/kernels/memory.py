@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import EMPTY, indices, put, wait_for_launch_before
+from normgrad.cuda.kernels.common import EMPTY, indices, let_next_launch_begin, put, wait_for_launch_before
 
 
 @triton.jit
@@ -15,6 +15,7 @@ def empty_slots(
     BLOCK: tl.constexpr,
 ):
     """Mark slots as not yet written."""
+    let_next_launch_begin()
     place = indices(tl.program_id(0), BLOCK)
     tl.store(slots + place, tl.full((BLOCK,), EMPTY, tl.int64), mask=place < count)
 
