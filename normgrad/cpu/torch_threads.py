@@ -36,7 +36,7 @@ class TorchThreads:
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         prototype = ctypes.CFUNCTYPE(ctypes.c_int32, number, number, number, pointer, pointer)
         self._share = prototype(("torch_parallel_for", library))
-        self._take_part: int = translated(_code(), "take_part", _address)
+        (self._take_part,) = translated(_code(), ["take_part"])
         self._main: int | None = threading.main_thread().ident
         #: How many threads PyTorch would use.
         self.count: Callable[[], int] = torch.get_num_threads
@@ -54,10 +54,6 @@ class TorchThreads:
         job = array("q", (entry.address, descriptor, 0, 0))
         failed = self._share(0, threads, 1, self._take_part, job.buffer_info()[0])
         return failed or job[_STATUS]
-
-
-def _address(function: int) -> int:
-    return function
 
 
 def _code() -> str:
