@@ -24,12 +24,13 @@ from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
     load_pair_or,
+    split_f64,
     split_pair,
     store_normal_pair,
     store_normal_pair_first,
     stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, scaled, splat_f32, splat_f64, unlikely, widen
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
 
 _SHORT = 128  # places of a row that shares its vectors with the next one
 WORST = 2.0**24  # by how much squares about a shift may be larger than those about the mean
@@ -248,24 +249,33 @@ def _exact_two_outputs(desc, n, c, last, count, left):
 
 
 @in_place
-def _split(kind, columns, values, row):
-    return split_pair(kind, columns, load(F32, values, row), load(F32, values, row + 1))
+def _normalised_singles(v, left, mean, rstd, weights, biases, row):
+    """The output of 32 float32 numbers, of which so many are left of a row, in float64."""
+    first, second = rstd * np.float64(load(F32, weights, row)), rstd * np.float64(load(F32, weights, row + 1))
+    bias, other = np.float64(load(F32, biases, row)), np.float64(load(F32, biases, row + 1))
+    centre = splat_f64(mean)
+    a = fma(widen(v[0]) - centre, split_f64(left, first, second), split_f64(left, bias, other))
+    b = fma(widen(v[1]) - centre, split_f64(left - 16, first, second), split_f64(left - 16, bias, other))
+    return narrow(a), narrow(b)
 
 
 @in_place
-def _normalise_run(kind, desc, n, first, last, count, x, result, table, stream):
+def _normalise_run(kind, desc, n, first, last, count, x, result, table, weights, biases, stream):
     """The output of rows of a group that follow each other in memory: a vector has places of up to two of them."""
-    pitch, total, mean = desc[PITCH], (last - first) * count, splat_f32(load(F32, table, first))
-    lows = table + 4 * (pitch + first)
-    factors, offsets = lows + 4 * pitch, lows + 8 * pitch
+    pitch, total, centre = desc[PITCH], (last - first) * count, splat_f32(load(F32, table, first))
+    factors, offsets = table + 4 * (2 * pitch + first), table + 4 * (3 * pitch + first)
+    statistic = statistic_of(desc, n, first)
+    mean, rstd = load_f64(desc[RECORDS], 2 * statistic), load_f64(desc[RECORDS], 2 * statistic + 1)
     row, left, i = 0, count, 0
     while i < total:
         whole = i + 32 <= total
         v = load_pair(kind, x, i) if whole else load_pair_first(kind, x, i, total - i)
-        low, factor = _split(kind, left, lows, row), _split(kind, left, factors, row)
-        offset = _split(kind, left, offsets, row)
-        a = scaled(kind, v[0] - mean, factor[0], low[0], offset[0])
-        b = scaled(kind, v[1] - mean, factor[1], low[1], offset[1])
+        if item_size(kind) == 4:
+            a, b = _normalised_singles(v, left, mean, rstd, weights + 4 * first, biases + 4 * first, row)
+        else:
+            factor = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
+            offset = split_pair(kind, left, load(F32, offsets, row), load(F32, offsets, row + 1))
+            a, b = fma(v[0] - centre, factor[0], offset[0]), fma(v[1] - centre, factor[1], offset[1])
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_outputs(desc, n, first + row, last, count, left)
         elif not whole:
@@ -287,7 +297,7 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
     x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
     if _is_run(desc, count, size, x_step, step) and _are_fine(table, pitch, first, last):
         stream = desc[STREAM] != 0 and result % 64 == 0
-        _normalise_run(kind, desc, n, first, last, count, x, result, table, stream)
+        _normalise_run(kind, desc, n, first, last, count, x, result, table, weights, biases, stream)
         return
     for c in range(first, last):
         stream = desc[STREAM] != 0 and result % 64 == 0

@@ -68,7 +68,7 @@ def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
     sum_rows(kind, x, x_pitch, rows, n, sums)
     for r in range(rows):
         s, q, shift = load_f64(sums, r), load_f64(sums, TILE + r), load_f64(sums, 2 * TILE + r)
-        mean, variance = settled_statistics(kind, x + r * x_pitch, n, shift, s, q)
+        mean, variance = settled_statistics(kind, x + r * x_pitch, n, shift, False, s, q)
         rstd = 1.0 / np.sqrt(variance + eps)
         if desc[MEAN] != 0:
             store_coded(desc[MEAN_CODE], desc[MEAN], row + r, np.float32(mean))
