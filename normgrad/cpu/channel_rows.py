@@ -24,7 +24,6 @@ from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
     load_pair_or,
-    split_f64,
     split_pair,
     store_normal_pair,
     store_normal_pair_first,
@@ -249,33 +248,17 @@ def _exact_two_outputs(desc, n, c, last, count, left):
 
 
 @in_place
-def _normalised_singles(v, left, mean, rstd, weights, biases, row):
-    """The output of 32 float32 numbers, of which so many are left of a row, in float64."""
-    first, second = rstd * np.float64(load(F32, weights, row)), rstd * np.float64(load(F32, weights, row + 1))
-    bias, other = np.float64(load(F32, biases, row)), np.float64(load(F32, biases, row + 1))
-    centre = splat_f64(mean)
-    a = fma(widen(v[0]) - centre, split_f64(left, first, second), split_f64(left, bias, other))
-    b = fma(widen(v[1]) - centre, split_f64(left - 16, first, second), split_f64(left - 16, bias, other))
-    return narrow(a), narrow(b)
-
-
-@in_place
-def _normalise_run(kind, desc, n, first, last, count, x, result, table, weights, biases, stream):
+def _normalise_run(kind, desc, n, first, last, count, x, result, table, stream):
     """The output of rows of a group that follow each other in memory: a vector has places of up to two of them."""
     pitch, total, centre = desc[PITCH], (last - first) * count, splat_f32(load(F32, table, first))
     factors, offsets = table + 4 * (2 * pitch + first), table + 4 * (3 * pitch + first)
-    statistic = statistic_of(desc, n, first)
-    mean, rstd = load_f64(desc[RECORDS], 2 * statistic), load_f64(desc[RECORDS], 2 * statistic + 1)
     row, left, i = 0, count, 0
     while i < total:
         whole = i + 32 <= total
         v = load_pair(kind, x, i) if whole else load_pair_first(kind, x, i, total - i)
-        if item_size(kind) == 4:
-            a, b = _normalised_singles(v, left, mean, rstd, weights + 4 * first, biases + 4 * first, row)
-        else:
-            factor = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
-            offset = split_pair(kind, left, load(F32, offsets, row), load(F32, offsets, row + 1))
-            a, b = fma(v[0] - centre, factor[0], offset[0]), fma(v[1] - centre, factor[1], offset[1])
+        factor = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
+        offset = split_pair(kind, left, load(F32, offsets, row), load(F32, offsets, row + 1))
+        a, b = fma(v[0] - centre, factor[0], offset[0]), fma(v[1] - centre, factor[1], offset[1])
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_outputs(desc, n, first + row, last, count, left)
         elif not whole:
@@ -295,10 +278,6 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
     place, count, size, pitch = part * desc[CHUNK], places_of(desc, part), item_size(kind), desc[PITCH]
     x, result = address_of(desc, INPUT, size, n, first, place), address_of(desc, RESULT, size, n, first, place)
     x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
-    if _is_run(desc, count, size, x_step, step) and _are_fine(table, pitch, first, last):
-        stream = desc[STREAM] != 0 and result % 64 == 0
-        _normalise_run(kind, desc, n, first, last, count, x, result, table, weights, biases, stream)
-        return
     for c in range(first, last):
         stream = desc[STREAM] != 0 and result % 64 == 0
         if load(F32, table, 4 * pitch + c) == 0:
@@ -308,3 +287,17 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
         else:
             _normalise_row(kind, desc, n, c, place, x, result, count, table, stream)
         x, result = x + x_step, result + step
+
+
+@device
+def normalise_group_rows(kind, desc, n, first, last, part, table, weights, biases):
+    """The same of rows of a group, which share their mean."""
+    count, size = places_of(desc, part), item_size(kind)
+    x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
+    run = size < 4 and _is_run(desc, count, size, x_step, step)  # float32 is computed in float64, a row at a time
+    if run and _are_fine(table, desc[PITCH], first, last):
+        x, result = address_of(desc, INPUT, size, n, first, 0), address_of(desc, RESULT, size, n, first, 0)
+        stream = desc[STREAM] != 0 and result % 64 == 0
+        _normalise_run(kind, desc, n, first, last, count, x, result, table, stream)
+    else:
+        normalise_rows(kind, desc, n, first, last, part, table, weights, biases)

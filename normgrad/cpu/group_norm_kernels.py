@@ -50,7 +50,7 @@ from normgrad.cpu.channel_fields import (
     WEIGHT,
     WEIGHTS,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_group_rows
 from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
 from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_group_means, total_samples
 from normgrad.cpu.group_statistics import group_statistics, merge_chunks
@@ -148,7 +148,7 @@ def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, o
         moments_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
         n, first, last, part = _rows_of(desc, old_unit, old_chunk)
-        normalise_rows(kind, desc, n, first, last, part, old_table, weights, _biases(desc, weights))
+        normalise_group_rows(kind, desc, n, first, last, part, old_table, weights, _biases(desc, weights))
 
 
 @device

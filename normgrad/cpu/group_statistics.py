@@ -26,7 +26,6 @@ from normgrad.cpu.moments import merged
 from normgrad.cpu.tables import fill_entry, lane_of, whole_vectors
 from normgrad.cpu.vectors import (
     fma,
-    hsum,
     splat_f32,
     splat_f64,
     usable_lanes,
@@ -74,23 +73,14 @@ def merge_chunks(desc, n):
 def _columns_moments(kind, desc, n, first, last):
     """Sum and squares about the mean of a group, from those of its channels."""
     sums, places = desc[PARTIALS] + 8 * partial_index(desc, n, np.int64(0)), np.float64(desc[PLACES])
-    about, total, squares, whole = sums + 8 * desc[PITCH], 0.0, 0.0, whole_vectors(True, first, last)
-    lanes = splat_f64(0.0)
-    for lane in range(first, whole, 16):
-        lanes = lanes + vload_f64(sums, lane)
-    total = hsum(lanes)
-    for c in range(whole, last):
+    total, squares, per_place = 0.0, 0.0, 1.0 / places
+    for c in range(first, last):
         total += load_f64(sums, lane_of(kind, True, c))
     mean = total / (places * (last - first))
-    lanes = splat_f64(0.0)
-    for lane in range(first, whole, 16):
-        distance = fma(vload_f64(sums, lane), splat_f64(1.0 / places), splat_f64(-mean))
-        lanes = lanes + fma(distance * splat_f64(places), distance, vload_f64(about, lane))
-    squares = hsum(lanes)
-    for c in range(whole, last):
+    for c in range(first, last):
         lane = lane_of(kind, True, c)
-        distance = load_f64(sums, lane) / places - mean
-        squares += load_f64(about, lane) + distance * distance * places
+        distance = load_f64(sums, lane) * per_place - mean
+        squares += load_f64(sums, desc[PITCH] + lane) + distance * distance * places
     return total, squares
 
 

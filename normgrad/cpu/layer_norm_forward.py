@@ -55,7 +55,7 @@ def sum_rows(kind, x, pitch, rows, n, sums):
     for r in range(rows):
         shift = shift_of(kind, x + r * pitch, n)
         store_f64(sums, 2 * TILE + r, np.float64(shift))
-        put_moments(kind, x + r * pitch, n, shift, False, lanes + 256 * r)
+        put_moments(kind, x + r * pitch, n, shift, lanes + 256 * r)
     for k in range(0, 32, 16):  # of rows that are not there nothing is read
         a, b = vload_f64(lanes, k), vload_f64(lanes, k + 32)
         store_sums(sums + 2 * k, a, b, vload_f64(lanes, k + 64), vload_f64(lanes, k + 96))

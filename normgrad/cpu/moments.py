@@ -1,8 +1,8 @@
 """Mean and variance of numbers that follow each other, in float64: what outputs are made of.
 
-The sum goes to float64 at once, since results near 0 show every error of the mean. LayerNorm's squares are float32 trees
-about a guess at the mean, float64 beyond; of few numbers, where the guess was poor, and for GroupNorm they are float64
-throughout.
+The sum goes to float64 at once, since results near 0 show every error of the mean. The squares of LayerNorm are float32
+trees about a guess at the mean, float64 beyond; of few numbers, where the guess was poor, and for GroupNorm they are
+float64 throughout.
 """
 
 import numpy as np
@@ -86,14 +86,21 @@ def shift_of(kind, x, n):
 
 
 @device
-def put_moments(kind, x, n, shift, precise, lanes):
-    """The lanes of sum(x - shift) and of sum((x - shift)^2), to memory."""
-    if precise or n <= _FEW:
-        s, q = _moments_in_float64(kind, x, n, shift)
-    else:
-        s, q = _moments_of_many(kind, x, n, shift)
+def _put_in_float64(kind, x, n, shift, lanes):
+    s, q = _moments_in_float64(kind, x, n, shift)
     vstore_f64(lanes, 0, s)
     vstore_f64(lanes, 16, q)
+
+
+@device
+def put_moments(kind, x, n, shift, lanes):
+    """The lanes of sum(x - shift) and of sum((x - shift)^2), to memory."""
+    if n <= _FEW:
+        _put_in_float64(kind, x, n, shift, lanes)
+    else:
+        s, q = _moments_of_many(kind, x, n, shift)
+        vstore_f64(lanes, 0, s)
+        vstore_f64(lanes, 16, q)
 
 
 @device
@@ -109,7 +116,7 @@ def settled_statistics(kind, x, n, shift, precise, s, q):
     while tries < 3 and not fine:
         shift = np.float64(np.float32(shift + s))
         shift = shift if abs(shift) < np.inf else 0.0
-        put_moments(kind, x, n, np.float32(shift), True, lanes)
+        _put_in_float64(kind, x, n, np.float32(shift), lanes)
         s, q = hsum(vload_f64(lanes, 0)) * per_number, hsum(vload_f64(lanes, 16)) * per_number
         variance = q - s * s
         fine, tries = q <= _WORST_IN_FLOAT64 * variance, tries + 1
@@ -120,7 +127,7 @@ def settled_statistics(kind, x, n, shift, precise, s, q):
 def statistics(kind, x, n):
     """(mean, variance) of n numbers, of which many sets make one: the squares too in float64."""
     lanes, shift = _lanes(), load(kind, x, 0)
-    put_moments(kind, x, n, shift, True, lanes)
+    _put_in_float64(kind, x, n, shift, lanes)
     s, q = hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16))
     return settled_statistics(kind, x, n, np.float64(shift), True, s, q)
 

@@ -27,7 +27,7 @@ from normgrad.cpu.llvm import (
     vector_of,
     widened,
 )
-from normgrad.cpu.vectors import f32x16, f64x16
+from normgrad.cpu.vectors import f32x16
 
 PAIR = 2 * LANES
 _FEATURES = get_host_cpu_features()
@@ -174,17 +174,6 @@ def split_pair(typingctx, kind, columns, first, second):
         return context.make_tuple(builder, pair_type, halves)
 
     return pair_type(kind, types.int64, types.float32, types.float32), codegen
-
-
-@intrinsic
-def split_f64(typingctx, lanes, first, second):
-    """A vector of float64 with one value in so many lanes, another in those after."""
-
-    def codegen(context, builder, sig, args):
-        before, after = (splatted(builder, value) for value in args[1:])
-        return builder.select(_lanes_below(builder, args[0], LANES), before, after)
-
-    return f64x16(types.int64, types.float64, types.float64), codegen
 
 
 def _storing(join):
