@@ -27,6 +27,7 @@ STREAM = 78  # results go past the caches
 CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
 WEIGHTS = 80  # float32 [slots, 2, PITCH + 16]: weight and bias, for each thread
 UNITS_AT_ONCE = 81  # units that are taken at a time where they are kept together
+ONE_RUN = 82  # of columns: a chunk's numbers follow each other and share their statistics
 # Counters of the phases: taken, done. In cache lines of their own: threads write to them while others read the rest.
 FIRST, SECOND, THIRD, FOURTH = 96, 98, 100, 102
 DESC_SIZE = 112

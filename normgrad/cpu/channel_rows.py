@@ -29,7 +29,7 @@ from normgrad.cpu.pairs import (
     store_normal_pair_first,
     stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, scaled, splat_f32, splat_f64, unlikely, widen
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
 
 _SHORT = 128  # places of a row that shares its vectors with the next one
 WORST = 2.0**24  # by how much squares about a shift may be larger than those about the mean
@@ -248,24 +248,17 @@ def _exact_two_outputs(desc, n, c, last, count, left):
 
 
 @in_place
-def _split(kind, columns, values, row):
-    return split_pair(kind, columns, load(F32, values, row), load(F32, values, row + 1))
-
-
-@in_place
 def _normalise_run(kind, desc, n, first, last, count, x, result, table, stream):
     """The output of rows of a group that follow each other in memory: a vector has places of up to two of them."""
-    pitch, total, mean = desc[PITCH], (last - first) * count, splat_f32(load(F32, table, first))
-    lows = table + 4 * (pitch + first)
-    factors, offsets = lows + 4 * pitch, lows + 8 * pitch
+    pitch, total, centre = desc[PITCH], (last - first) * count, splat_f32(load(F32, table, first))
+    factors, offsets = table + 4 * (2 * pitch + first), table + 4 * (3 * pitch + first)
     row, left, i = 0, count, 0
     while i < total:
         whole = i + 32 <= total
         v = load_pair(kind, x, i) if whole else load_pair_first(kind, x, i, total - i)
-        low, factor = _split(kind, left, lows, row), _split(kind, left, factors, row)
-        offset = _split(kind, left, offsets, row)
-        a = scaled(kind, v[0] - mean, factor[0], low[0], offset[0])
-        b = scaled(kind, v[1] - mean, factor[1], low[1], offset[1])
+        factor = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
+        offset = split_pair(kind, left, load(F32, offsets, row), load(F32, offsets, row + 1))
+        a, b = fma(v[0] - centre, factor[0], offset[0]), fma(v[1] - centre, factor[1], offset[1])
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_outputs(desc, n, first + row, last, count, left)
         elif not whole:
@@ -285,10 +278,6 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
     place, count, size, pitch = part * desc[CHUNK], places_of(desc, part), item_size(kind), desc[PITCH]
     x, result = address_of(desc, INPUT, size, n, first, place), address_of(desc, RESULT, size, n, first, place)
     x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
-    if _is_run(desc, count, size, x_step, step) and _are_fine(table, pitch, first, last):
-        stream = desc[STREAM] != 0 and result % 64 == 0
-        _normalise_run(kind, desc, n, first, last, count, x, result, table, stream)
-        return
     for c in range(first, last):
         stream = desc[STREAM] != 0 and result % 64 == 0
         if load(F32, table, 4 * pitch + c) == 0:
@@ -298,3 +287,17 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
         else:
             _normalise_row(kind, desc, n, c, place, x, result, count, table, stream)
         x, result = x + x_step, result + step
+
+
+@device
+def normalise_group_rows(kind, desc, n, first, last, part, table, weights, biases):
+    """The same of rows of a group, which share their mean."""
+    count, size = places_of(desc, part), item_size(kind)
+    x_step, step = size * desc[INPUT + 2], size * desc[RESULT + 2]
+    run = size < 4 and _is_run(desc, count, size, x_step, step)  # float32 is computed in float64, a row at a time
+    if run and _are_fine(table, desc[PITCH], first, last):
+        x, result = address_of(desc, INPUT, size, n, first, 0), address_of(desc, RESULT, size, n, first, 0)
+        stream = desc[STREAM] != 0 and result % 64 == 0
+        _normalise_run(kind, desc, n, first, last, count, x, result, table, stream)
+    else:
+        normalise_rows(kind, desc, n, first, last, part, table, weights, biases)

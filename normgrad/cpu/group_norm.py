@@ -45,6 +45,9 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
         return operands.kernel(*fills(operands, math.nan, "mean", "rstd"))
     separate(operands, "output", ("input",))
     layout = _laid(operands, {"input": at.INPUT, "output": at.RESULT}, 1)
+    channels, groups = int(layout.desc[at.CHANNELS]), int(layout.desc[at.GROUPS])
+    if layout.columns and groups == 1 and layout.strides["input"][2] == channels:
+        layout.desc[[at.ONE_RUN, at.CHANNELS_AT_ONCE]] = 1, channels
     layout.desc[at.EPS] = np.float64(problem.attributes["eps"]).view(np.int64)
     for name, position in (("weight", at.WEIGHT), ("bias", at.BIAS), ("mean", at.OUT_0), ("rstd", at.OUT_1)):
         layout.vector(name, position)

@@ -11,6 +11,7 @@ from normgrad.cpu.batch_norm_tables import spread
 from normgrad.cpu.channel_columns import (
     add_moments,
     add_places,
+    add_run,
     clear_sums,
     gradient_places,
     normalise_places,
@@ -28,6 +29,7 @@ from normgrad.cpu.channel_fields import (
     FOURTH,
     GRAIN,
     GROUPS,
+    ONE_RUN,
     OUT_0,
     OUT_1,
     PARTIALS,
@@ -48,7 +50,7 @@ from normgrad.cpu.channel_fields import (
     WEIGHT,
     WEIGHTS,
 )
-from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_rows
+from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_group_rows
 from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
 from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_group_means, total_samples
 from normgrad.cpu.group_statistics import group_statistics, merge_chunks
@@ -146,7 +148,7 @@ def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, o
         moments_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
         n, first, last, part = _rows_of(desc, old_unit, old_chunk)
-        normalise_rows(kind, desc, n, first, last, part, old_table, weights, _biases(desc, weights))
+        normalise_group_rows(kind, desc, n, first, last, part, old_table, weights, _biases(desc, weights))
 
 
 @device
@@ -168,14 +170,17 @@ def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_uni
 def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
     places = places_of(desc, chunk) if unit >= 0 else 0
     old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
-    if unit >= 0:
+    if unit >= 0 and desc[ONE_RUN]:
+        add_run(kind, desc, unit, chunk)
+        places = 0
+    elif unit >= 0:
         clear_sums(desc, unit, chunk)
     for first in range(0, max(places, old_places), _TURN):
         if first < places:
             add_moments(kind, desc, unit, chunk, first, min(first + _TURN, places))
         if first < old_places:
             normalise_places(kind, desc, old_unit, old_chunk, first, min(first + _TURN, old_places), old_table)
-    if unit >= 0:
+    if places > 0:
         settle_moments(kind, desc, unit, chunk)
 
 
@@ -202,7 +207,8 @@ def _settle_columns_backward(kind, layout, direction, desc, unit, table, weights
 @device
 def _settle_columns_forward(kind, layout, direction, desc, unit, table, weights):
     eps, biases, fine = load_f64(start_of(desc), EPS), _biases(desc, weights), True
-    merge_chunks(desc, unit)
+    if not desc[ONE_RUN]:
+        merge_chunks(desc, unit)
     for q in range(desc[GROUPS]):
         fine = group_statistics(kind, True, desc, unit, q, table, eps, weights, biases) and fine
     mark_all(kind, desc, table, fine)

@@ -1,6 +1,7 @@
 """From the moments of a unit of GroupNorm to what its output is made of: records in float64, tables in float32.
 
-In rows a chunk has one sum and one sum of squares, in the place of its first channel; in columns every channel has.
+In rows a chunk has one sum and one sum of squares, in the place of its first channel, and in columns where there is one
+group; else every channel has.
 """
 
 import numpy as np
@@ -11,6 +12,7 @@ from normgrad.cpu.channel_fields import (
     CHANNELS_AT_ONCE,
     CHUNKS,
     GROUPS,
+    ONE_RUN,
     PARTIALS,
     PITCH,
     PLACES,
@@ -24,8 +26,6 @@ from normgrad.cpu.moments import merged
 from normgrad.cpu.tables import fill_entry, lane_of, whole_vectors
 from normgrad.cpu.vectors import (
     fma,
-    hsum,
-    narrow,
     splat_f32,
     splat_f64,
     usable_lanes,
@@ -37,7 +37,7 @@ from normgrad.cpu.vectors import (
 
 
 @device
-def _rows_moments(desc, n, first, last):
+def _chunk_moments(desc, n, first, last):
     """Sum and squares about the mean of a group, chunk after chunk."""
     total, squares, size = 0.0, 0.0, 0.0
     for chunk in range(desc[CHUNKS]):
@@ -73,46 +73,33 @@ def merge_chunks(desc, n):
 def _columns_moments(kind, desc, n, first, last):
     """Sum and squares about the mean of a group, from those of its channels."""
     sums, places = desc[PARTIALS] + 8 * partial_index(desc, n, np.int64(0)), np.float64(desc[PLACES])
-    about, total, squares, whole = sums + 8 * desc[PITCH], 0.0, 0.0, whole_vectors(True, first, last)
-    lanes = splat_f64(0.0)
-    for lane in range(first, whole, 16):
-        lanes = lanes + vload_f64(sums, lane)
-    total = hsum(lanes)
-    for c in range(whole, last):
+    total, squares, per_place = 0.0, 0.0, 1.0 / places
+    for c in range(first, last):
         total += load_f64(sums, lane_of(kind, True, c))
     mean = total / (places * (last - first))
-    lanes = splat_f64(0.0)
-    for lane in range(first, whole, 16):
-        distance = fma(vload_f64(sums, lane), splat_f64(1.0 / places), splat_f64(-mean))
-        lanes = lanes + fma(distance * splat_f64(places), distance, vload_f64(about, lane))
-    squares = hsum(lanes)
-    for c in range(whole, last):
+    for c in range(first, last):
         lane = lane_of(kind, True, c)
-        distance = load_f64(sums, lane) / places - mean
-        squares += load_f64(about, lane) + distance * distance * places
+        distance = load_f64(sums, lane) * per_place - mean
+        squares += load_f64(sums, desc[PITCH] + lane) + distance * distance * places
     return total, squares
 
 
 @device
 def _fill(kind, columns, table, pitch, first, last, mean, rstd, weights, biases):
-    """Entries of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for all.
-
-    Where gradients have a slope there is the factor's low part.
-    """
+    """Entries of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for all."""
     high, fine, whole = np.float32(mean), abs(mean) <= 2.0**126, whole_vectors(columns, first, last)
     rest, flag = mean - high, splat_f32(np.float32(fine))
     for lane in range(first, whole, 16):
         factor = widen(vload(F32, weights, lane)) * splat_f64(rstd)
         offset = fma(splat_f64(-rest), factor, widen(vload(F32, biases, lane)))
         flags = flag * usable_lanes(factor) * usable_lanes(offset)
-        low = factor - widen(narrow(factor))
-        fine = fill_lanes(table, pitch, lane, splat_f32(high), low, factor, offset, flags) and fine
+        fine = fill_lanes(table, pitch, lane, splat_f32(high), splat_f64(0.0), factor, offset, flags) and fine
     for c in range(whole, last):
         lane = lane_of(kind, columns, c)
         factor = rstd * np.float64(load(F32, weights, lane))
         offset = np.float64(load(F32, biases, lane)) - rest * factor
         channel_fine = abs(mean) <= 2.0**126 and usable(factor) and usable(offset)
-        fill_entry(table, pitch, lane, mean, factor - np.float32(factor), factor, offset, channel_fine)
+        fill_entry(table, pitch, lane, mean, 0.0, factor, offset, channel_fine)
         fine = fine and channel_fine
     return fine
 
@@ -122,10 +109,10 @@ def group_statistics(kind, columns, desc, n, q, table, eps, weights, biases):
     """Mean and rstd of a sample's group, to its record, and the table's entries; whether float32 will do for all."""
     per_group, statistic = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q
     first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc[PLACES])
-    if columns:
+    if columns and not desc[ONE_RUN]:
         total, squares = _columns_moments(kind, desc, n, first, last)
     else:
-        total, squares = _rows_moments(desc, n, first, last)
+        total, squares = _chunk_moments(desc, n, first, last)
     mean, rstd = total / size, 1.0 / np.sqrt(squares / size + eps)
     store_f64(desc[RECORDS], 2 * statistic, mean)
     store_f64(desc[RECORDS], 2 * statistic + 1, rstd)

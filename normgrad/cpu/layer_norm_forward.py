@@ -55,7 +55,7 @@ def sum_rows(kind, x, pitch, rows, n, sums):
     for r in range(rows):
         shift = shift_of(kind, x + r * pitch, n)
         store_f64(sums, 2 * TILE + r, np.float64(shift))
-        put_moments(kind, x + r * pitch, n, shift, False, lanes + 256 * r)
+        put_moments(kind, x + r * pitch, n, shift, lanes + 256 * r)
     for k in range(0, 32, 16):  # of rows that are not there nothing is read
         a, b = vload_f64(lanes, k), vload_f64(lanes, k + 32)
         store_sums(sums + 2 * k, a, b, vload_f64(lanes, k + 64), vload_f64(lanes, k + 96))
@@ -68,7 +68,7 @@ def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
     sum_rows(kind, x, x_pitch, rows, n, sums)
     for r in range(rows):
         s, q, shift = load_f64(sums, r), load_f64(sums, TILE + r), load_f64(sums, 2 * TILE + r)
-        mean, variance = settled_statistics(kind, x + r * x_pitch, n, shift, s, q)
+        mean, variance = settled_statistics(kind, x + r * x_pitch, n, shift, False, s, q)
         rstd = 1.0 / np.sqrt(variance + eps)
         if desc[MEAN] != 0:
             store_coded(desc[MEAN_CODE], desc[MEAN], row + r, np.float32(mean))

@@ -1,7 +1,8 @@
 """Mean and variance of numbers that follow each other, in float64: what outputs are made of.
 
-The sum goes to float64 at once, since results near 0 show every error of the mean. The squares are float32 trees about
-a guess at the mean, float64 beyond; of few numbers, and where the guess was poor, they are float64 throughout.
+The sum goes to float64 at once, since results near 0 show every error of the mean. The squares of LayerNorm are float32
+trees about a guess at the mean, float64 beyond; of few numbers, where the guess was poor, and for GroupNorm they are
+float64 throughout.
 """
 
 import numpy as np
@@ -20,15 +21,21 @@ _lanes = stack_space(2 * 16 * 8)
 
 
 @in_place
+def _added_in_float64(v, centre, s, q, r):
+    a, b = widen(v[0]) - centre, widen(v[1]) - centre
+    return s + (a + b), fma(a, a, q), fma(b, b, r)
+
+
+@in_place
 def _moments_in_float64(kind, x, n, shift):
     """The lanes of sum(x - shift) and of sum((x - shift)^2)."""
-    centre = splat_f64(np.float64(shift))
-    s, q = splat_f64(0.0), splat_f64(0.0)
-    for j in range(0, n, 32):
-        v = load_pair_or(kind, x, j, n - j, shift)
-        a, b = widen(v[0]) - centre, widen(v[1]) - centre
-        s, q = s + (a + b), fma(b, b, fma(a, a, q))
-    return s, q
+    centre, zero, whole = splat_f64(np.float64(shift)), splat_f64(0.0), n & ~31
+    s, q, r = zero, zero, zero
+    for j in range(0, whole, 32):
+        s, q, r = _added_in_float64(load_pair(kind, x, j), centre, s, q, r)
+    if whole < n:
+        s, q, r = _added_in_float64(load_pair_or(kind, x, whole, n - whole, shift), centre, s, q, r)
+    return s, q + r
 
 
 @in_place
@@ -79,41 +86,50 @@ def shift_of(kind, x, n):
 
 
 @device
-def put_moments(kind, x, n, shift, precise, lanes):
-    """The lanes of sum(x - shift) and of sum((x - shift)^2), to memory."""
-    if precise or n <= _FEW:
-        s, q = _moments_in_float64(kind, x, n, shift)
-    else:
-        s, q = _moments_of_many(kind, x, n, shift)
+def _put_in_float64(kind, x, n, shift, lanes):
+    s, q = _moments_in_float64(kind, x, n, shift)
     vstore_f64(lanes, 0, s)
     vstore_f64(lanes, 16, q)
 
 
 @device
-def settled_statistics(kind, x, n, shift, s, q):
-    """(mean, variance) from the sums about a shift; where that was poor, about a better one."""
+def put_moments(kind, x, n, shift, lanes):
+    """The lanes of sum(x - shift) and of sum((x - shift)^2), to memory."""
+    if n <= _FEW:
+        _put_in_float64(kind, x, n, shift, lanes)
+    else:
+        s, q = _moments_of_many(kind, x, n, shift)
+        vstore_f64(lanes, 0, s)
+        vstore_f64(lanes, 16, q)
+
+
+@device
+def settled_statistics(kind, x, n, shift, precise, s, q):
+    """(mean, variance) from the sums about a shift; where that was poor, about a better one, in float64."""
     per_number, lanes = 1.0 / n, _lanes()
     s, q = s * per_number, q * per_number
     variance = q - s * s
-    if n > _FEW and SMALLEST <= q <= LARGEST and q <= _WORST * variance:
-        return shift + s, variance
+    fine = q <= _WORST_IN_FLOAT64 * variance
+    if not precise and n > _FEW:
+        fine = SMALLEST <= q <= LARGEST and q <= _WORST * variance
     tries = 0
-    while (n > _FEW and tries == 0) or (tries < 3 and not q <= _WORST_IN_FLOAT64 * variance):
+    while tries < 3 and not fine:
         shift = np.float64(np.float32(shift + s))
         shift = shift if abs(shift) < np.inf else 0.0
-        put_moments(kind, x, n, np.float32(shift), True, lanes)
+        _put_in_float64(kind, x, n, np.float32(shift), lanes)
         s, q = hsum(vload_f64(lanes, 0)) * per_number, hsum(vload_f64(lanes, 16)) * per_number
         variance = q - s * s
-        tries += 1
+        fine, tries = q <= _WORST_IN_FLOAT64 * variance, tries + 1
     return shift + s, variance
 
 
 @device
 def statistics(kind, x, n):
-    """(mean, variance) of n numbers."""
-    lanes, shift = _lanes(), shift_of(kind, x, n)
-    put_moments(kind, x, n, shift, False, lanes)
-    return settled_statistics(kind, x, n, np.float64(shift), hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16)))
+    """(mean, variance) of n numbers, of which many sets make one: the squares too in float64."""
+    lanes, shift = _lanes(), load(kind, x, 0)
+    _put_in_float64(kind, x, n, shift, lanes)
+    s, q = hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16))
+    return settled_statistics(kind, x, n, np.float64(shift), True, s, q)
 
 
 @device
