@@ -15,6 +15,12 @@ LEAST_FLOAT32 = 1 << 20
 #: The same for data in channels_last, on which PyTorch takes longer.
 LEAST_FLOAT32_LAST = 1 << 19
 
+#: The same for 16 bits beside parameters in float32, without which PyTorch's statistics would not be: of LayerNorm,
+LEAST_LAYER_NORM = {torch.float16: 1 << 19, torch.bfloat16: 1 << 18}
+
+#: and of GroupNorm on contiguous data; in channels_last our backward pass is the faster for any size.
+LEAST_GROUP_NORM = {torch.float16: 1 << 16, torch.bfloat16: 1 << 20}
+
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
 
@@ -28,11 +34,23 @@ MOST_PLACES_LAST = 256
 LEAST_FLOAT16 = 1 << 16
 
 
-def all_is_pytorchs(input: Tensor) -> bool:
+def layer_norm_is_pytorchs(input: Tensor, weight: Tensor | None) -> bool:
     """Whether to leave both passes to PyTorch."""
-    if not input.is_cpu or input.dtype != torch.float32:
-        return False
-    return input.numel() < (LEAST_FLOAT32 if input.is_contiguous() else LEAST_FLOAT32_LAST)
+    return input.is_cpu and input.numel() < _least(input, weight, LEAST_LAYER_NORM)
+
+
+def group_norm_is_pytorchs(input: Tensor, weight: Tensor | None) -> bool:
+    """Whether to leave both passes to PyTorch."""
+    return input.is_cpu and input.numel() < _least(input, weight, LEAST_GROUP_NORM)
+
+
+def _least(input: Tensor, weight: Tensor | None, of_16_bits: dict[torch.dtype, int]) -> int:
+    """How many elements there must be for a step to be faster with our backward pass."""
+    is_contiguous, dtype = input.is_contiguous(), input.dtype
+    if dtype == torch.float32:
+        return LEAST_FLOAT32 if is_contiguous else LEAST_FLOAT32_LAST
+    is_wide = weight is not None and weight.dtype == torch.float32
+    return of_16_bits.get(dtype, 0) if is_contiguous and is_wide else 0
 
 
 def our_layer_norm(input: Tensor, weight: Tensor | None) -> bool:

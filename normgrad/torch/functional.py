@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normgrad.torch.choices import all_is_pytorchs, our_group_norm, our_layer_norm
+from normgrad.torch.choices import (
+    group_norm_is_pytorchs,
+    layer_norm_is_pytorchs,
+    our_group_norm,
+    our_layer_norm,
+)
 from normgrad.torch.library import RUN
 from normgrad.torch.outputs import DTYPES
 
@@ -32,7 +37,7 @@ def layer_norm(
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``."""
     is_eager = _is_eager(input)
-    if is_eager and all_is_pytorchs(input):
+    if is_eager and layer_norm_is_pytorchs(input, weight):
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     rows = input.dim() - len(normalized_shape)
@@ -48,7 +53,7 @@ def group_norm(
 ) -> Tensor:
     """``torch.nn.functional.group_norm``."""
     is_eager = _is_eager(input)
-    if is_eager and all_is_pytorchs(input):
+    if is_eager and group_norm_is_pytorchs(input, weight):
         return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     one_value_a_group = input.numel() <= num_groups  # which PyTorch refuses
