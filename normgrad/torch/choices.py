@@ -1,4 +1,5 @@
-"""What a module takes of ours and what of PyTorch's: whichever ``benchmarks/torch_tables.py`` measured faster."""
+"""What is ours and what PyTorch's, in modules and under the override: whichever ``benchmarks/torch_tables.py`` measured
+faster, the forward passes by themselves (``forward``) and everything else in a training step (``step``)."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ LEAST_LAYER_NORM = {torch.float16: 1 << 19, torch.bfloat16: 1 << 18}
 
 #: and of GroupNorm on contiguous data; in channels_last our backward pass is the faster for any size.
 LEAST_GROUP_NORM = {torch.float16: 1 << 16, torch.bfloat16: 1 << 20}
+
+#: Under the override, contiguous float32 on a CPU: below so many elements PyTorch's backward pass is the faster, though
+#: the way to it leads through Python.
+LEAST_OVERRIDDEN = 1 << 19
 
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
@@ -51,6 +56,11 @@ def _least(input: Tensor, weight: Tensor | None, of_16_bits: dict[torch.dtype, i
         return LEAST_FLOAT32 if is_contiguous else LEAST_FLOAT32_LAST
     is_wide = weight is not None and weight.dtype == torch.float32
     return of_16_bits.get(dtype, 0) if is_contiguous and is_wide else 0
+
+
+def backward_is_pytorchs(input: Tensor) -> bool:
+    """Whether to leave a backward pass to PyTorch under the override."""
+    return input.dtype == torch.float32 and input.is_cpu and input.numel() < LEAST_OVERRIDDEN and input.is_contiguous()
 
 
 def our_layer_norm(input: Tensor, weight: Tensor | None) -> bool:
