@@ -105,9 +105,9 @@ class override:
 
     Holds for the whole process and all of its threads, on CPU and CUDA, for every model as it is: what
     ``aten::native_layer_norm_backward`` and ``aten::native_group_norm_backward`` are given in float32, float16 or
-    bfloat16. Everything else, float64 above all, stays with PyTorch's kernels, and so does contiguous float32 data on
-    the CPU that is too small for ours to be faster. Blocks may be nested, and may overlap in several threads; after
-    the last, PyTorch's own kernels do all the work again.
+    bfloat16. Everything else, float64 above all, stays with PyTorch's kernels, and so does float32 data on the CPU that
+    is too small for ours to be faster. Blocks may be nested, and may overlap in several threads; after the last,
+    PyTorch's own kernels do all the work again.
 
     Examples
     --------

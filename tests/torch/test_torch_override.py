@@ -119,7 +119,7 @@ def test_pytorchs_own_samples(name: str, dtype: torch.dtype, counter: Counter) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_small_contiguous_float32_is_pytorchs(
+def test_small_float32_is_pytorchs_but_in_channels_last(
     dtype: torch.dtype, layout: torch.memory_format, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = random(3, 4, 5, 6).to(dtype).contiguous(memory_format=layout).requires_grad_()
