@@ -293,8 +293,10 @@ class Step:
 @contextmanager
 def every_size_is_ours() -> Iterator[None]:
     """Leave nothing to PyTorch that we can do."""
-    kept = {name: getattr(choices, name) for name in vars(choices) if name.startswith("LEAST_FLOAT32")}
-    vars(choices).update(dict.fromkeys(kept, 0))
+    names = ("LEAST_FLOAT32", "LEAST_FLOAT32_LAST", "LEAST_OVERRIDDEN", "LEAST_LAYER_NORM", "LEAST_GROUP_NORM")
+    none = dict(zip(names, (0, 0, 0, {}, {}), strict=True))
+    kept = {name: getattr(choices, name) for name in none}
+    vars(choices).update(none)
     try:
         yield
     finally:

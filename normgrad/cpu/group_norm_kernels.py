@@ -56,7 +56,7 @@ from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_
 from normgrad.cpu.group_statistics import group_statistics, merge_chunks
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, FORWARD
-from normgrad.cpu.memory import fetch_add, load_f64, start_of
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, take
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.tables import mark_all, put_vector
@@ -298,11 +298,11 @@ def _table(desc, number):
 @in_place
 def _unit_by_unit(kind, layout, direction, desc, p, slot, weights):
     old, turn, mine, total = -1, 0, 0, desc[UNITS]
-    following, last = 0, 0
+    following, last, at_once = 0, 0, desc[UNITS_AT_ONCE]
     while True:
         if following >= last:
-            following = fetch_add(p, FIRST, desc[UNITS_AT_ONCE])
-            last = min(following + desc[UNITS_AT_ONCE], total)
+            following = at_once * take(p, FIRST, (total + at_once - 1) // at_once, slot)
+            last = min(following + at_once, total)
         unit, following = following if following < total else -1, following + 1
         if unit < 0 and old < 0:
             break
@@ -324,7 +324,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
     items, table, unit = (total + grain - 1) // grain, _table(desc, desc[SAMPLES] + slot), -1
     mine = 0
     while True:
-        item = fetch_add(p, FIRST, 1)
+        item = take(p, FIRST, items, slot)
         if item >= items:
             break
         for i in range(item * grain, min(total, (item + 1) * grain)):
@@ -346,7 +346,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
     items = items if desc[RESULT] != 0 else 0
     mine = 0
     while True:
-        item = fetch_add(p, THIRD, 1)
+        item = take(p, THIRD, items, slot)
         if item >= items:
             break
         for i in range(item * grain, min(total, (item + 1) * grain)):

@@ -1,4 +1,4 @@
-"""Threads of our own for kernels that do not hold the interpreter's lock.
+"""Threads for kernels that do not hold the interpreter's lock: PyTorch's where it lends them, or else of our own.
 
 A kernel is called by several threads at once with the same arguments and shares out its work itself, by counters in
 its descriptor; it returns when nothing is left to take and nothing is unfinished. So the pool only has to call it:

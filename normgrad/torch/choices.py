@@ -1,4 +1,5 @@
-"""What a module takes of ours and what of PyTorch's: whichever ``benchmarks/torch_tables.py`` measured faster."""
+"""What is ours and what PyTorch's, in modules and under the override: whichever ``benchmarks/torch_tables.py`` measured
+faster, the forward passes by themselves (``forward``) and everything else in a training step (``step``)."""
 
 from __future__ import annotations
 
@@ -15,6 +16,16 @@ LEAST_FLOAT32 = 1 << 20
 #: The same for data in channels_last, on which PyTorch takes longer.
 LEAST_FLOAT32_LAST = 1 << 19
 
+#: The same for 16 bits beside parameters in float32, without which PyTorch's statistics would not be: of LayerNorm,
+LEAST_LAYER_NORM = {torch.float16: 1 << 19, torch.bfloat16: 1 << 18}
+
+#: and of GroupNorm but in channels_last, where our backward pass is the faster for any size.
+LEAST_GROUP_NORM = {torch.float16: 1 << 16, torch.bfloat16: 1 << 20}
+
+#: Under the override, float32 on a CPU but in channels_last: below so many elements PyTorch's backward pass is faster,
+#: though the way to it leads through Python.
+LEAST_OVERRIDDEN = 1 << 19
+
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
 
@@ -28,11 +39,33 @@ MOST_PLACES_LAST = 256
 LEAST_FLOAT16 = 1 << 16
 
 
-def all_is_pytorchs(input: Tensor) -> bool:
+def layer_norm_is_pytorchs(input: Tensor, weight: Tensor | None) -> bool:
     """Whether to leave both passes to PyTorch."""
-    if not input.is_cpu or input.dtype != torch.float32:
-        return False
-    return input.numel() < (LEAST_FLOAT32 if input.is_contiguous() else LEAST_FLOAT32_LAST)
+    return input.is_cpu and input.numel() < _least(input, weight, LEAST_LAYER_NORM)
+
+
+def group_norm_is_pytorchs(input: Tensor, weight: Tensor | None) -> bool:
+    """Whether to leave both passes to PyTorch."""
+    return input.is_cpu and input.numel() < _least(input, weight, LEAST_GROUP_NORM)
+
+
+def _least(input: Tensor, weight: Tensor | None, of_16_bits: dict[torch.dtype, int]) -> int:
+    """How many elements there must be for a step to be faster with our backward pass."""
+    if input.dtype == torch.float32:
+        return LEAST_FLOAT32_LAST if _may_be_last(input) else LEAST_FLOAT32
+    is_wide = weight is not None and weight.dtype == torch.float32
+    return of_16_bits.get(input.dtype, 0) if is_wide and not _may_be_last(input) else 0
+
+
+def _may_be_last(input: Tensor) -> bool:
+    """Whether images may lie in channels_last. Of any other order PyTorch makes a copy, and is the faster with it."""
+    return input.dim() in (4, 5) and not input.is_contiguous()
+
+
+def backward_is_pytorchs(input: Tensor) -> bool:
+    """Whether to leave a backward pass to PyTorch under the override."""
+    is_small_float32 = input.dtype == torch.float32 and input.is_cpu and input.numel() < LEAST_OVERRIDDEN
+    return is_small_float32 and not _may_be_last(input)
 
 
 def our_layer_norm(input: Tensor, weight: Tensor | None) -> bool:

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normgrad.torch.choices import all_is_pytorchs, our_group_norm, our_layer_norm
+from normgrad.torch.choices import (
+    group_norm_is_pytorchs,
+    layer_norm_is_pytorchs,
+    our_group_norm,
+    our_layer_norm,
+)
 from normgrad.torch.library import RUN
 from normgrad.torch.outputs import DTYPES
 
@@ -39,7 +44,7 @@ def layer_norm(
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``."""
     is_eager = _is_eager(input)
-    if is_eager and all_is_pytorchs(input):
+    if is_eager and layer_norm_is_pytorchs(input, weight):
         theirs = torch.nn.functional.layer_norm if _is_seen((weight, bias)) else torch.layer_norm
         return theirs(input, normalized_shape, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
@@ -56,7 +61,7 @@ def group_norm(
 ) -> Tensor:
     """``torch.nn.functional.group_norm``."""
     is_eager = _is_eager(input)
-    if is_eager and all_is_pytorchs(input):
+    if is_eager and group_norm_is_pytorchs(input, weight):
         is_refused = input.dim() < 2 or not 0 < num_groups < input.numel()
         theirs = torch.nn.functional.group_norm if is_refused or _is_seen((weight, bias)) else torch.group_norm
         return theirs(input, num_groups, weight, bias, eps)

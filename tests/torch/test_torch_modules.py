@@ -27,6 +27,8 @@ def small_tensors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small tensors show what large ones do."""
     monkeypatch.setattr(choices, "LEAST_FLOAT32", 0)
     monkeypatch.setattr(choices, "LEAST_FLOAT32_LAST", 0)
+    monkeypatch.setattr(choices, "LEAST_LAYER_NORM", {})
+    monkeypatch.setattr(choices, "LEAST_GROUP_NORM", {})
 
 
 def pair(name: str, *args: Any, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -190,6 +192,23 @@ def test_small_tensors_of_float32_are_pytorchs(name: str, monkeypatch: pytest.Mo
     assert type(ours(last).grad_fn).__name__ != type(theirs(last).grad_fn).__name__
     monkeypatch.setattr(choices, "LEAST_FLOAT32_LAST", x.numel() + 1)
     assert type(ours(last).grad_fn).__name__ == type(theirs(last).grad_fn).__name__
+
+
+@every_module
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_tensors_of_16_bits_are_pytorchs_beside_float32(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = some(name)
+    x = random(*SHAPES[name]).to(dtype).requires_grad_()
+    last = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    for norm in ("LEAST_LAYER_NORM", "LEAST_GROUP_NORM"):
+        monkeypatch.setattr(choices, norm, {dtype: x.numel() + 1})
+    assert type(ours(x).grad_fn).__name__ == type(theirs(x).grad_fn).__name__
+    torch.testing.assert_close(results(ours, x), results(theirs, x), rtol=0, atol=0)
+    assert type(ours(last).grad_fn).__name__ != type(theirs(last).grad_fn).__name__
+    narrow = ours.to(dtype)  # beside which PyTorch's statistics would be narrow too
+    assert type(narrow(x).grad_fn).__name__ != type(theirs.to(dtype)(x).grad_fn).__name__
 
 
 @every_module
