@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -44,6 +45,7 @@ class Register:
         self.recall: Recall = _nothing
         self._tables: list[Table] = []
         self._oldest = 0
+        self._changing = threading.Lock()
         self._numbers = array("q", bytes(8 * (len(REGISTER) + _MOST)))
 
     def add(
@@ -89,10 +91,17 @@ class Register:
             **finish,
         }
         # An array's dtype is known by where it lies, and must stay there.
-        self._keep(Table(head, [getattr(arguments[place], "dtype", None) for place in seen]))
-        if self.recall is _nothing:
-            self._numbers[1], self._numbers[2] = id(variables), id(name)
-            self.recall = native.recall(self._numbers.buffer_info()[0])
+        table = Table(head, [getattr(arguments[place], "dtype", None) for place in seen])
+        # Never waited for: whoever holds it may be a thread that a fork has left behind.
+        if not self._changing.acquire(blocking=False):
+            return
+        try:
+            self._keep(table)
+            if self.recall is _nothing:
+                self._numbers[1], self._numbers[2] = id(variables), id(name)
+                self.recall = native.recall(self._numbers.buffer_info()[0])
+        finally:
+            self._changing.release()
 
     def _keep(self, table: Table) -> None:
         """In the place of the oldest where there are too many."""
@@ -109,5 +118,6 @@ class Register:
 
     def forget(self) -> None:
         """Know no call."""
-        self._numbers[0] = self._oldest = 0
-        self._tables.clear()
+        with self._changing:
+            self._numbers[0] = self._oldest = 0
+            self._tables.clear()

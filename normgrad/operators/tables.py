@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from normgrad.contract.arrays import numpy_address
 from normgrad.operators import objects
+from normgrad.operators.guards import sequence_types, torch_types
 
 #: What a recipe's table begins with: numbers, and the addresses of its parts, of functions of C and of objects.
 #: 0 for what it has not.
@@ -85,19 +85,15 @@ def row(argument: Any, written: bool, functions: Mapping[str, int]) -> list[int]
         if not all(type(item) in (int, bool) for item in argument):
             raise Unfit
         rows = [number for item in argument for number in row(item, False, functions)]
-        return _row(functions["sequence"], [id(_third_sequence()), len(argument), *rows])
-    if kind is int:
-        raise Unfit
-    return _row(functions["of_type"], [id(kind)])
+        further, *_ = *sequence_types(), tuple
+        return _row(functions["sequence"], [id(further), len(argument), *rows])
+    if kind in torch_types():
+        return _row(functions["of_type"], [id(kind)])
+    raise Unfit
 
 
 def _row(function: int, own: Sequence[int]) -> list[int]:
     return [function, OWN + len(own), *own]
-
-
-def _third_sequence() -> type:
-    """What PyTorch has beside lists and tuples, made as tuples are."""
-    return sys.modules["torch"].Size if "torch" in sys.modules else tuple
 
 
 def _array(one: np.ndarray, written: bool) -> list[int]:
