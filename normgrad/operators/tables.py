@@ -60,39 +60,33 @@ class Unfit(Exception):
     """A call that a table cannot describe."""
 
 
-def row(argument: Any, written: bool, functions: Mapping[str, int]) -> list[int]:
-    """What an argument must be like to fit a recipe.
+#: A number, or the name of a native function that looks at an argument, for its address.
+Entry = int | str
 
-    Parameters
-    ----------
-    argument
-        One that fits.
-    written
-        Whether it is an array that the call writes to.
-    functions
-        The addresses of the native functions that look at an argument, by name.
-    """
+
+def row(argument: Any, written: bool) -> list[Entry]:
+    """What an argument must be like to fit a recipe, from one that fits; whether it is an array that is written to."""
     kind = type(argument)
     if kind is np.ndarray:
-        return _row(functions["array"], _array(argument, written))
+        return _row("array", _array(argument, written))
     if argument is None or kind is bool:
-        return _row(functions["same"], [id(argument)])
+        return _row("same", [id(argument)])
     if kind is float:
-        return _row(functions["real"], struct.unpack("q", struct.pack("d", argument)))
+        return _row("real", struct.unpack("q", struct.pack("d", argument)))
     if kind is int and argument in _INT64:
-        return _row(functions["whole"], [argument])
+        return _row("whole", [argument])
     if issubclass(kind, list | tuple):
         if not all(type(item) in (int, bool) for item in argument):
             raise Unfit
-        rows = [number for item in argument for number in row(item, False, functions)]
+        rows = [entry for item in argument for entry in row(item, False)]
         further, *_ = *sequence_types(), tuple
-        return _row(functions["sequence"], [id(further), len(argument), *rows])
+        return _row("sequence", [id(further), len(argument), *rows])
     if kind in torch_types():
-        return _row(functions["of_type"], [id(kind)])
+        return _row("of_type", [id(kind)])
     raise Unfit
 
 
-def _row(function: int, own: Sequence[int]) -> list[int]:
+def _row(function: str, own: Sequence[Entry]) -> list[Entry]:
     return [function, OWN + len(own), *own]
 
 
@@ -108,8 +102,8 @@ def _array(one: np.ndarray, written: bool) -> list[int]:
 class Table:
     """A recipe's table, with all that it points to."""
 
-    def __init__(self, head: Mapping[str, Any], kept: Any) -> None:
-        """What is not in the head is 0; ``kept`` is for objects that rows point to."""
+    def __init__(self, head: Mapping[str, Any], kept: Any, functions: Mapping[str, int]) -> None:
+        """What is not in the head is 0; ``kept`` is for objects that rows point to, the functions are those they name."""
         self._kept = head, kept
         parts = [value for value in head.values() if isinstance(value, list)]
         self._numbers = numbers = array("q", bytes(8 * (len(HEAD) + sum(map(len, parts)))))
@@ -119,7 +113,7 @@ class Table:
         for name, value in {"owner": self, **head}.items():
             if isinstance(value, list):
                 number = self.address + 8 * place
-                numbers[place : place + len(value)] = array("q", value)
+                numbers[place : place + len(value)] = array("q", [functions.get(one, one) for one in value])
                 place += len(value)
             elif isinstance(value, array):
                 number, _ = value.buffer_info()
