@@ -103,7 +103,7 @@ class Table:
     """A recipe's table, with all that it points to."""
 
     def __init__(self, head: Mapping[str, Any], kept: Any, functions: Mapping[str, int]) -> None:
-        """What is not in the head is 0; ``kept`` is for objects that rows point to, the functions are those they name."""
+        """What is not in the head is 0; ``kept`` are objects that rows point to, the functions those that they name."""
         self._kept = head, kept
         parts = [value for value in head.values() if isinstance(value, list)]
         self._numbers = numbers = array("q", bytes(8 * (len(HEAD) + sum(map(len, parts)))))
