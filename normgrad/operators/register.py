@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -42,8 +43,12 @@ class Register:
     def __init__(self) -> None:
         #: The results of a known call; None of any other.
         self.recall: Recall = _nothing
+        self._native: Code | None = None
+        self._is_without = False  # native code: there is none to be had
+        self._heads: list[tuple[Mapping[str, Any], Any]] = []  # of tables, until there is native code
         self._tables: list[Table] = []
         self._oldest = 0
+        self._changing = threading.Lock()
         self._numbers = array("q", bytes(8 * (len(REGISTER) + _MOST)))
 
     def add(
@@ -70,16 +75,15 @@ class Register:
         finish
             The part of a table that says how a call ends.
         """
-        native = code()
-        if native is None or _variable is None:
+        if _variable is None:
             return
-        variables, name = _variable
         try:
-            rows = [row(one, place in written, native.rows) for place, one in enumerate(arguments)]
+            rows = [row(one, place in written) for place, one in enumerate(arguments)]
         except Unfit:
             return
+        variables, name = _variable
         head = {
-            "rows": [number for numbers in rows for number in numbers],
+            "rows": [entry for entries in rows for entry in entries],
             "row_count": len(rows),
             "fewest": fewest,
             "backend": variables.get(name, 0),
@@ -89,10 +93,39 @@ class Register:
             **finish,
         }
         # An array's dtype is known by where it lies, and must stay there.
-        self._keep(Table(head, [getattr(arguments[place], "dtype", None) for place in seen]))
-        if self.recall is _nothing:
-            self._numbers[1], self._numbers[2] = id(variables), id(name)
+        kept = [getattr(arguments[place], "dtype", None) for place in seen]
+        # Never waited for: whoever holds it may be a thread that a fork has left behind.
+        if self._changing.acquire(blocking=False):
+            try:
+                self._enter(head, kept)
+            finally:
+                self._changing.release()
+
+    def _enter(self, head: Mapping[str, Any], kept: Any) -> None:
+        if self._native is not None:
+            self._keep(Table(head, kept, self._native.rows))
+        elif not self._is_without:
+            self._heads = [*self._heads[1 - _MOST :], (head, kept)]
+            self.recall = self._begin
+
+    def _begin(self, arguments: Arguments, differentiating: bool) -> Any:
+        """The operator is called again: time to have native code made, which one call alone would not pay for."""
+        if not self._changing.acquire(blocking=False):
+            return None
+        try:
+            heads, self._heads = self._heads, []
+            self._native = native = code()
+            self._is_without = native is None
+            if native is None or _variable is None:
+                self.recall = _nothing
+                return None
+            for head, kept in heads:
+                self._keep(Table(head, kept, native.rows))
+            self._numbers[1:3] = array("q", map(id, _variable))
             self.recall = native.recall(self._numbers.buffer_info()[0])
+        finally:
+            self._changing.release()
+        return self.recall(arguments, differentiating)
 
     def _keep(self, table: Table) -> None:
         """In the place of the oldest where there are too many."""
@@ -109,5 +142,8 @@ class Register:
 
     def forget(self) -> None:
         """Know no call."""
-        self._numbers[0] = self._oldest = 0
-        self._tables.clear()
+        with self._changing:
+            self.recall, self._native, self._is_without = _nothing, None, False
+            self._numbers[0] = self._oldest = 0
+            self._tables.clear()
+            self._heads = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from normgrad.contract.arrays import numpy_address
 from normgrad.operators import objects
+from normgrad.operators.guards import sequence_types, torch_types
 
 #: What a recipe's table begins with: numbers, and the addresses of its parts, of functions of C and of objects.
 #: 0 for what it has not.
@@ -60,44 +60,34 @@ class Unfit(Exception):
     """A call that a table cannot describe."""
 
 
-def row(argument: Any, written: bool, functions: Mapping[str, int]) -> list[int]:
-    """What an argument must be like to fit a recipe.
+#: A number, or the name of a native function that looks at an argument, for its address.
+Entry = int | str
 
-    Parameters
-    ----------
-    argument
-        One that fits.
-    written
-        Whether it is an array that the call writes to.
-    functions
-        The addresses of the native functions that look at an argument, by name.
-    """
+
+def row(argument: Any, written: bool) -> list[Entry]:
+    """What an argument must be like to fit a recipe, from one that fits; whether it is an array that is written to."""
     kind = type(argument)
     if kind is np.ndarray:
-        return _row(functions["array"], _array(argument, written))
+        return _row("array", _array(argument, written))
     if argument is None or kind is bool:
-        return _row(functions["same"], [id(argument)])
+        return _row("same", [id(argument)])
     if kind is float:
-        return _row(functions["real"], struct.unpack("q", struct.pack("d", argument)))
+        return _row("real", struct.unpack("q", struct.pack("d", argument)))
     if kind is int and argument in _INT64:
-        return _row(functions["whole"], [argument])
+        return _row("whole", [argument])
     if issubclass(kind, list | tuple):
         if not all(type(item) in (int, bool) for item in argument):
             raise Unfit
-        rows = [number for item in argument for number in row(item, False, functions)]
-        return _row(functions["sequence"], [id(_third_sequence()), len(argument), *rows])
-    if kind is int:
-        raise Unfit
-    return _row(functions["of_type"], [id(kind)])
+        rows = [entry for item in argument for entry in row(item, False)]
+        further, *_ = *sequence_types(), tuple
+        return _row("sequence", [id(further), len(argument), *rows])
+    if kind in torch_types():
+        return _row("of_type", [id(kind)])
+    raise Unfit
 
 
-def _row(function: int, own: Sequence[int]) -> list[int]:
+def _row(function: str, own: Sequence[Entry]) -> list[Entry]:
     return [function, OWN + len(own), *own]
-
-
-def _third_sequence() -> type:
-    """What PyTorch has beside lists and tuples, made as tuples are."""
-    return sys.modules["torch"].Size if "torch" in sys.modules else tuple
 
 
 def _array(one: np.ndarray, written: bool) -> list[int]:
@@ -112,8 +102,8 @@ def _array(one: np.ndarray, written: bool) -> list[int]:
 class Table:
     """A recipe's table, with all that it points to."""
 
-    def __init__(self, head: Mapping[str, Any], kept: Any) -> None:
-        """What is not in the head is 0; ``kept`` is for objects that rows point to."""
+    def __init__(self, head: Mapping[str, Any], kept: Any, functions: Mapping[str, int]) -> None:
+        """What is not in the head is 0; ``kept`` are objects that rows point to, the functions those that they name."""
         self._kept = head, kept
         parts = [value for value in head.values() if isinstance(value, list)]
         self._numbers = numbers = array("q", bytes(8 * (len(HEAD) + sum(map(len, parts)))))
@@ -123,7 +113,7 @@ class Table:
         for name, value in {"owner": self, **head}.items():
             if isinstance(value, list):
                 number = self.address + 8 * place
-                numbers[place : place + len(value)] = array("q", value)
+                numbers[place : place + len(value)] = array("q", [functions.get(one, one) for one in value])
                 place += len(value)
             elif isinstance(value, array):
                 number, _ = value.buffer_info()
