@@ -37,6 +37,14 @@ from normgrad.cuda.kernels.formulas import gradient, normalised, precise, wider
 
 
 @triton.jit
+def _strides(sample, channel, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """The strides of samples and channels, which come in vectors: so the compiler knows what divides them."""
+    if WIDE:
+        channel = int64(channel)
+    return int64(sample) * VECTOR, channel * VECTOR
+
+
+@triton.jit
 def _offsets(
     channel_stride,
     place_stride,
@@ -148,9 +156,9 @@ def group_norm_backward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_sample, input_channel = input_sample * VECTOR, input_channel * VECTOR
-    grad_out_sample, grad_out_channel = grad_out_sample * VECTOR, grad_out_channel * VECTOR
-    grad_input_sample, grad_input_channel = grad_input_sample * VECTOR, grad_input_channel * VECTOR
+    input_sample, input_channel = _strides(input_sample, input_channel, VECTOR, WIDE)
+    grad_out_sample, grad_out_channel = _strides(grad_out_sample, grad_out_channel, VECTOR, WIDE)
+    grad_input_sample, grad_input_channel = _strides(grad_input_sample, grad_input_channel, VECTOR, WIDE)
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
@@ -327,8 +335,8 @@ def group_norm_forward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_sample, input_channel = input_sample * VECTOR, input_channel * VECTOR
-    output_sample, output_channel = output_sample * VECTOR, output_channel * VECTOR
+    input_sample, input_channel = _strides(input_sample, input_channel, VECTOR, WIDE)
+    output_sample, output_channel = _strides(output_sample, output_channel, VECTOR, WIDE)
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
