@@ -77,27 +77,38 @@ def masks_and_strides() -> Problems:
     return found
 
 
+def shared_work() -> list[tuple[str, tuple[Any, ...]]]:
+    """Calls whose programs wait for each other: rows and groups that none holds alone."""
+    M, N = 64, 40000
+    groups = (6, 384, 3600, 32)
+
+    def data(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    for _ in range(4):
+        rows = torch.zeros(M, 1, device="cuda"), torch.ones(M, 1, device="cuda")
+        statistics = torch.zeros(6, 32, device="cuda"), torch.ones(6, 32, device="cuda")
+        x, dy = data(*groups[:3]), data(*groups[:3])
+        found += [
+            ("layer_norm_backward", (data(M, N), data(M, N), [N], *rows)),
+            ("group_norm_backward", (dy, x, *statistics, None, *groups)),
+            ("group_norm", (x, None, None, *groups)),
+        ]
+    return found
+
+
 def streams() -> Problems:
     """Calls on several streams at once, whose programs wait for each other, give what they give alone."""
-    M, N = 64, 40000
-    inputs = [
-        (
-            torch.randn(M, N, device="cuda", dtype=torch.bfloat16),
-            torch.randn(M, N, device="cuda", dtype=torch.bfloat16),
-            [N],
-            torch.zeros(M, 1, device="cuda"),
-            torch.ones(M, 1, device="cuda"),
-        )
-        for _ in range(4)
-    ]
-    alone = [normgrad.layer_norm_backward(*one) for one in inputs]
+    calls = [(getattr(normgrad, operator), given) for operator, given in shared_work()]
+    alone = [operator(*given) for operator, given in calls]
     torch.cuda.synchronize()
-    used = [torch.cuda.Stream() for _ in inputs]
-    together: list[Any] = [None] * len(inputs)
+    used = [torch.cuda.Stream(priority=-(place % 2)) for place in range(len(calls))]
+    together: list[Any] = [None] * len(calls)
     for _ in range(20):
-        for place, (stream, one) in enumerate(zip(used, inputs, strict=True)):
+        for place, (stream, (operator, given)) in enumerate(zip(used, calls, strict=True)):
             with torch.cuda.stream(stream):
-                together[place] = normgrad.layer_norm_backward(*one)
+                together[place] = operator(*given)
     torch.cuda.synchronize()
     return [
         f"stream {place}: not the bits of a call alone"

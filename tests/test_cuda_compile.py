@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, GROUPS, IMAGES = (6, 300), (2, 20000), (2, 12, 50, 4), (3, 5, 49)
+ROWS, WIDE_ROWS, IMAGES = (6, 300), (2, 20000), (3, 5, 49)
+# Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks.
+GROUPS, MORE_GROUPS = (2, 12, 50, 4), [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1)]
 
 
 def _data(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Any:
@@ -46,12 +48,14 @@ def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[A
     }
 
 
-def _group_norm(dtype: torch.dtype, channels_last: bool) -> dict[str, tuple[Any, ...]]:
-    x, weight = _data(GROUPS[:3], dtype, channels_last), _data((GROUPS[1],), dtype)
-    statistics = (_vector(GROUPS[0], GROUPS[3]),) * 2
+def _group_norm(
+    dtype: torch.dtype, channels_last: bool, sizes: tuple[int, int, int, int] = GROUPS
+) -> dict[str, tuple[Any, ...]]:
+    x, weight = _data(sizes[:3], dtype, channels_last), _data((sizes[1],), dtype)
+    statistics = (_vector(sizes[0], sizes[3]),) * 2
     return {
-        "group_norm_backward": (x, x, *statistics, weight, *GROUPS),
-        "group_norm": (x, weight, weight, *GROUPS),
+        "group_norm_backward": (x, x, *statistics, weight, *sizes),
+        "group_norm": (x, weight, weight, *sizes),
     }
 
 
@@ -75,6 +79,7 @@ CALLS = [
         ("wide", _layer_norm(WIDE_ROWS, dtype)),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
+        *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
     ]
     for operator, arguments in calls.items()
 ]

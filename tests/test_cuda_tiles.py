@@ -153,10 +153,11 @@ def test_words_that_vectors_divide_are_found() -> None:
     def operand(*strides: int) -> Operand:
         return Operand(Given("input", FLOAT16, True), strides)
 
-    assert _vector(1800, [operand(384 * 1800, 1800, 1), operand(384 * 1800, 1800, 1)]) == 8
-    assert _vector(4096, [operand(4096 * 8, 4096, 1), Operand(None, (1, 1, 1))]) == 16
-    assert _vector(4096, [operand(4096 * 8, 4098, 1)]) == 2
-    assert _vector(4096, [operand(4096 * 8, 4096, 2)]) == 1
+    assert _vector([1800, 2048], [operand(384 * 1800, 1800, 1), operand(384 * 1800, 1800, 1)]) == 8
+    assert _vector([4096, 4], [operand(4096 * 8, 4096, 1), Operand(None, (1, 1, 1))]) == 4
+    assert _vector([4096], [operand(4096 * 8, 4098, 1)]) == 2
+    assert _vector([4096], [operand(4096 * 8 + 1, 4096, 1)]) == 1
+    assert _vector([4096], [operand(4096 * 8, 4096, 2)]) == 1
 
 
 @pytest.mark.parametrize("parts", [2, 10, 64, 100, 264])

@@ -212,7 +212,7 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
 class GroupWork:
     """How many elements of each tensor of GroupNorm a program holds, its warps, and programs on a multiprocessor.
 
-    With the problem in 32 groups that it was chosen on, and its speed there in % of a device copy.
+    With the problem in 32 groups (8 of the smallest) that it was chosen on, and its speed there in % of a device copy.
     """
 
     elements: int
@@ -226,19 +226,19 @@ class GroupWork:
 GROUP_WORK = {
     (1, 2): (
         GroupWork(4096, 4, 4, "2×64×64", 77),
-        GroupWork(8192, 4, 3, "64×64×3136", 92),
-        GroupWork(16384, 8, 2, "32×512×1024", 86),
+        GroupWork(8192, 4, 3, "64×64×3136", 90),
+        GroupWork(16384, 8, 2, "32×512×1024", 89),
     ),
     (1, 4): (GroupWork(4096, 4, 3, "2×64×64", 69), GroupWork(8192, 8, 2, "64×64×3136", 89)),
-    (2, 2): (GroupWork(4096, 4, 4, "2×64×64", 58), GroupWork(8192, 4, 3, "64×64×3136", 77)),
-    (2, 4): (GroupWork(4096, 4, 2, "2×64×64", 65), GroupWork(8192, 8, 1, "64×64×3136", 85)),
+    (2, 2): (GroupWork(4096, 4, 4, "2×64×64", 58), GroupWork(8192, 4, 3, "64×64×3136", 79)),
+    (2, 4): (GroupWork(4096, 4, 2, "2×64×64", 65), GroupWork(8192, 8, 1, "64×64×3136", 82)),
 }
 # For larger groups, which several programs share: of few places, and of more.
 SHARED_GROUP_WORK = {
-    (1, 2): (GroupWork(4096, 2, 6, "32×512×1024", 78), GroupWork(8192, 4, 3, "16×320×4096", 80)),
-    (1, 4): (GroupWork(4096, 4, 4, "32×512×1024", 89), GroupWork(4096, 4, 4, "16×320×4096", 86)),
-    (2, 2): (GroupWork(4096, 2, 4, "32×512×1024", 79), GroupWork(8192, 4, 2, "16×320×4096", 80)),
-    (2, 4): (GroupWork(2048, 4, 4, "32×512×1024", 81), GroupWork(2048, 4, 4, "16×320×4096", 87)),
+    (1, 2): (GroupWork(4096, 2, 6, "32×512×1024", 78), GroupWork(8192, 4, 3, "16×320×4096", 79)),
+    (1, 4): (GroupWork(4096, 4, 4, "32×512×1024", 88), GroupWork(4096, 4, 4, "16×320×4096", 86)),
+    (2, 2): (GroupWork(4096, 2, 4, "32×512×1024", 77), GroupWork(8192, 4, 2, "16×320×4096", 77)),
+    (2, 4): (GroupWork(2048, 4, 4, "32×512×1024", 87), GroupWork(2048, 4, 4, "16×320×4096", 89)),
 }
 _FEW_PLACES = 2048
 
@@ -263,7 +263,8 @@ def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors:
     fits = places >= HxW and channels >= D
     groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
     parts = blocks(HxW, places), blocks(D, channels)
-    stages = staged(3, work.resident, tensors * places * groups * channels * itemsize, chip)
+    nbytes = groups * channels * (tensors * places * itemsize + 8)  # with a channel's weight and bias
+    stages = staged(3, work.resident, nbytes, chip)
     return GroupTile(places, groups, channels, *parts, work.warps, work.resident, stages)
 
 
@@ -274,21 +275,25 @@ MOST_PARTS = 64
 def channels_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsTile:
     """The tile for channels side by side, in one or two tensors: blocks of 128 bytes.
 
-    By cuda_tune.py, of (16, 320, 4096), (64, 64, 3136), (6, 384, 3600) and (8, 128, 65536) in 32 groups: backward in 16
-    bits 52, 49, 50, 56 % of a copy, in float32 58, 56, 54, 60; forward 55, 49, 49, 59 and 60, 56, 55, 63.
+    On (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32 groups: backward in 16
+    bits 50, 49, 56, 50, 47 % of a copy, in float32 57, 56, 61, 54, 53; forward 52, 53, 58, 49, 52 and 58, 60, 63, 54,
+    53.
     """
     channels = min(power_of_two(C), 128 // itemsize, max(chip.largest_tile // 16, 1))
-    many = tensors == itemsize == 2 and HxW > 16384
-    places = min(power_of_two(HxW), 128 if tensors == 1 or many else 64, chip.largest_tile // channels)
     # Many groups in a block are many sums to collect from each part, so the parts are fewer.
-    part = 512 if tensors == 1 or channels // (C // group) >= 32 else 256
+    many_groups = channels // (C // group) >= 32
+    many_places = HxW > 16384
+    part = 512 if tensors == 1 or many_groups else 256
+    at_once = tensors == itemsize == 2 and (many_groups or many_places)  # a tile in registers, none loaded ahead
+    places = min(power_of_two(HxW), 128 if tensors == 1 or at_once else 64, chip.largest_tile // channels)
     steps = max(blocks(min(HxW, part), places), blocks(HxW, MOST_PARTS * places))
     nbytes = tensors * places * channels * itemsize
     if tensors == 1:
         return ChannelsTile(channels, places, steps, 4, 5, staged(3, 5, nbytes, chip), places, 4, 4)
-    if many:
-        return ChannelsTile(channels, places, steps, 4, 4, 1, places, 4, 3)
-    return ChannelsTile(channels, places, steps, 4, 4, staged(3, 4, nbytes, chip), places, 4, 5)
+    stages = 1 if at_once else staged(3, 4, nbytes, chip)
+    if at_once and many_places:
+        return ChannelsTile(channels, places, steps, 4, 4, stages, places, 4, 3)
+    return ChannelsTile(channels, places, steps, 4, 4, stages, min(places, 64), 4, 5)
 
 
 def _stream_shape(N: int, C: int, P: int, room: int, places_adjacent: bool) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from normgrad.cuda.launch import Scratch, float64_bits
 from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
-_VECTOR = 16  # words: as many as any access has
+_VECTOR = 8  # words: no access has more
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -55,15 +55,15 @@ def _constants(problem: Problem, tile: GroupTile, operands: Sequence[Operand]) -
     }
 
 
-def _vector(places: int, operands: Sequence[Operand]) -> int:
-    """The largest power of two up to a vector's words that divides a channel's and the strides to other channels.
+def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
+    """The largest power of two up to a vector's words that divides these numbers of them and the tensors' strides.
 
     Of arguments the compiler sees only whether 16 divides them.
     """
-    words = [stride for operand in operands if operand.pointer for stride in operand.strides[:2]]
-    if any(operand.strides[2] != 1 for operand in operands if operand.pointer):
+    present = [operand.strides for operand in operands if operand.pointer is not None]
+    if any(place != 1 for _, _, place in present):
         return 1
-    return math.gcd(_VECTOR, places, *words)
+    return math.gcd(_VECTOR, *words, *(stride for strides in present for stride in strides[:2]))
 
 
 def _in_vectors(operands: Sequence[Operand], vector: int) -> list[int]:
@@ -132,7 +132,8 @@ def _backward_places(
     pairs, operands = paired(operands, HxW)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
-    vector = _vector(HxW // (1 if pairs == SINGLE.value else 2), operands)
+    in_word = 1 if pairs == SINGLE.value else 2
+    vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
     assemble(steps, teams, slots, kernels.group_norm_backward, tile, arguments, constants, cooperative=teams.large)
@@ -170,7 +171,8 @@ def _forward_places(
     x, output = operands
     tensors = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), slots.memory]
     counts = N, group, group_blocks, HxW, eps_bits, teams.count
-    vector = _vector(HxW // (1 if pairs == SINGLE.value else 2), operands)
+    in_word = 1 if pairs == SINGLE.value else 2
+    vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *_strides(statistics)]
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs}
     assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants, cooperative=teams.large)

@@ -37,6 +37,14 @@ from normgrad.cuda.kernels.formulas import gradient, normalised, precise, wider
 
 
 @triton.jit
+def _strides(sample, channel, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """The strides of samples and channels, which come in vectors: so the compiler knows what divides them."""
+    if WIDE:
+        channel = int64(channel)
+    return int64(sample) * VECTOR, channel * VECTOR
+
+
+@triton.jit
 def _offsets(
     channel_stride,
     place_stride,
@@ -148,9 +156,9 @@ def group_norm_backward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_sample, input_channel = input_sample * VECTOR, input_channel * VECTOR
-    grad_out_sample, grad_out_channel = grad_out_sample * VECTOR, grad_out_channel * VECTOR
-    grad_input_sample, grad_input_channel = grad_input_sample * VECTOR, grad_input_channel * VECTOR
+    input_sample, input_channel = _strides(input_sample, input_channel, VECTOR, WIDE)
+    grad_out_sample, grad_out_channel = _strides(grad_out_sample, grad_out_channel, VECTOR, WIDE)
+    grad_input_sample, grad_input_channel = _strides(grad_input_sample, grad_input_channel, VECTOR, WIDE)
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
@@ -243,6 +251,16 @@ def group_norm_backward(
 
 
 @triton.jit
+def _sum_of_groups(values):
+    """The sums of each group's values: of one group in one step, in which threads sum up what they have before."""
+    if values.shape[0] == 1:
+        result = tl.sum(tl.reshape(values, (1, values.shape[1] * values.shape[2])), axis=1)
+    else:
+        result = tl.sum(tl.sum(values, axis=2), axis=1)
+    return result
+
+
+@triton.jit
 def _inverse_root(value):
     """``1 / √value`` of float64, to some 40 bits: in fewer instructions than a root and a division."""
     if INTERPRETED:
@@ -327,8 +345,8 @@ def group_norm_forward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_sample, input_channel = input_sample * VECTOR, input_channel * VECTOR
-    output_sample, output_channel = output_sample * VECTOR, output_channel * VECTOR
+    input_sample, input_channel = _strides(input_sample, input_channel, VECTOR, WIDE)
+    output_sample, output_channel = _strides(output_sample, output_channel, VECTOR, WIDE)
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
@@ -366,17 +384,14 @@ def group_norm_forward(
             # In float64, since the output near the mean is only as precise as the mean is.
             values = wider(x, PAIRS, EXACT)
             if input.dtype.element_ty != tl.float32:  # the sum of a few numbers of 16 bits has room in float32
-                few = tl.sum(tl.reshape(values, (GROUPS, CHANNELS * PLACES // FEW, FEW)), axis=2)
-            else:
-                few = tl.reshape(values, (GROUPS, CHANNELS * PLACES))
-            centre = divided(tl.sum(few.to(tl.float64), axis=1), count, per_part)
+                values = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
+            centre = divided(_sum_of_groups(values.to(tl.float64)), count, per_part)
             if GROUPS == 1:  # or the compiler would move the tile to the threads that have the centre
                 centre = settled(centre, GROUPS)
             away, rest = _near(wider(x, PAIRS, EXACT), centre)
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
-            away = tl.reshape(away, (GROUPS, CHANNELS * PLACES))
-            squares = tl.sum(away * away, axis=1).to(tl.float64) - rest * rest * count
+            squares = _sum_of_groups(away * away).to(tl.float64) - rest * rest * count
             squares = tl.where(squares < 0.0, 0.0, squares)
             if PARTS > 1:
                 statistic = int64(sample) * group + groups
