@@ -217,7 +217,7 @@ def test_the_output_may_be_an_input(shift: int) -> None:
 # A rounding takes at most 1/9 of the bound, and the last cannot be spared.
 ONE, TWO = 1 / 9 + 0.001, 2 / 9 + 0.005
 BUDGETS = {
-    ("layer_norm_backward", "one-column"): {"grad_input": 0.001, "grad_bias": ONE},
+    ("layer_norm_backward", "one-column"): {"grad_input": 0.001, "grad_bias": 0.002},
     ("layer_norm_backward", "normal"): {"grad_weight": ONE, "grad_bias": ONE},
     ("group_norm_backward", "normal"): {"grad_input": ONE, "grad_weight": ONE},
     ("group_norm_backward", "one-place"): {"grad_input": ONE, "grad_weight": ONE},

@@ -8,15 +8,16 @@ from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
-from normgrad.cuda.configurations import Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
+from normgrad.cuda.configurations import NARROW, Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels import layer_norm as kernels
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.launch import FLOAT64, float64_bits
 from normgrad.cuda.problem import Operand, Steps, paired, paired_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
 
-# Rows of which float32 weight gradients are summed up without a rounding.
-_FEW = 64
+# Rows, or columns, of which float32 weight gradients are summed up without a rounding.
+_FEW_ROWS = 64
+_FEW_COLUMNS = NARROW.columns
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
@@ -46,7 +47,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     want_input = "grad_input" in problem.views
     teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
-    few = steps.itemsize == 4 and M <= _FEW
+    few = steps.itemsize == 4 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
     partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
     if M * N and (want_input or wanted):
         operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]

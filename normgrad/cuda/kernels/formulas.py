@@ -41,7 +41,10 @@ def away_from(values, centre):
 
 @triton.jit
 def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
-    """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 in those of the formula."""
+    """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 with the small terms first.
+
+    So two roundings are of the size of the result, where products and sums are rounded once.
+    """
     if x.dtype == tl.float64:
         factor = rs.to(tl.float64)
         if scale is not None:
@@ -49,9 +52,10 @@ def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
         steep = -(rs.to(tl.float64) * rs * mean_gx)
         result = dy * factor + ((x - mu) * steep - rs * mean_g)
     else:
+        small = (x - mu) * (rs * mean_gx.to(tl.float32)) + mean_g.to(tl.float32)
         if scale is not None:
             dy = dy * scale
-        result = rs * (dy - mean_g.to(tl.float32) - (x - mu) * (rs * mean_gx.to(tl.float32)))
+        result = rs * (dy - small)
     return result
 
 
