@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pty
 import shutil
@@ -261,3 +262,30 @@ def test_a_line_tells_on_a_terminal_what_takes_so_long(tmp_path: Path) -> None:
         said.append(heard.decode())
     line = "normgrad: compiling batch_norm_stats (once; kept on disk) …"
     assert said == [f"{line}\r{' ' * len(line)}\r|", "|"]
+
+
+def test_a_function_is_translated_once_for_all_constants() -> None:
+    from numba.core import types
+
+    from normgrad.cpu.jit import device
+
+    @device
+    def moved(address, field):  # type: ignore[no-untyped-def]
+        return address + 8 * field
+
+    for constant in (1, 2):
+        moved.get_call_template((types.int64, types.literal(constant)), {})
+    assert list(moved.overloads) == [(types.int64, types.int64)]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_after_compiling_as_it_was_before(collects: bool) -> None:
+    from normgrad.cpu.compilation import compiled
+
+    was = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        compiled("normgrad.cpu.waiting", "serve", (), "serve_again")
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if was else gc.disable)()

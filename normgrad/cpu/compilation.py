@@ -7,6 +7,7 @@ the kernel is complete, and are optimised together.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,6 +20,7 @@ from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
+from normgrad.cpu.jit import Pipeline
 from normgrad.cpu.native import target_machine
 
 
@@ -46,13 +48,25 @@ class _Codegen(JITCPUCodegen):
 def _untouched_libraries() -> Iterator[Any]:
     """Let Numba leave its code as it is; nobody else's is compiled meanwhile."""
     context = cpu_target.target_context
-    with global_compiler_lock:
+    with global_compiler_lock, _no_collections():
         usual = context._internal_codegen
         context._internal_codegen = _Codegen("normgrad")
         try:
             yield context
         finally:
             context._internal_codegen = usual
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Numba makes objects by the million and keeps them: looking through them for garbage takes a tenth of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str) -> bytes:
@@ -62,7 +76,9 @@ def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str) -> byte
     flags = compiler.Flags()
     flags.error_model, flags.no_cpython_wrapper, flags.no_cfunc_wrapper = "numpy", True, True
     with _untouched_libraries() as context:
-        result = compiler.compile_extra(cpu_target.typing_context, context, function, arguments, types.void, flags, {})
+        result = compiler.compile_extra(
+            cpu_target.typing_context, context, function, arguments, types.void, flags, {}, pipeline_class=Pipeline
+        )
         whole = _linked(result.library)
     _add_entry(whole, whole.get_function(result.fndesc.llvm_func_name), symbol)
     machine = target_machine()
