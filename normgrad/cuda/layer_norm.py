@@ -21,8 +21,6 @@ from normgrad.cuda.teams import Slots, Teams, assemble
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
 _FEW_ROWS = 64
 _FEW_COLUMNS = NARROW.columns
-# Above so many columns the programs that finish them take more of them, to be fewer.
-_MANY_COLUMNS = 65536
 # Beside a smaller one the squares that float32 rounds as subnormals count.
 _SMALL_EPS = 2.0**-90
 
@@ -61,7 +59,7 @@ def _finish(
 ) -> Step:
     """The sums over the teams, and what is near zero once more."""
     teams, _, N, *_ = sizes
-    width, height = sums_tile(teams, N) if N <= _MANY_COLUMNS else (1024, 4)
+    width, height = sums_tile(teams, N)
     grid = (blocks(N, width) if outputs else chip.multiprocessors, max(len(outputs), 1), 1)
     first, second = (*outputs, *2 * [Operand(None, (1,))])[:2]
     constants = {
