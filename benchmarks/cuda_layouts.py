@@ -1,4 +1,4 @@
-"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, special values.
+"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, special values, numbers near 0.
 
 The status is 1 if something is wrong.
 """
@@ -156,7 +156,23 @@ def special_values() -> Problems:
     return found
 
 
-CHECKS: list[Callable[[], Problems]] = [masks_and_strides, streams, gathered, special_values]
+def near_zero() -> Problems:
+    """Rows and columns of float32 near 1e-40 beside others, and squares too small for float32 beside no eps."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    for M, N in ((5, 300), (70, 300), (70, 9000)):
+        dy, x, w = (torch.randn(s, device="cuda", generator=generator) + 0.5 for s in ((M, N), (M, N), (N,)))
+        rows = torch.rand(M, 1, device="cuda", generator=generator) + 0.5
+        small = dy * 1e-40
+        small[1], small[2] = 0, dy[2]
+        found += judged("layer_norm_backward", (small, x, [N], rows, rows, w), f"rows near zero {M}×{N}")
+        dy[:, ::5] *= 1e-40
+        found += judged("layer_norm_backward", (dy, x, [N], rows, rows, w), f"columns near zero {M}×{N}")
+        found += judged("layer_norm", (x * 1e-25, [N], w, w, 0.0), f"no eps {M}×{N}")
+    return found
+
+
+CHECKS: list[Callable[[], Problems]] = [masks_and_strides, streams, gathered, special_values, near_zero]
 
 
 def main() -> int:

@@ -199,11 +199,15 @@ def _same(view: View, other: View) -> bool:
     return view.address == other.address and view.same_layout(other)
 
 
+def sums_tile(rows: int, columns: int) -> tuple[int, int]:
+    """Columns and rows that are summed up at a time; few columns where there are few, so that all SMs take part."""
+    width = min(max(power_of_two(columns) // 64, 4), 256)
+    return width, min(power_of_two(max(rows, 1)), _SUM_TILE // width)
+
+
 def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
     first, second = (*outputs, Operand(None, (1,)))[:2]
-    # Few columns at a time where there are few, so that all multiprocessors take part.
-    width = min(max(power_of_two(columns) // 64, 4), 256)
-    height = min(power_of_two(max(segment, 1)), _SUM_TILE // width)
+    width, height = sums_tile(segment, columns)
     grid = (blocks(columns, width), max(blocks(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
     return Step(sum_columns, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps=8, follows=True))

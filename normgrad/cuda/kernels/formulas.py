@@ -7,6 +7,11 @@ import triton.language as tl
 
 from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, low, numbers
 
+# Float32 below this may have been rounded as subnormals on its way; and the ``size_above_zero`` of that and of 0.
+NEAR_ZERO = tl.constexpr(2.0**-90)
+SMALL_SIZE = tl.constexpr(((127 - 90) << 23) - 1)
+LARGEST_SIZE = tl.constexpr(0xFFFFFFFF)
+
 
 @triton.jit
 def precise(data, KIND: tl.constexpr):
@@ -30,6 +35,12 @@ def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
+def size_above_zero(value):
+    """An integer that grows with a value that is not negative, but is larger than all others where that is 0."""
+    return value.to(tl.uint32, bitcast=True) - 1
+
+
+@triton.jit
 def away_from(values, centre):
     """How far values are from a centre of float64, in their own precision."""
     if values.dtype == tl.float64:
@@ -41,7 +52,10 @@ def away_from(values, centre):
 
 @triton.jit
 def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
-    """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 in those of the formula."""
+    """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 with the small terms first.
+
+    So two roundings are of the size of the result, where products and sums are rounded once.
+    """
     if x.dtype == tl.float64:
         factor = rs.to(tl.float64)
         if scale is not None:
@@ -49,9 +63,10 @@ def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
         steep = -(rs.to(tl.float64) * rs * mean_gx)
         result = dy * factor + ((x - mu) * steep - rs * mean_g)
     else:
+        small = (x - mu) * (rs * mean_gx.to(tl.float32)) + mean_g.to(tl.float32)
         if scale is not None:
             dy = dy * scale
-        result = rs * (dy - mean_g.to(tl.float32) - (x - mu) * (rs * mean_gx.to(tl.float32)))
+        result = rs * (dy - small)
     return result
 
 

@@ -1,0 +1,138 @@
+"""What is left of LayerNorm backward when all rows have been walked over: the teams' sums, and what is near zero.
+
+Float32 products near zero are rounded as subnormals, and results then miss their bound. Rows and columns of which that
+may be are computed once more, in float64 and element by element: they are rare, and this need not be fast.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import float64, indices, int64, put, wait_for_launch_before, wide
+from normgrad.cuda.kernels.formulas import NEAR_ZERO
+
+_CHUNK = tl.constexpr(512)
+# Half of what makes a row doubtful, so that every row below it is in a team that was found to have one.
+_SMALL = tl.constexpr(2.0**-91)
+
+
+@triton.jit
+def _as_float64(pointers, mask):
+    return wide(tl.load(pointers, mask=mask, other=0.0)).to(tl.float64)
+
+
+@triton.jit
+def _terms(grad_out, input, weight, mu, rs, columns, N, grad_out_column, input_column):
+    """``g`` and ``x̂`` of a few columns of a row."""
+    inside = columns < N
+    g = _as_float64(grad_out + columns * grad_out_column, inside)
+    x_hat = tl.where(inside, (_as_float64(input + columns * input_column, inside) - mu) * rs, 0.0)
+    if weight is not None:
+        g *= _as_float64(weight + columns, inside)
+    return g, x_hat
+
+
+@triton.jit
+def _row(grad_out, input, mu, rs, weight, grad_input, N, grad_out_column, input_column, grad_input_column):
+    """The gradient of a row, if it is near zero."""
+    sum_g = tl.zeros((_CHUNK,), tl.float64)
+    sum_gx = tl.zeros((_CHUNK,), tl.float64)
+    for chunk in range(tl.cdiv(N, _CHUNK)):
+        g, x_hat = _terms(grad_out, input, weight, mu, rs, indices(chunk, _CHUNK), N, grad_out_column, input_column)
+        sum_g += g
+        sum_gx += g * x_hat
+    mean_g = tl.sum(sum_g, axis=0) / float64(N)
+    mean_gx = tl.sum(sum_gx, axis=0) / float64(N)
+    size = tl.abs(mean_g) + tl.abs(mean_gx)
+    chunks = tl.where((size < _SMALL) & (size > 0.0), tl.cdiv(N, _CHUNK), 0)
+    for chunk in range(chunks):
+        columns = indices(chunk, _CHUNK)
+        g, x_hat = _terms(grad_out, input, weight, mu, rs, columns, N, grad_out_column, input_column)
+        result = rs * (g - mean_g - x_hat * mean_gx)
+        put(grad_input + columns * grad_input_column, result.to(tl.float32), columns < N)
+
+
+@triton.jit
+def layer_norm_finish(
+    first,  # [N]: the weight's gradient, or the bias's where that is not wanted; None where neither is
+    second,  # [N], or None
+    partial,  # float32 or float64 [wanted, K, N]
+    grad_out,  # [M, N]
+    input,  # [M, N]
+    mean,  # [M]
+    rstd,  # [M]
+    weight,  # [N], or None
+    grad_input,  # [M, N], or None
+    doubtful,  # int32 [K]: teams with rows near zero; or None
+    first_stride,
+    second_stride,
+    K,
+    M,
+    N,
+    grad_out_row,
+    grad_out_column,
+    input_row,
+    input_column,
+    grad_input_row,
+    grad_input_column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,  # of the tiles that the teams have walked over
+    FLAGS: tl.constexpr,  # how many of these a program looks after
+    ROUNDED: tl.constexpr,  # the first is the weight's gradient, of rounded products
+):
+    """The sums over the teams in float64, in their order, and once more what rows and columns are near zero."""
+    wait_for_launch_before()
+    which = tl.program_id(1)
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    program = which * tl.num_programs(0) + tl.program_id(0)
+    if doubtful is not None:  # early, since the answer takes as long as the sums do
+        teams = program + tl.arange(0, FLAGS) * programs
+        flags = tl.load(doubtful + teams, mask=teams < K, other=0)
+    if first is not None:
+        columns = indices(tl.program_id(0), COLUMNS)
+        inside = columns < N
+        total = tl.zeros((ROWS, COLUMNS), tl.float64)
+        base = partial + which.to(tl.int64) * K * N
+        for start in range(0, K, ROWS):
+            rows = start + tl.arange(0, ROWS)
+            mask = (rows < K)[:, None] & inside[None, :]
+            place = rows.to(tl.int64)[:, None] * N + columns[None, :]
+            total += tl.load(base + place, mask=mask, other=0.0).to(tl.float64)
+        result = tl.sum(total, axis=0)
+        if ROUNDED:
+            small = ((tl.abs(result) < NEAR_ZERO) & (result != 0.0)) & (inside & (which == 0))
+            if tl.max(small.to(tl.int32), axis=0) != 0:
+                total = tl.zeros((ROWS, COLUMNS), tl.float64)
+                for block in range(tl.cdiv(M, ROWS)):
+                    rows = indices(block, ROWS)
+                    mask = (rows < M)[:, None] & small[None, :]
+                    dy = _as_float64(grad_out + rows[:, None] * grad_out_row + columns[None, :] * grad_out_column, mask)
+                    x = _as_float64(input + rows[:, None] * input_row + columns[None, :] * input_column, mask)
+                    mu, rs = _as_float64(mean + rows, rows < M), _as_float64(rstd + rows, rows < M)
+                    total += dy * ((x - mu[:, None]) * rs[:, None])
+                result = tl.where(small, tl.sum(total, axis=0), result)
+        if which == 0:
+            put(first + columns * first_stride, result.to(tl.float32), inside)
+        else:
+            if second is not None:
+                put(second + columns * second_stride, result.to(tl.float32), inside)
+    if doubtful is not None:  # noqa: SIM102 - one is known at compile time
+        if tl.max(flags, axis=0) != 0:
+            for team in range(program, K, programs):
+                tiles = tl.where(tl.load(doubtful + team) != 0, tl.cdiv(M, TILE_ROWS), 0)
+                for tile in range(team, tiles, K):
+                    for row in range(tile * TILE_ROWS, tl.minimum(tile * TILE_ROWS + TILE_ROWS, M)):
+                        _row(
+                            grad_out + int64(row) * grad_out_row,
+                            input + int64(row) * input_row,
+                            wide(tl.load(mean + row)).to(tl.float64),
+                            wide(tl.load(rstd + row)).to(tl.float64),
+                            weight,
+                            grad_input + int64(row) * grad_input_row,
+                            N,
+                            grad_out_column,
+                            input_column,
+                            grad_input_column,
+                        )

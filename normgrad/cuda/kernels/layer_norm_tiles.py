@@ -1,0 +1,62 @@
+"""Where LayerNorm's tiles lie: their elements, the weights of their columns, the slots of their rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import apart, indices, int64, wide
+
+
+@triton.jit
+def offsets_in(row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    if WIDE:
+        rows = rows.to(tl.int64)
+        columns = columns.to(tl.int64)
+    return rows[:, None] * row_stride + columns[None, :] * column_stride
+
+
+@triton.jit
+def first_of(pointer, tile, part, row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where a tile begins."""
+    return pointer + int64(tile) * ROWS * row_stride + int64(part) * COLUMNS * column_stride
+
+
+@triton.jit
+def row_mask(known, in_row, MASKED: tl.constexpr):
+    """Which elements of a tile there are."""
+    mask = known[:, None]
+    if MASKED:
+        mask = mask & in_row
+    return mask
+
+
+@triton.jit
+def of_columns(pointer, part, N, COLUMNS: tl.constexpr):
+    """Weights of a part's columns, as they are kept: float32, or pairs of 16 bits in an int32."""
+    if pointer.dtype.element_ty == tl.int32:
+        words = indices(part, COLUMNS // 2)
+        kept_so = tl.load(pointer + words, mask=words < N // 2, other=0)
+    else:
+        columns = indices(part, COLUMNS)
+        kept_so = wide(tl.load(pointer + columns, mask=columns < N, other=0.0))
+    return kept_so[None, :]
+
+
+@triton.jit
+def unpacked(weights, PAIRS: tl.constexpr):
+    """Weights of columns in float32."""
+    if weights.dtype == tl.int32:
+        weights = apart(weights, PAIRS)
+    return weights
+
+
+@triton.jit
+def slots_of(slots, rows, M, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
+    """All slots of the rows, and which of them there are."""
+    parts = tl.arange(0, PADDED)
+    mask = ((rows >= 0) & (rows < M))[:, None] & (parts < PARTS)[None, :]
+    return slots + (rows[:, None] * PARTS + parts[None, :]) * WORDS, mask
