@@ -258,7 +258,8 @@ def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors:
     """The tile for groups of D channels of HxW places, read from one or two tensors."""
     work = _group_work(D, HxW, itemsize, tensors, chip)
     room = min(work.elements, chip.largest_tile * (2 if itemsize == 2 else 1))
-    places = _even_block(HxW, room)
+    # A thread adds up no more than 32 numbers of a channel one by one.
+    places = _even_block(HxW, room if tensors == 1 else min(room, 4096))
     channels = min(power_of_two(D), room // places)
     fits = places >= HxW and channels >= D
     groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1

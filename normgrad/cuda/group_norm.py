@@ -14,7 +14,7 @@ from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, po
 from normgrad.cuda.kernels import group_norm as kernels
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.launch import Scratch, float64_bits
-from normgrad.cuda.problem import Operand, Steps, paired
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _VECTOR = 8  # words: no access has more
@@ -64,6 +64,12 @@ def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
     if any(place != 1 for _, _, place in present):
         return 1
     return math.gcd(_VECTOR, *words, *(stride for strides in present for stride in strides[:2]))
+
+
+def _fold(tile: GroupTile, itemsize: int) -> int:
+    """In how many stretches a tile of one group falls, of each of which every thread has a vector; 8 at the most."""
+    stretch = tile.warps * 32 * VECTOR_ACCESS // itemsize
+    return max(min(tile.places * tile.channels // stretch, 8), 1) if tile.groups == 1 else 1
 
 
 def _in_vectors(operands: Sequence[Operand], vector: int) -> list[int]:
@@ -174,5 +180,6 @@ def _forward_places(
     in_word = 1 if pairs == SINGLE.value else 2
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *_strides(statistics)]
-    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs}
+    constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize)}
+    constants |= {"VECTOR": vector, "PAIRS": pairs}
     assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants, cooperative=teams.large)

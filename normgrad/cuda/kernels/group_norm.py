@@ -336,6 +336,7 @@ def group_norm_forward(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLD: tl.constexpr,  # stretches of a group's tile that are added up first
     VECTOR: tl.constexpr,
     PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
@@ -391,7 +392,10 @@ def group_norm_forward(
             away, rest = _near(wider(x, PAIRS, EXACT), centre)
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
-            squares = _sum_of_groups(away * away).to(tl.float64) - rest * rest * count
+            squares = away * away
+            if FOLD > 1:  # no thread adds up many numbers one by one
+                squares = tl.sum(tl.reshape(squares, (GROUPS, FOLD, CHANNELS * PLACES // FOLD)), axis=1)[:, None, :]
+            squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
             squares = tl.where(squares < 0.0, 0.0, squares)
             if PARTS > 1:
                 statistic = int64(sample) * group + groups
