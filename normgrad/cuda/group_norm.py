@@ -11,8 +11,9 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
 from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, power_of_two
-from normgrad.cuda.kernels import group_norm as kernels
 from normgrad.cuda.kernels.common import SINGLE
+from normgrad.cuda.kernels.group_norm import group_norm_backward
+from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
 from normgrad.cuda.launch import Scratch, float64_bits
 from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
@@ -142,7 +143,7 @@ def _backward_places(
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
-    assemble(steps, teams, slots, kernels.group_norm_backward, tile, arguments, constants, cooperative=teams.large)
+    assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
     return partial, rows
 
 
@@ -182,4 +183,4 @@ def _forward_places(
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *_strides(statistics)]
     constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize)}
     constants |= {"VECTOR": vector, "PAIRS": pairs}
-    assemble(steps, teams, slots, kernels.group_norm_forward, tile, arguments, constants, cooperative=teams.large)
+    assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants, cooperative=teams.large)

@@ -1,0 +1,232 @@
+"""GroupNorm's forward pass, by teams as the backward's."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import (
+    INTERPRETED,
+    OUTPUTS,
+    SINGLE,
+    SUMS,
+    WHOLE,
+    collect_wide,
+    divided,
+    float64,
+    float64_of_bits,
+    high,
+    int64,
+    publish_wide,
+    put,
+    put_numbers,
+    settled,
+    wait_for_launch_before,
+    wide,
+)
+from normgrad.cuda.kernels.formulas import (
+    normalised,
+    precise,
+    wider,
+)
+from normgrad.cuda.kernels.group_norm_tiles import (
+    groups_of,
+    in_tile_of,
+    slots_of,
+    strides_of,
+    tile_at,
+    tile_mask,
+    tile_offsets,
+)
+
+
+@triton.jit
+def _sum_of_groups(values):
+    """The sums of each group's values: of one group in one step, in which threads sum up what they have before."""
+    if values.shape[0] == 1:
+        result = tl.sum(tl.reshape(values, (1, values.shape[1] * values.shape[2])), axis=1)
+    else:
+        result = tl.sum(tl.sum(values, axis=2), axis=1)
+    return result
+
+
+@triton.jit
+def _inverse_root(value):
+    """``1 / √value`` of float64, to some 40 bits: in fewer instructions than a root and a division."""
+    if INTERPRETED:
+        result = 1.0 / tl.sqrt(value)
+    else:
+        near = tl.inline_asm_elementwise(
+            "rsqrt.approx.ftz.f64 $0, $1;", "=d,d", [value], tl.float64, is_pure=True, pack=1
+        )
+        wrong_by = tl.fma(-value * near, near, 1.0)
+        result = tl.where(wrong_by == wrong_by, tl.fma(0.5 * near, wrong_by, near), near)
+    return result
+
+
+@triton.jit
+def _near(values, centre):
+    """How far values are from a number near a centre of float64, in their own precision, and how far that is from it.
+
+    The sum of their squares is as much more than about the centre itself as the square of that rest, for each of them.
+    """
+    near = centre
+    if values.dtype == tl.float32:
+        near = centre.to(tl.float32)
+    return values - near[:, None, None], centre - near.to(tl.float64)
+
+
+@triton.jit
+def _normalised(x, centre, inverse, factor, shift):
+    """``(x − centre)·inverse·factor + shift``; of float32, what rounding leaves out of the centre comes in last."""
+    if x.dtype == tl.float64:
+        result = normalised(x, centre[:, None, None], inverse[:, None, None], factor, shift)
+    else:
+        away, rest = _near(x, centre)
+        left_out = high(-rest * inverse)
+        left_out = tl.where(left_out == left_out, left_out, 0.0)
+        result = away * high(inverse)[:, None, None] + left_out[:, None, None]
+        if factor is not None:
+            result = result * factor
+        if shift is not None:
+            result = result + shift
+    return result
+
+
+@triton.jit
+def group_norm_forward(
+    input,  # [N, C, HxW]
+    weight,  # [C], or None
+    bias,  # [C], or None
+    output,  # [N, C, HxW]
+    mean,  # [N, group]
+    rstd,  # [N, group]
+    slots,  # int64 [N, group, PARTS, 2]
+    samples,
+    group,
+    group_blocks,
+    HxW,
+    eps_bits,  # float64
+    teams,
+    input_sample,
+    input_channel,
+    input_place,
+    output_sample,
+    output_channel,
+    output_place,
+    mean_stride,
+    rstd_stride,
+    D: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACE_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PADDED_PARTS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    STAGES: tl.constexpr,
+    FOLD: tl.constexpr,  # stretches of a group's tile that are added up first
+    VECTOR: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PHASE: tl.constexpr,
+):
+    """The normalised groups of a team and their statistics."""
+    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    # The roundings of few numbers are seen in their sums.
+    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
+    WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
+    input_sample, input_channel = strides_of(input_sample, input_channel, VECTOR, WIDE)
+    output_sample, output_channel = strides_of(output_sample, output_channel, VECTOR, WIDE)
+    program = tl.program_id(0)
+    part = program % PARTS
+    team = program // PARTS
+    place_part = part % PLACE_PARTS
+    place = int64(place_part) * PLACES
+    channel_in_group = (part // PLACE_PARTS) * CHANNELS
+    within = channel_in_group + tl.arange(0, CHANNELS)
+    in_tile = in_tile_of(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
+    word, word_in_tile = place, in_tile
+    if PAIRS != SINGLE:
+        word = int64(place_part) * WORDS
+        word_in_tile = in_tile_of(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS, VECTOR)
+    read = tile_offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    written = tile_offsets(output_channel, output_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    whole = float64(D) * float64(HxW)
+    eps = float64_of_bits(eps_bits)
+    per_group = 1.0 / whole
+    FEW: tl.constexpr = 8 if PLACES > 8 else PLACES
+    count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
+    per_part = 1.0 / count
+    counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
+    items = samples * group_blocks
+    if WIDE:
+        items = int64(samples) * group_blocks
+        team = int64(team)
+    if LAG:
+        x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
+        done = item - LAG * teams
+        sample, groups, known = groups_of(item, items, group, group_blocks, GROUPS)
+        channel = (item % group_blocks) * GROUPS * D + channel_in_group
+        x_at = tile_at(input, sample, channel, word, input_sample, input_channel, input_place)
+        x = tl.load(x_at + read, mask=tile_mask(known, word_in_tile, MASKED), other=0)
+        if PHASE != OUTPUTS:
+            # In float64, since the output near the mean is only as precise as the mean is.
+            values = wider(x, PAIRS, EXACT)
+            if input.dtype.element_ty != tl.float32:  # the sum of a few numbers of 16 bits has room in float32
+                values = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
+            centre = divided(_sum_of_groups(values.to(tl.float64)), count, per_part)
+            if GROUPS == 1:  # or the compiler would move the tile to the threads that have the centre
+                centre = settled(centre, GROUPS)
+            away, rest = _near(wider(x, PAIRS, EXACT), centre)
+            if MASKED:
+                away = tl.where(in_tile, away, 0.0)
+            squares = away * away
+            if FOLD > 1:  # no thread adds up many numbers one by one
+                squares = tl.sum(tl.reshape(squares, (GROUPS, FOLD, CHANNELS * PLACES // FOLD)), axis=1)[:, None, :]
+            squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
+            squares = tl.where(squares < 0.0, 0.0, squares)
+            if PARTS > 1:
+                statistic = int64(sample) * group + groups
+                if PHASE == WHOLE:
+                    wait_for_launch_before()
+                publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, known)
+        if PHASE != SUMS:
+            if LAG:
+                sample, groups, known = groups_of(done, items, group, group_blocks, GROUPS)
+                channel = (done % group_blocks) * GROUPS * D + channel_in_group
+                x, x_before = x_before, x
+            channels = groups[:, None] * D + within[None, :]
+            known_channels = known[:, None] & (within < D)[None, :]
+            if PARTS > 1:
+                slot, given = slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
+                centres, all_squares = collect_wide(slot, given, PHASE == WHOLE)
+                centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_group)
+                apart = centres - centre[:, None]
+                squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
+                centre = settled(centre, GROUPS)
+                squares = settled(squares, GROUPS)
+            inverse = _inverse_root(squares * per_group + eps)
+            factor = None
+            shift = None
+            if weight is not None:
+                factor = wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
+            if bias is not None:
+                shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
+            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift)
+            target = tile_at(output, sample, channel, word, output_sample, output_channel, output_place)
+            mask = tile_mask(known, word_in_tile, MASKED)
+            put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
+            statistic = int64(sample) * group + groups
+            first = known & (part == 0)
+            put(mean + statistic * mean_stride, high(centre), first)
+            put(rstd + statistic * rstd_stride, high(inverse), first)
+
+
+@triton.jit
+def _held(part, HxW, D: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, PLACE_PARTS: tl.constexpr):
+    """How many elements of a group a part has, as float64."""
+    places = tl.minimum(tl.maximum(HxW - (part % PLACE_PARTS) * PLACES, 0), PLACES)
+    channels = tl.minimum(tl.maximum(D - (part // PLACE_PARTS) * CHANNELS, 0), CHANNELS)
+    return places.to(tl.float64) * channels.to(tl.float64)

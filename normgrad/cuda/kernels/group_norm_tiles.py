@@ -1,0 +1,85 @@
+"""Tiles of GroupNorm for any strides of sample, channel and place.
+
+A tile is [GROUPS, CHANNELS, PLACES]: several whole groups where they are small, part of one group where they are not.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.common import int64
+
+
+@triton.jit
+def strides_of(sample, channel, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """The strides of samples and channels, which come in vectors: so the compiler knows what divides them."""
+    if WIDE:
+        channel = int64(channel)
+    return int64(sample) * VECTOR, channel * VECTOR
+
+
+@triton.jit
+def tile_offsets(
+    channel_stride,
+    place_stride,
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    places = tl.arange(0, PLACES)
+    channels = tl.arange(0, GROUPS)[:, None] * D + tl.arange(0, CHANNELS)[None, :]
+    if WIDE:
+        places = places.to(tl.int64)
+        channels = channels.to(tl.int64)
+    return channels[:, :, None] * channel_stride + places[None, None, :] * place_stride
+
+
+@triton.jit
+def tile_at(pointer, sample, channel, place, sample_stride, channel_stride, place_stride):
+    """Where a tile begins."""
+    return pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(place) * place_stride
+
+
+@triton.jit
+def in_tile_of(
+    place,
+    within,
+    HxW,
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Which elements of a tile its groups have: all, but where the sizes do not divide."""
+    places_left = tl.multiple_of(tl.minimum(HxW - place, PLACES).to(tl.int32), VECTOR)
+    places = tl.arange(0, PLACES) < places_left
+    return tl.broadcast_to((within < D)[None, :, None] & places[None, None, :], (GROUPS, CHANNELS, PLACES))
+
+
+@triton.jit
+def groups_of(item, items, group, group_blocks, GROUPS: tl.constexpr):
+    """The sample and the first group of an item, and which of its groups there are."""
+    groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+    return item // group_blocks, groups, (groups < group) & (item >= 0) & (item < items)
+
+
+@triton.jit
+def tile_mask(known, in_tile, MASKED: tl.constexpr):
+    """Which elements of a tile of known groups there are."""
+    mask = known[:, None, None]
+    if MASKED:
+        mask = mask & in_tile
+    return mask
+
+
+@triton.jit
+def slots_of(slots, sample, groups, known, group, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
+    """All slots of the groups, and which of them there are."""
+    parts = tl.arange(0, PADDED)
+    first = int64(sample) * group
+    return slots + ((first + groups)[:, None] * PARTS + parts[None, :]) * WORDS, known[:, None] & (parts < PARTS)[None]
