@@ -14,7 +14,7 @@ from normgrad.cuda.problem import Steps
 
 Tile = RowTile | GroupTile
 _BLOCK = 1024
-_LAUNCHES = 8  # at a time, each with a team that is not complete
+_LAUNCHES = 32  # at a time, as many as a process has queues to the GPU, each with a team that is not complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Teams:
         """As many teams as run side by side, and no more than there are items of work."""
         room = chip.multiprocessors * tile.resident
         together = parts == 1 or (chip.concurrent and parts <= room)
-        return cls(max(min(items, room // tile.parts), 1), parts, together, parts > room // _LAUNCHES)
+        return cls(max(min(items, room // tile.parts), 1), parts, together, (parts - 1) * _LAUNCHES >= room)
 
 
 @dataclass(frozen=True, slots=True)
