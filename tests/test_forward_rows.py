@@ -144,3 +144,16 @@ def test_group_norm(backend: str, dtype: str, sizes: tuple[int, ...], values: st
     weight, bias = rng.standard_normal((2, channels)).astype(NUMPY[dtype])
     shape = {"N": samples, "C": channels, "HxW": places, "group": groups}
     _assert_right("group_norm", {"input": x, "weight": weight, "bias": bias, **shape})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rows_without_columns_have_no_memory_to_look_at(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's empty tensors lie nowhere, and the statistics of no numbers are NaN."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("NORMGRAD_BACKEND", "cpu")
+    empty = torch.empty(3, 0, dtype=getattr(torch, dtype))
+    assert empty.data_ptr() == 0
+    output, mean, rstd = normgrad.layer_norm(empty, [0])
+    assert output.shape == (3, 0)
+    assert mean.isnan().all()
+    assert rstd.isnan().all()
