@@ -293,8 +293,7 @@ class Step:
 @contextmanager
 def every_size_is_ours() -> Iterator[None]:
     """Leave nothing to PyTorch that we can do."""
-    names = ("LEAST_FLOAT32", "LEAST_FLOAT32_LAST", "LEAST_OVERRIDDEN", "LEAST_LAYER_NORM", "LEAST_GROUP_NORM")
-    none = dict(zip(names, (0, 0, 0, {}, {}), strict=True))
+    none = {"LEAST_FLOAT32": 0, "LEAST_FLOAT32_LAST": 0, "LEAST_LAYER_NORM": {}, "LEAST_GROUP_NORM": {}}
     kept = {name: getattr(choices, name) for name in none}
     vars(choices).update(none)
     try:

@@ -1,5 +1,7 @@
-"""What is ours and what PyTorch's, in modules and under the override: whichever ``benchmarks/torch_tables.py`` measured
-faster, the forward passes by themselves (``forward``) and everything else in a training step (``step``)."""
+"""What a module takes of ours and what of PyTorch's: whichever ``benchmarks/torch_tables.py`` measured faster.
+
+The forward passes by themselves (``forward``), everything else in a training step (``step``).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,6 @@ LEAST_LAYER_NORM = {torch.float16: 1 << 19, torch.bfloat16: 1 << 18}
 
 #: and of GroupNorm but in channels_last, where our backward pass is the faster for any size.
 LEAST_GROUP_NORM = {torch.float16: 1 << 16, torch.bfloat16: 1 << 20}
-
-#: Under the override, float32 on a CPU but in channels_last: below so many elements PyTorch's backward pass is faster,
-#: though the way to it leads through Python.
-LEAST_OVERRIDDEN = 1 << 19
 
 #: float32 on a CPU: from so many elements on, where our results go past the caches, our forward pass is the faster.
 LEAST_STREAMED = 1 << 23
@@ -60,12 +58,6 @@ def _least(input: Tensor, weight: Tensor | None, of_16_bits: dict[torch.dtype, i
 def _may_be_last(input: Tensor) -> bool:
     """Whether images may lie in channels_last. Of any other order PyTorch makes a copy, and is the faster with it."""
     return input.dim() in (4, 5) and not input.is_contiguous()
-
-
-def backward_is_pytorchs(input: Tensor) -> bool:
-    """Whether to leave a backward pass to PyTorch under the override."""
-    is_small_float32 = input.dtype == torch.float32 and input.is_cpu and input.numel() < LEAST_OVERRIDDEN
-    return is_small_float32 and not _may_be_last(input)
 
 
 def our_layer_norm(input: Tensor, weight: Tensor | None) -> bool:

@@ -18,7 +18,6 @@ from torch import Tensor
 from normgrad.contract.status import RUNTIME, ContractError
 from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
-from normgrad.torch.choices import backward_is_pytorchs
 from normgrad.torch.kernels import TorchKernel, are_plain
 from normgrad.torch.outputs import DTYPES, Results, order_of
 
@@ -63,11 +62,10 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
     select = torch._C.DispatchKey.BackendSelect
 
     def function(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
-        is_ours = _in_force and not backward_is_pytorchs(args[1])
-        found = kernel.recalled(args) if is_ours else None
+        found = kernel.recalled(args) if _in_force else None
         if found is not None:
             return found
-        if is_ours and args[1].dtype in DTYPES and are_plain(args):
+        if _in_force and args[1].dtype in DTYPES and are_plain(args):
             try:
                 return kernel(*args)
             except ContractError as error:
@@ -105,9 +103,8 @@ class override:
 
     Holds for the whole process and all of its threads, on CPU and CUDA, for every model as it is: what
     ``aten::native_layer_norm_backward`` and ``aten::native_group_norm_backward`` are given in float32, float16 or
-    bfloat16. Everything else, float64 above all, stays with PyTorch's kernels, and so does float32 data on the CPU that
-    is too small for ours to be faster. Blocks may be nested, and may overlap in several threads; after the last,
-    PyTorch's own kernels do all the work again.
+    bfloat16. Everything else, float64 above all, stays with PyTorch's kernels. Blocks may be nested, and may
+    overlap in several threads; after the last, PyTorch's own kernels do all the work again.
 
     Examples
     --------

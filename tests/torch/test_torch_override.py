@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import normgrad.torch
-from normgrad.torch import choices, overriding
+from normgrad.torch import overriding
 from support.torch_databases import FLOATS, MODULES, OPERATORS, calls, modules
 from support.torch_samples import random
 
@@ -43,12 +43,6 @@ class Counter:
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     return Counter(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def small_tensors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small tensors show what large ones do."""
-    monkeypatch.setattr(choices, "LEAST_OVERRIDDEN", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -115,26 +109,6 @@ def test_pytorchs_own_samples(name: str, dtype: torch.dtype, counter: Counter) -
         assert_as_near(found, plain, exact, dtype, rounding_of_constant_rows(sample))
     ours_at_work = dtype != torch.float64 and "batch" not in name
     assert (counter.calls > 0) == ours_at_work
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_small_float32_is_pytorchs_but_in_channels_last(
-    dtype: torch.dtype, layout: torch.memory_format, counter: Counter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = random(3, 4, 5, 6).to(dtype).contiguous(memory_format=layout).requires_grad_()
-    for least, ours in (
-        (x.numel(), 1),
-        (x.numel() + 1, int((dtype, layout) != (torch.float32, torch.contiguous_format))),
-    ):
-        monkeypatch.setattr(choices, "LEAST_OVERRIDDEN", least)
-        counter.calls = 0
-        with normgrad.torch.override():
-            (found,) = torch.autograd.grad(F.group_norm(x, 2).square().sum(), x)
-        assert counter.calls == ours
-    (plain,) = torch.autograd.grad(F.group_norm(x, 2).square().sum(), x)
-    if not ours:
-        torch.testing.assert_close(found, plain, rtol=0, atol=0)
 
 
 @every_operator
