@@ -30,6 +30,7 @@ UNITS_AT_ONCE = 81  # units that are taken at a time where they are kept togethe
 ONE_RUN = 82  # of columns: a chunk's numbers follow each other and share their statistics
 # Counters of the phases: taken, done. In cache lines of their own: threads write to them while others read the rest.
 FIRST, SECOND, THIRD, FOURTH = 96, 98, 100, 102
+STARTED = 104  # threads that are done with what they write before they take any work
 DESC_SIZE = 112
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
