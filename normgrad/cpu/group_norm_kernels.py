@@ -364,6 +364,7 @@ def _run(kind, layout, direction, desc):
     p = start_of(desc)
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
+        fetch_add(p, STARTED, 1)
         return
     weights = desc[WEIGHTS] + 8 * (desc[PITCH] + 16) * slot
     _start(kind, layout, direction, desc, weights)
@@ -374,7 +375,7 @@ def _run(kind, layout, direction, desc):
         _unit_by_unit(kind, layout, direction, desc, p, slot, weights)
     _conclude(kind, layout, direction, desc, p)
     # Nobody comes in any more, and whoever did has written what it writes: the workspace may be another call's next.
-    entered = min(fetch_add(p, SLOT, _CLOSED) & (_CLOSED - 1), desc[SLOTS])
+    entered = fetch_add(p, SLOT, _CLOSED) & (_CLOSED - 1)
     wait_until(p, STARTED, entered)
 
 
