@@ -191,6 +191,13 @@ def lanes_between(typingctx, value, low, high):
 
 
 @intrinsic
+def magnitude(typingctx, value):
+    return value(value), lambda context, builder, sig, args: call_intrinsic(
+        builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args)
+    )
+
+
+@intrinsic
 def square_roots(typingctx, value):
     return f64x16(f64x16), lambda context, builder, sig, args: call_intrinsic(
         builder, f"llvm.sqrt.{type_suffix(args[0].type)}", args[0].type, list(args)
