@@ -14,7 +14,7 @@ from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.kinds import CODES, TAGS
 from normgrad.cpu.operands import Operands
-from normgrad.cpu.row_sizes import GROUP, OUTER_RANK, ROWS_SCRATCH, SEGMENT, STAGED_ROWS, STRETCH, TILE
+from normgrad.cpu.row_sizes import GROUP, OUTER_RANK, SEGMENT, STAGED_ROWS, STRETCH, TILE, WEIGHT_SUMS
 from normgrad.cpu.steps import Place, Step, SteppedKernel
 from normgrad.cpu.variants import Kernel
 
@@ -40,7 +40,9 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     wide = not staged and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
     slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
-    scratch = ROWS_SCRATCH + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
+    together = GROUP if wide else _together(columns, axes.itemsize)
+    stretch = STRETCH if together == GROUP else padded
+    scratch = WEIGHT_SUMS + 8 * stretch + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
 
     desc = np.zeros(backward.DESC_SIZE, np.int64)
     places: list[tuple[int, Place]] = []
@@ -50,7 +52,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc[backward.OUTER_SHAPE : backward.OUTER_SHAPE + OUTER_RANK] = axes.outer
     desc[[backward.ROWS, backward.COLUMNS, backward.SLOTS]] = rows, columns, slots
     desc[[backward.BLOCKS, backward.BLOCK_ROWS, backward.WIDE, backward.STAGED]] = blocks, block_rows, wide, staged
-    desc[backward.TOGETHER] = GROUP if wide else _together(columns, axes.itemsize)
+    desc[[backward.TOGETHER, backward.STRETCH]] = together, stretch
     wanted = ("grad_input", "grad_weight", "grad_bias")
     desc[[backward.WANT_INPUT, backward.WANT_WEIGHT, backward.WANT_BIAS]] = [name in operands for name in wanted]
     desc[backward.EXACT_SUMS] = rows <= _FEW_ROWS
@@ -146,7 +148,7 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
 def _together(columns: int, itemsize: int) -> int:
     """How many rows of two tensors a cache holds: the first-level one, or the second beside the rows that come next."""
     row_bytes = max(2 * columns * itemsize, 1)
-    in_first = _FIRST_CACHE // row_bytes if columns <= STRETCH else 0
+    in_first = _FIRST_CACHE // row_bytes
     rows = in_first if 2 * in_first >= TILE else _SECOND_CACHE // row_bytes
     return next((size for size in (GROUP, GROUP // 2) if size <= rows), TILE)
 

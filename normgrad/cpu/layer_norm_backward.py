@@ -26,7 +26,7 @@ from normgrad.cpu.layer_norm_backward_fields import (
     STAGED,
     STATISTICS_CODE,
     STREAM,
-    TOGETHER,
+    STRETCH,
     WANT_BIAS,
     WANT_INPUT,
     WANT_WEIGHT,
@@ -43,7 +43,7 @@ from normgrad.cpu.memory import (
     take,
     wait_until,
 )
-from normgrad.cpu.row_sizes import COLUMN_CHUNK, GROUP, ROWS_SCRATCH, SEGMENT, STAGED_ROWS, STRETCH
+from normgrad.cpu.row_sizes import COLUMN_CHUNK, GROUP, SEGMENT, STAGED_ROWS, WEIGHT_SUMS
 from normgrad.cpu.rows import gather_rows, row_offset, scatter_rows, segment_sums
 from normgrad.cpu.vectors import splat_f64, vstore_f64
 
@@ -66,11 +66,10 @@ def run_rows(kind, desc, first_row, last_row, first, last, scratch, dw, db, dw_f
     a gradient that overwrites its input)."""
     n, size, staged = desc[COLUMNS], item_size(kind), desc[STAGED] != 0
     pitch = (n * size + 63) // 64 * 64
-    copies = scratch + ROWS_SCRATCH
-    group = GROUP if n <= STRETCH else desc[TOGETHER]
+    copies = scratch + WEIGHT_SUMS + 8 * desc[STRETCH]
     row = first_row
     while row < last_row:
-        rows = uniform_rows(desc, row, min(STAGED_ROWS if staged else group, last_row - row))
+        rows = uniform_rows(desc, row, min(STAGED_ROWS if staged else GROUP, last_row - row))
         d, x, o = tensor_row(desc, GRAD_OUT, row), tensor_row(desc, INPUT, row), tensor_row(desc, GRAD_INPUT, row)
         dp, xp, op = desc[GRAD_OUT + 4], desc[INPUT + 4], desc[GRAD_INPUT + 4]
         if staged:
@@ -78,9 +77,9 @@ def run_rows(kind, desc, first_row, last_row, first, last, scratch, dw, db, dw_f
             gather_rows(kind, x, xp // size, desc[INPUT + 1], copies + STAGED_ROWS * pitch, pitch, rows, n)
             d, x, o = copies, copies + STAGED_ROWS * pitch, copies + 2 * STAGED_ROWS * pitch
             dp, xp, op = pitch, pitch, pitch
-        for r in range(0, rows, group):
+        for r in range(0, rows, GROUP):
             tensors = d + r * dp, dp, x + r * xp, xp, o + r * op, op
-            run_group(kind, desc, row + r, min(group, rows - r), first, last, tensors, scratch, dw, db, dw_first)
+            run_group(kind, desc, row + r, min(GROUP, rows - r), first, last, tensors, scratch, dw, db, dw_first)
         if staged and desc[WANT_INPUT]:
             scatter_rows(
                 kind,

@@ -11,6 +11,7 @@ from normgrad.cpu.layer_norm_backward_fields import (
     RSTD,
     STATISTICS_CODE,
     STREAM,
+    STRETCH,
     TOGETHER,
     WANT_BIAS,
     WANT_INPUT,
@@ -20,7 +21,7 @@ from normgrad.cpu.layer_norm_backward_fields import (
 from normgrad.cpu.layer_norm_rows import exact_row, load_statistics, parameters_of, parameters_of_all
 from normgrad.cpu.layer_norm_tiles import add_sums, tile_gradients
 from normgrad.cpu.memory import item_size, load_f64, stack_space, store_f64
-from normgrad.cpu.row_sizes import FINE, FIRST_SUMS, GROUP, SECOND_SUMS, SEGMENT, STRETCH, TILE
+from normgrad.cpu.row_sizes import FINE, FIRST_SUMS, GROUP, SECOND_SUMS, SEGMENT, TILE
 from normgrad.cpu.rows import lane_sums
 from normgrad.cpu.vectors import hsum, splat_f64, store_sums, vload_f64, vstore_f64
 
@@ -108,17 +109,30 @@ def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, r, 
     """Columns [first, last) of rows that are prepared, from the group's row r on."""
     weight, want_sums = desc[ORDERED_WEIGHT], (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0
     wide, want_input, stream = desc[WIDE] != 0, desc[WANT_INPUT] != 0, desc[STREAM] != 0
+    sums_pitch = 4 * desc[STRETCH]
     for i in range(0, rows, at_once):
         here = rows_from(tensors, i)
         ahead_go, ahead_x = rows * tensors[1], 0  # the next rows; of x, the sums have asked for them
         if wide:
             ahead = TILE if i + TILE < rows else -i
-            stretch = 0 if i + TILE < rows else STRETCH * item_size(kind)
+            stretch = 0 if i + TILE < rows else desc[STRETCH] * item_size(kind)
             ahead_go, ahead_x = ahead * tensors[1] + stretch, ahead * tensors[3] + stretch
         if load_f64(scratch + FINE, r + i) != 0:
             count = min(at_once, rows - i)
             tile_gradients(
-                kind, count, first, last, here, weight, scratch, r + i, want_input, stream, ahead_go, ahead_x
+                kind,
+                count,
+                first,
+                last,
+                here,
+                weight,
+                scratch,
+                sums_pitch,
+                r + i,
+                want_input,
+                stream,
+                ahead_go,
+                ahead_x,
             )
         else:
             d, _, v, _, o, _ = here
@@ -137,8 +151,8 @@ def run_group(kind, desc, row, rows, first, last, tensors, scratch, dw, db, dw_f
         here, count, at_once = rows_from(tensors, r), min(together, rows - r), TILE
         if not prepare_rows(kind, desc, row + r, count, here, scratch, r):
             at_once, exact = 1, True  # by rows, some of which need float64
-        for j in range(first, last, STRETCH):
-            end = min(last, j + STRETCH)
+        for j in range(first, last, desc[STRETCH]):
+            end = min(last, j + desc[STRETCH])
             rows_gradients(kind, desc, at_once, count, j, end, here, scratch, r, dw, db, dw_first)
             if want_sums and r + together >= rows:
-                add_sums(kind, exact, j, end, tensors, scratch, rows, pad, dw, db, dw_first)
+                add_sums(kind, exact, j, end, tensors, scratch, 4 * desc[STRETCH], rows, pad, dw, db, dw_first)

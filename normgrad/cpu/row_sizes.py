@@ -14,5 +14,3 @@ COLUMN_CHUNK = 8192  # columns of long rows that are taken at a time
 # where it is not. Then the sums for the weight gradients over a stretch of columns, and for the bias gradients.
 MEANS, RSTDS, OFFSETS, SLOPES, FIRST_SUMS, SECOND_SUMS, FINE, EXACT = 0, 128, 256, 384, 512, 768, 1024, 1152
 WEIGHT_SUMS = 1408
-BIAS_SUMS = WEIGHT_SUMS + 4 * STRETCH
-ROWS_SCRATCH = BIAS_SUMS + 4 * STRETCH
