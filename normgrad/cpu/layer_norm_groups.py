@@ -25,7 +25,7 @@ from normgrad.cpu.row_sizes import FINE, FIRST_SUMS, GROUP, SECOND_SUMS, SEGMENT
 from normgrad.cpu.rows import lane_sums
 from normgrad.cpu.vectors import hsum, splat_f64, store_sums, vload_f64, vstore_f64
 
-_lanes, _sums = stack_space(2 * GROUP * 16 * 8), stack_space(2 * TILE * 8)
+_lanes, _before = stack_space(2 * GROUP * 16 * 8), stack_space(2 * GROUP * 8)
 
 
 @in_place
@@ -64,26 +64,28 @@ def sum_row(kind, desc, row, grad_out, x, lanes, ahead):
 
 @in_place
 def _add_lanes(lanes, sums):
-    """The sums over lanes of TILE rows, added to theirs."""
-    more = _sums()
-    store_sums(more, vload_f64(lanes, 0), vload_f64(lanes, 16), vload_f64(lanes, 32), vload_f64(lanes, 48))
-    for i in range(TILE):
-        store_f64(sums, i, load_f64(sums, i) + load_f64(more, i))
+    """The sums over lanes of TILE rows."""
+    store_sums(sums, vload_f64(lanes, 0), vload_f64(lanes, 16), vload_f64(lanes, 32), vload_f64(lanes, 48))
 
 
 @device
 def sum_rows(kind, desc, row, rows, tensors, scratch, r):
     """The sums of rows from `row` on, which are those from r on of their group."""
     grad_out, go_pitch, x, x_pitch, _, _ = tensors
-    lanes = _lanes()
+    lanes, before = _lanes(), _before()
     for i in range(rows):  # all rows first: the sum over a row's lanes would wait for its columns
         d, v = grad_out + i * go_pitch, x + i * x_pitch
-        s1, s2 = sum_row(kind, desc, row + i, d, v, lanes + 128 * i, rows * x_pitch)
-        store_f64(scratch + FIRST_SUMS, r + i, s1)
-        store_f64(scratch + SECOND_SUMS, r + i, s2)
+        s1, s2 = sum_row(kind, desc, row + i, d, v, lanes + 128 * i, v + rows * x_pitch)
+        store_f64(before, i, s1)
+        store_f64(before, GROUP + i, s2)
     for i in range(0, rows, TILE):  # of rows that are not there nothing is used
         _add_lanes(lanes + 128 * i, scratch + FIRST_SUMS + 8 * (r + i))
         _add_lanes(lanes + 128 * (GROUP + i), scratch + SECOND_SUMS + 8 * (r + i))
+    if desc[COLUMNS] > SEGMENT:
+        for i in range(rows):
+            first, second = load_f64(scratch + FIRST_SUMS, r + i), load_f64(scratch + SECOND_SUMS, r + i)
+            store_f64(scratch + FIRST_SUMS, r + i, load_f64(before, i) + first)
+            store_f64(scratch + SECOND_SUMS, r + i, load_f64(before, GROUP + i) + second)
 
 
 @device

@@ -4,8 +4,9 @@ import numpy as np
 
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, prefetch_l2
+from normgrad.cpu.memory import load, load_f64
 from normgrad.cpu.pairs import (
+    ask_for_pair,
     load_pair,
     load_pair_first,
     store_normal_pair,
@@ -68,14 +69,6 @@ def _keep_sums(sums, sums_pitch, i, s, begins):
 
 
 @in_place
-def _ask_ahead(kind, address, j, ahead):
-    if ahead:
-        prefetch_l2(address + j * item_size(kind) + ahead)
-        if item_size(kind) == 4:
-            prefetch_l2(address + j * item_size(kind) + ahead + 64)
-
-
-@in_place
 def _whole_pairs(
     kind, rows, first, last, tensors, weight, scratch, sums_pitch, r0, want_input, stream, ahead_go, ahead_x
 ):
@@ -86,8 +79,9 @@ def _whole_pairs(
         s = (zero, zero, zero, zero)
         for r in range(rows):
             d, v = load_pair(kind, grad_out + r * go_pitch, j), load_pair(kind, x + r * x_pitch, j)
-            _ask_ahead(kind, grad_out + r * go_pitch, j, ahead_go)
-            _ask_ahead(kind, x + r * x_pitch, j, ahead_x)
+            ask_for_pair(kind, grad_out + ahead_go + r * go_pitch, j)
+            if ahead_x:
+                ask_for_pair(kind, x + ahead_x + r * x_pitch, j)
             o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
             if stream:
                 stream_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)

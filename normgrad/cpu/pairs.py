@@ -125,6 +125,23 @@ def load_pair(typingctx, kind, address, index):
 
 
 @intrinsic
+def ask_for_pair(typingctx, kind, address, index):
+    """Ask for 32 elements in the second-level cache; any address is safe."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
+        read, locality, data = (ir.Constant(I32_TYPE, v) for v in (0, 2, 1))
+        for line in range(0, PAIR, 64 // size_of(element)):
+            at = builder.add(index, ir.Constant(index.type, line))
+            pointer = builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer())
+            call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, read, locality, data])
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index), codegen
+
+
+@intrinsic
 def load_pair_first(typingctx, kind, address, index, count):
     """The first `count` of 32 columns, zeros after; nothing beyond is read."""
 

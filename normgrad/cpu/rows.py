@@ -2,11 +2,10 @@
 
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, prefetch_l2
-from normgrad.cpu.pairs import copy_element, is_bfloat, load_pair, load_pair_first
+from normgrad.cpu.pairs import ask_for_pair, copy_element, is_bfloat, load_pair, load_pair_first
 from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, vload, widen
 
-AHEAD_BYTES = 1024
+AHEAD_BYTES = 1024  # where no other row is asked for
 
 
 @device
@@ -47,9 +46,7 @@ def _pair_terms(d, x, w0, w1, mean):
 
 @in_place
 def _terms(kind, grad_out, x, weight, j, mean, ahead):
-    prefetch_l2(x + j * item_size(kind) + ahead)
-    if item_size(kind) == 4:
-        prefetch_l2(x + j * item_size(kind) + ahead + 64)
+    ask_for_pair(kind, ahead, j)
     return _pair_terms(
         load_pair(kind, grad_out, j), load_pair(kind, x, j), vload(F32, weight, j), vload(F32, weight, j + 16), mean
     )
@@ -58,7 +55,7 @@ def _terms(kind, grad_out, x, weight, j, mean, ahead):
 @device
 def lane_sums(kind, grad_out, x, weight, first, last, mean, ahead):
     """sum(g), sum(g*(x - mean)) over columns, in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
-    Asks for the numbers so many bytes ahead of x."""
+    Asks for the numbers of another row, ahead of their time."""
     vm = splat_f32(mean)
     s1, s2 = splat_f64(0.0), splat_f64(0.0)
     j = first
@@ -95,7 +92,7 @@ def lane_sums(kind, grad_out, x, weight, first, last, mean, ahead):
 @device
 def segment_sums(kind, grad_out, x, weight, first, last, mean):
     """sum(g), sum(g*(x - mean)) over columns."""
-    s1, s2 = lane_sums(kind, grad_out, x, weight, first, last, mean, AHEAD_BYTES)
+    s1, s2 = lane_sums(kind, grad_out, x, weight, first, last, mean, x + AHEAD_BYTES)
     return hsum(s1), hsum(s2)
 
 
