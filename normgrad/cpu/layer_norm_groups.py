@@ -19,6 +19,7 @@ from normgrad.cpu.layer_norm_backward_fields import (
     WIDE,
 )
 from normgrad.cpu.layer_norm_rows import exact_row, load_statistics, parameters_of, parameters_of_all
+from normgrad.cpu.layer_norm_short_rows import SHORT, short_tile_gradients, sum_short_rows
 from normgrad.cpu.layer_norm_tiles import add_sums, tile_gradients
 from normgrad.cpu.memory import item_size, load_f64, stack_space, store_f64
 from normgrad.cpu.row_sizes import FINE, FIRST_SUMS, GROUP, SECOND_SUMS, SEGMENT, TILE
@@ -95,6 +96,8 @@ def prepare_rows(kind, desc, row, rows, tensors, scratch, r):
     load_statistics(desc[STATISTICS_CODE], desc[MEAN], desc[RSTD], row, rows, scratch, r)
     if want_input and desc[WIDE] != 0:
         read_sums(desc, row, rows, scratch, r)
+    elif want_input and item_size(kind) == 4 and n == SHORT:
+        sum_short_rows(desc[ORDERED_WEIGHT], rows, tensors, scratch, r)
     elif want_input:
         sum_rows(kind, desc, row, rows, tensors, scratch, r)
     if parameters_of_all(kind, scratch, r, n, want_input):
@@ -111,7 +114,7 @@ def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, r, 
     """Columns [first, last) of rows that are prepared, from the group's row r on."""
     weight, want_sums = desc[ORDERED_WEIGHT], (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0
     wide, want_input, stream = desc[WIDE] != 0, desc[WANT_INPUT] != 0, desc[STREAM] != 0
-    sums_pitch = 4 * desc[STRETCH]
+    sums_pitch, short = 4 * desc[STRETCH], item_size(kind) == 4 and desc[COLUMNS] == SHORT and want_input
     for i in range(0, rows, at_once):
         here = rows_from(tensors, i)
         ahead_go, ahead_x = rows * tensors[1], 0  # the next rows; of x, the sums have asked for them
@@ -119,7 +122,9 @@ def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, r, 
             ahead = TILE if i + TILE < rows else -i
             stretch = 0 if i + TILE < rows else desc[STRETCH] * item_size(kind)
             ahead_go, ahead_x = ahead * tensors[1] + stretch, ahead * tensors[3] + stretch
-        if load_f64(scratch + FINE, r + i) != 0:
+        if short and at_once == TILE and i + TILE <= rows:
+            short_tile_gradients(weight, here, scratch, sums_pitch, r + i, stream, rows)
+        elif load_f64(scratch + FINE, r + i) != 0:
             count = min(at_once, rows - i)
             tile_gradients(
                 kind,

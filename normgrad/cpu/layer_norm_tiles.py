@@ -33,15 +33,15 @@ SMALLEST, LARGEST = np.float32(2.0**-80), np.float32(2.0**100)
 
 
 @in_place
-def _splat(scratch, parameter, r):
+def splat_of(scratch, parameter, r):
     return splat_f32(load(F32, scratch + parameter, r))
 
 
 @in_place
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
     """One row's 32 columns: grad_input, and its terms added to the weight gradients s = (dw, dw, db, db)."""
-    mean, rstd = _splat(scratch, MEANS, r), _splat(scratch, RSTDS, r)
-    offset, slope = _splat(scratch, OFFSETS, r), _splat(scratch, SLOPES, r)
+    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
+    offset, slope = splat_of(scratch, OFFSETS, r), splat_of(scratch, SLOPES, r)
     x0, x1 = x[0] - mean, x[1] - mean
     d0, d1 = d[0] * rstd, d[1] * rstd
     if begins:
@@ -53,7 +53,7 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 
 @in_place
-def _keep_sums(sums, sums_pitch, i, s, begins):
+def keep_sums(sums, sums_pitch, i, s, begins):
     """The sums of a tile's rows, added to those of the tiles before."""
     if not begins:
         s = (
@@ -87,7 +87,7 @@ def _whole_pairs(
                 stream_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
             elif want_input:
                 store_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
-        _keep_sums(scratch + WEIGHT_SUMS, sums_pitch, j - first, s, r0 == 0)
+        keep_sums(scratch + WEIGHT_SUMS, sums_pitch, j - first, s, r0 == 0)
         j += 32
     return j
 
@@ -104,7 +104,7 @@ def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums_pitch, r0,
         o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
         if want_input:
             store_normal_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
-    _keep_sums(scratch + WEIGHT_SUMS, sums_pitch, i, s, r0 == 0)
+    keep_sums(scratch + WEIGHT_SUMS, sums_pitch, i, s, r0 == 0)
 
 
 @device
