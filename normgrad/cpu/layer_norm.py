@@ -14,7 +14,7 @@ from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.kinds import CODES, TAGS
 from normgrad.cpu.operands import Operands
-from normgrad.cpu.row_sizes import GROUP, OUTER_RANK, SEGMENT, STAGED_ROWS, STRETCH, TILE, WEIGHT_SUMS
+from normgrad.cpu.row_sizes import GROUP, OUTER_RANK, SEGMENT, STAGED_ROWS, STRETCH, SUMS, TILE
 from normgrad.cpu.steps import Place, Step, SteppedKernel
 from normgrad.cpu.variants import Kernel
 
@@ -41,8 +41,8 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
     together = GROUP if wide else _together(columns, axes.itemsize)
-    stretch = STRETCH if together == GROUP else padded
-    scratch = WEIGHT_SUMS + 8 * stretch + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
+    sums_size = 8 * (STRETCH if together == GROUP else padded)
+    scratch = SUMS + sums_size + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
 
     desc = np.zeros(backward.DESC_SIZE, np.int64)
     places: list[tuple[int, Place]] = []
@@ -52,7 +52,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc[backward.OUTER_SHAPE : backward.OUTER_SHAPE + OUTER_RANK] = axes.outer
     desc[[backward.ROWS, backward.COLUMNS, backward.SLOTS]] = rows, columns, slots
     desc[[backward.BLOCKS, backward.BLOCK_ROWS, backward.WIDE, backward.STAGED]] = blocks, block_rows, wide, staged
-    desc[[backward.TOGETHER, backward.STRETCH]] = together, stretch
+    desc[[backward.TOGETHER, backward.SUMS_SIZE]] = together, sums_size
     wanted = ("grad_input", "grad_weight", "grad_bias")
     desc[[backward.WANT_INPUT, backward.WANT_WEIGHT, backward.WANT_BIAS]] = [name in operands for name in wanted]
     desc[backward.EXACT_SUMS] = rows <= _FEW_ROWS

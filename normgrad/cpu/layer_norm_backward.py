@@ -26,7 +26,7 @@ from normgrad.cpu.layer_norm_backward_fields import (
     STAGED,
     STATISTICS_CODE,
     STREAM,
-    STRETCH,
+    SUMS_SIZE,
     WANT_BIAS,
     WANT_INPUT,
     WANT_WEIGHT,
@@ -43,7 +43,7 @@ from normgrad.cpu.memory import (
     take,
     wait_until,
 )
-from normgrad.cpu.row_sizes import COLUMN_CHUNK, GROUP, SEGMENT, STAGED_ROWS, WEIGHT_SUMS
+from normgrad.cpu.row_sizes import COLUMN_CHUNK, GROUP, SEGMENT, STAGED_ROWS, SUMS
 from normgrad.cpu.rows import gather_rows, row_offset, scatter_rows, segment_sums
 from normgrad.cpu.vectors import splat_f64, vstore_f64
 
@@ -66,7 +66,7 @@ def run_rows(kind, desc, first_row, last_row, first, last, scratch, dw, db, dw_f
     a gradient that overwrites its input)."""
     n, size, staged = desc[COLUMNS], item_size(kind), desc[STAGED] != 0
     pitch = (n * size + 63) // 64 * 64
-    copies = scratch + WEIGHT_SUMS + 8 * desc[STRETCH]
+    copies = scratch + SUMS + desc[SUMS_SIZE]
     row = first_row
     while row < last_row:
         rows = uniform_rows(desc, row, min(STAGED_ROWS if staged else GROUP, last_row - row))

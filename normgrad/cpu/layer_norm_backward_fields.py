@@ -29,5 +29,5 @@ ORDERED_WEIGHT, PARTIALS, ROW_SUMS, SCRATCH, SCRATCH_SIZE = 47, 48, 49, 50, 51  
 NEXT_SEGMENT, DONE_SEGMENT = 52, 53
 EXACT_SUMS = 54  # the weight gradients' terms in float64
 TOGETHER = 55  # rows that are summed before their gradients are made
-STRETCH = 56  # columns that the tiles of a group go through one after another
+SUMS_SIZE = 56  # bytes for the float32 sums of a group
 DESC_SIZE = 57

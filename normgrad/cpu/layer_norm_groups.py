@@ -11,7 +11,6 @@ from normgrad.cpu.layer_norm_backward_fields import (
     RSTD,
     STATISTICS_CODE,
     STREAM,
-    STRETCH,
     TOGETHER,
     WANT_BIAS,
     WANT_INPUT,
@@ -22,7 +21,7 @@ from normgrad.cpu.layer_norm_rows import exact_row, load_statistics, parameters_
 from normgrad.cpu.layer_norm_short_rows import SHORT, short_tile_gradients, sum_short_rows
 from normgrad.cpu.layer_norm_tiles import add_sums, tile_gradients
 from normgrad.cpu.memory import item_size, load_f64, stack_space, store_f64
-from normgrad.cpu.row_sizes import FINE, FIRST_SUMS, GROUP, SECOND_SUMS, SEGMENT, TILE
+from normgrad.cpu.row_sizes import FINE, FIRST_SUMS, GROUP, SECOND_SUMS, SEGMENT, STRETCH, SUMS, TILE
 from normgrad.cpu.rows import lane_sums
 from normgrad.cpu.vectors import hsum, splat_f64, store_sums, vload_f64, vstore_f64
 
@@ -110,20 +109,20 @@ def prepare_rows(kind, desc, row, rows, tensors, scratch, r):
 
 
 @device
-def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, r, dw, db, dw_first):
+def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, sums, r, dw, db, dw_first):
     """Columns [first, last) of rows that are prepared, from the group's row r on."""
     weight, want_sums = desc[ORDERED_WEIGHT], (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0
     wide, want_input, stream = desc[WIDE] != 0, desc[WANT_INPUT] != 0, desc[STREAM] != 0
-    sums_pitch, short = 4 * desc[STRETCH], item_size(kind) == 4 and desc[COLUMNS] == SHORT and want_input
+    short = item_size(kind) == 4 and desc[COLUMNS] == SHORT and want_input
     for i in range(0, rows, at_once):
         here = rows_from(tensors, i)
         ahead_go, ahead_x = rows * tensors[1], 0  # the next rows; of x, the sums have asked for them
         if wide:
             ahead = TILE if i + TILE < rows else -i
-            stretch = 0 if i + TILE < rows else desc[STRETCH] * item_size(kind)
+            stretch = 0 if i + TILE < rows else STRETCH * item_size(kind)
             ahead_go, ahead_x = ahead * tensors[1] + stretch, ahead * tensors[3] + stretch
         if short and at_once == TILE and i + TILE <= rows:
-            short_tile_gradients(weight, here, scratch, sums_pitch, r + i, stream, rows)
+            short_tile_gradients(weight, here, scratch, sums, r + i, stream, rows)
         elif load_f64(scratch + FINE, r + i) != 0:
             count = min(at_once, rows - i)
             tile_gradients(
@@ -134,7 +133,7 @@ def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, r, 
                 here,
                 weight,
                 scratch,
-                sums_pitch,
+                sums,
                 r + i,
                 want_input,
                 stream,
@@ -149,7 +148,7 @@ def rows_gradients(kind, desc, at_once, rows, first, last, tensors, scratch, r, 
 @device
 def run_group(kind, desc, row, rows, first, last, tensors, scratch, dw, db, dw_first):
     """Columns [first, last) of up to GROUP rows. TOGETHER of them stay in a cache between their sums and their
-    gradients; where that is not all of them, a stretch is a whole row.
+    gradients; where that is not all of them, the sums of whole rows are kept meanwhile.
     """
     together, exact = desc[TOGETHER], desc[EXACT_SUMS] != 0
     want_sums, pad = (desc[WANT_WEIGHT] | desc[WANT_BIAS]) != 0, desc[ORDERED_WEIGHT] + (desc[COLUMNS] + 31) // 32 * 128
@@ -158,8 +157,8 @@ def run_group(kind, desc, row, rows, first, last, tensors, scratch, dw, db, dw_f
         here, count, at_once = rows_from(tensors, r), min(together, rows - r), TILE
         if not prepare_rows(kind, desc, row + r, count, here, scratch, r):
             at_once, exact = 1, True  # by rows, some of which need float64
-        for j in range(first, last, desc[STRETCH]):
-            end = min(last, j + desc[STRETCH])
-            rows_gradients(kind, desc, at_once, count, j, end, here, scratch, r, dw, db, dw_first)
+        for j in range(first, last, STRETCH):
+            end, sums = min(last, j + STRETCH), scratch + SUMS + (8 * (j - first) if together < GROUP else 0)
+            rows_gradients(kind, desc, at_once, count, j, end, here, scratch, sums, r, dw, db, dw_first)
             if want_sums and r + together >= rows:
-                add_sums(kind, exact, j, end, tensors, scratch, 4 * desc[STRETCH], rows, pad, dw, db, dw_first)
+                add_sums(kind, exact, j, end, tensors, scratch, sums, rows, pad, dw, db, dw_first)

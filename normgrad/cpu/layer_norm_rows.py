@@ -18,7 +18,7 @@ from normgrad.cpu.row_sizes import (
     SECOND_SUMS,
     SEGMENT,
     SLOPES,
-    WEIGHT_SUMS,
+    SUMS,
 )
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.vectors import (
@@ -41,7 +41,7 @@ SMALLEST_RSTD, LARGEST_RSTD = 2.0**-60, 2.0**27
 @device
 def begin_scratch(scratch):
     """Numbers that pass for a row's, where there is none."""
-    for at in range(0, WEIGHT_SUMS, 64):
+    for at in range(0, SUMS, 64):
         vstore(F32, scratch + at, 0, narrow(splat_f64(1.0)))
     for at in range(FIRST_SUMS, FINE, 128):
         vstore_f64(scratch + at, 0, splat_f64(1.0))

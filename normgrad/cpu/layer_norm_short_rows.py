@@ -6,7 +6,7 @@ from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.layer_norm_tiles import keep_sums, splat_of
 from normgrad.cpu.pairs import ask_for_pair, stream_normal_pair
-from normgrad.cpu.row_sizes import FIRST_SUMS, MEANS, OFFSETS, RSTDS, SECOND_SUMS, SLOPES, TILE, WEIGHT_SUMS
+from normgrad.cpu.row_sizes import FIRST_SUMS, MEANS, OFFSETS, RSTDS, SECOND_SUMS, SLOPES, TILE
 from normgrad.cpu.vectors import fma, splat_f32, store_sums, vload, vstore, widen
 
 SHORT = 16
@@ -43,7 +43,7 @@ def _gradient(w, tensors, scratch, r, i):
 
 
 @device
-def short_tile_gradients(weight, tensors, scratch, sums_pitch, r, stream, ahead):
+def short_tile_gradients(weight, tensors, scratch, sums, r, stream, ahead):
     """TILE rows, from r on of their group, and their terms to its sums. Asks for the data so many rows ahead."""
     w, zero = vload(F32, weight, 0), splat_f32(np.float32(0))
     out, pitch = tensors[4], tensors[5]
@@ -63,4 +63,4 @@ def short_tile_gradients(weight, tensors, scratch, sums_pitch, r, stream, ahead)
         vstore(F32, out + 2 * pitch, 0, o2)
         vstore(F32, out + 3 * pitch, 0, o3)
     dw, db = fma(s3, x3, fma(s2, x2, fma(s1, x1, s0 * x0))), ((d0 + d1) + d2) + d3
-    keep_sums(scratch + WEIGHT_SUMS, sums_pitch, 0, (dw, zero, db, zero), r == 0)
+    keep_sums(sums, 0, (dw, zero, db, zero), r == 0)

@@ -13,7 +13,7 @@ from normgrad.cpu.pairs import (
     store_normal_pair_first,
     stream_normal_pair,
 )
-from normgrad.cpu.row_sizes import FINE, MEANS, OFFSETS, RSTDS, SLOPES, TILE, WEIGHT_SUMS
+from normgrad.cpu.row_sizes import FINE, MEANS, OFFSETS, RSTDS, SLOPES, TILE
 from normgrad.cpu.vectors import (
     all_between,
     bits_or,
@@ -53,25 +53,23 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 
 @in_place
-def keep_sums(sums, sums_pitch, i, s, begins):
-    """The sums of a tile's rows, added to those of the tiles before."""
+def keep_sums(sums, i, s, begins):
+    """The sums of a tile's rows, added to those of the tiles before: of 32 columns the weight's, then the bias's."""
     if not begins:
         s = (
-            s[0] + vload(F32, sums, i),
-            s[1] + vload(F32, sums, i + 16),
-            s[2] + vload(F32, sums + sums_pitch, i),
-            s[3] + vload(F32, sums + sums_pitch, i + 16),
+            s[0] + vload(F32, sums, 2 * i),
+            s[1] + vload(F32, sums, 2 * i + 16),
+            s[2] + vload(F32, sums, 2 * i + 32),
+            s[3] + vload(F32, sums, 2 * i + 48),
         )
-    vstore(F32, sums, i, s[0])
-    vstore(F32, sums, i + 16, s[1])
-    vstore(F32, sums + sums_pitch, i, s[2])
-    vstore(F32, sums + sums_pitch, i + 16, s[3])
+    vstore(F32, sums, 2 * i, s[0])
+    vstore(F32, sums, 2 * i + 16, s[1])
+    vstore(F32, sums, 2 * i + 32, s[2])
+    vstore(F32, sums, 2 * i + 48, s[3])
 
 
 @in_place
-def _whole_pairs(
-    kind, rows, first, last, tensors, weight, scratch, sums_pitch, r0, want_input, stream, ahead_go, ahead_x
-):
+def _whole_pairs(kind, rows, first, last, tensors, weight, scratch, sums, r0, want_input, stream, ahead_go, ahead_x):
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
     zero, j = splat_f32(np.float32(0)), first
     while j + 32 <= last:
@@ -87,13 +85,13 @@ def _whole_pairs(
                 stream_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
             elif want_input:
                 store_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
-        keep_sums(scratch + WEIGHT_SUMS, sums_pitch, j - first, s, r0 == 0)
+        keep_sums(sums, j - first, s, r0 == 0)
         j += 32
     return j
 
 
 @in_place
-def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums_pitch, r0, want_input):
+def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums, r0, want_input):
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
     zero = splat_f32(np.float32(0))
     w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
@@ -104,30 +102,24 @@ def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums_pitch, r0,
         o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
         if want_input:
             store_normal_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
-    keep_sums(scratch + WEIGHT_SUMS, sums_pitch, i, s, r0 == 0)
+    keep_sums(sums, i, s, r0 == 0)
 
 
 @device
-def tile_gradients(
-    kind, rows, first, last, tensors, weight, scratch, sums_pitch, r, want_input, stream, ahead_go, ahead_x
-):
+def tile_gradients(kind, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
     """Columns [first, last) of up to TILE rows, r and following of their group, and their weight gradients' terms,
     in float32, to the group's sums. Asks for the data so many bytes ahead.
     """
     if rows == TILE and stream:
-        j = _whole_pairs(
-            kind, TILE, first, last, tensors, weight, scratch, sums_pitch, r, True, True, ahead_go, ahead_x
-        )
+        j = _whole_pairs(kind, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
     elif rows == TILE and want_input:
-        j = _whole_pairs(
-            kind, TILE, first, last, tensors, weight, scratch, sums_pitch, r, True, False, ahead_go, ahead_x
-        )
+        j = _whole_pairs(kind, TILE, first, last, tensors, weight, scratch, sums, r, True, False, ahead_go, ahead_x)
     else:
         j = _whole_pairs(
-            kind, rows, first, last, tensors, weight, scratch, sums_pitch, r, want_input, stream, ahead_go, ahead_x
+            kind, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x
         )
     if j < last:
-        _last_pair(kind, rows, j, last, j - first, tensors, weight, scratch, sums_pitch, r, want_input)
+        _last_pair(kind, rows, j, last, j - first, tensors, weight, scratch, sums, r, want_input)
 
 
 @device
@@ -164,14 +156,13 @@ def _exact_sums_pair(kind, tensors, scratch, rows, j, count, dw, db, lane):
 
 
 @in_place
-def _add_sums_pair(kind, exact, tensors, scratch, sums_pitch, rows, j, count, i, pad0, pad1, dw, db, lane):
-    sums = scratch + WEIGHT_SUMS
-    dw0, dw1 = vload(F32, sums, i), vload(F32, sums, i + 16)
+def _add_sums_pair(kind, exact, tensors, scratch, sums, rows, j, count, i, pad0, pad1, dw, db, lane):
+    dw0, dw1 = vload(F32, sums, 2 * i), vload(F32, sums, 2 * i + 16)
     fine = all_between(dw0 + pad0, SMALLEST, LARGEST) and all_between(dw1 + pad1, SMALLEST, LARGEST)
     if exact or not (fine or _only_zeros_out_of_range(kind, tensors, rows, j, count, dw0, dw1)):
         _exact_sums_pair(kind, tensors, scratch, rows, j, count, dw, db, lane)
     else:
-        db0, db1 = vload(F32, sums + sums_pitch, i), vload(F32, sums + sums_pitch, i + 16)
+        db0, db1 = vload(F32, sums, 2 * i + 32), vload(F32, sums, 2 * i + 48)
         vstore_f64(dw, lane, vload_f64(dw, lane) + widen(dw0))
         vstore_f64(dw, lane + 16, vload_f64(dw, lane + 16) + widen(dw1))
         vstore_f64(db, lane, vload_f64(db, lane) + widen(db0))
@@ -179,17 +170,13 @@ def _add_sums_pair(kind, exact, tensors, scratch, sums_pitch, rows, j, count, i,
 
 
 @device
-def add_sums(kind, exact, first, last, tensors, scratch, sums_pitch, rows, pad, dw, db, dw_first):
+def add_sums(kind, exact, first, last, tensors, scratch, sums, rows, pad, dw, db, dw_first):
     """The sums of a group of rows over a stretch of columns, to the block's in float64."""
     zero, j = splat_f32(np.float32(0)), first
     while j + 32 <= last:
-        _add_sums_pair(
-            kind, exact, tensors, scratch, sums_pitch, rows, j, 32, j - first, zero, zero, dw, db, j - dw_first
-        )
+        _add_sums_pair(kind, exact, tensors, scratch, sums, rows, j, 32, j - first, zero, zero, dw, db, j - dw_first)
         j += 32
     if j < last:
         # the lanes beyond the last column hold 0*(0 - mean): the pad replaces them by a harmless 1
         p0, p1 = vload(F32, pad, 0), vload(F32, pad, 16)
-        _add_sums_pair(
-            kind, exact, tensors, scratch, sums_pitch, rows, j, last - j, j - first, p0, p1, dw, db, j - dw_first
-        )
+        _add_sums_pair(kind, exact, tensors, scratch, sums, rows, j, last - j, j - first, p0, p1, dw, db, j - dw_first)
