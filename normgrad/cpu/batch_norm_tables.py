@@ -23,7 +23,7 @@ from normgrad.cpu.channel_fields import (
     SUM_DY_XMU,
     WEIGHT,
 )
-from normgrad.cpu.channels import partial_index, places_of, vector_value
+from normgrad.cpu.channels import partial_index, places_of, vector_or, vector_value
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load, load_f64, store, store_f64
@@ -53,17 +53,17 @@ def spread(kind, columns, desc, vector, absent, target):
     """A small vector as float32 in the order of lanes."""
     channels, pitch, whole = desc[CHANNELS], desc[PITCH], 0
     if desc[vector] == 0:
-        for lane in range(0, pitch, 16):
+        whole = channels & ~31
+        for lane in range(0, whole, 16):
             vstore(F32, target, lane, splat_f32(np.float32(absent)))
-        return
-    if desc[vector + 1] == 1 and desc[vector + 2] == 0:
+    elif desc[vector + 1] == 1 and desc[vector + 2] == 0:
         whole = channels & ~31
         for c in range(0, whole, 32):
             v = load_ordered(kind, desc[vector], c) if columns else load_pair(F32, desc[vector], c)
             vstore(F32, target, c, v[0])
             vstore(F32, target, c + 16, v[1])
     for c in range(whole, pitch):
-        value = vector_value(desc, vector, c) if c < channels else 0.0
+        value = vector_or(desc, vector, c, absent) if c < channels else 0.0
         store(F32, target, lane_of(kind, columns, c), np.float32(value))
 
 
