@@ -32,6 +32,7 @@ AHEAD_BYTES = 1024  # prefetch distance where rows are too long to ask for the n
 # Outside these a float32 intermediate may be rounded as a subnormal, or overflow where the formula does not: float64.
 SMALLEST, LARGEST = np.float32(2.0**-80), np.float32(2.0**100)
 SMALLEST_RSTD, LARGEST_RSTD = np.float32(2.0**-60), np.float32(2.0**27)
+SMALLEST_FACTOR, LARGEST_FACTOR = np.float32(2.0**-110), np.float32(2.0**110)  # of x - mean
 # Per-row parameters of a tile, float32: mean, rstd, -rstd*S1/N, -rstd^3*S2/N (S2 of x - mean); S1/N, S2/N in float64.
 PARAMETERS, FLAG, EXACT = 4, 64, 128
 
@@ -242,6 +243,7 @@ def row_parameters(kind, parameters, r, n, s1, s2, grad_out, x, weight, mean, rs
         in_range = SMALLEST <= largest <= LARGEST and abs(s2) * per_column <= LARGEST
         # Results that are subnormal numbers are rounded to bfloat16 as zeros: no loss beside terms of this size.
         in_range = in_range and (not is_bfloat(kind) or largest * rstd >= SMALLEST)
+        in_range = in_range and SMALLEST_FACTOR <= largest * rstd * rstd <= LARGEST_FACTOR
         fine = fine and (in_range or (largest == 0 and is_zero(kind, grad_out, n)))
     if want_input and not fine:
         s1, s2 = 0.0, 0.0
