@@ -8,16 +8,15 @@ from normgrad.cpu.channel_fields import (
     INPUT,
     PARTIALS,
     PITCH,
-    RECORDS,
     RESULT,
     STAT_CHANNEL,
     STREAM,
 )
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of
+from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, store_f64
+from normgrad.cpu.memory import item_size, load, store_f64
 from normgrad.cpu.moments import merged, statistics
 from normgrad.cpu.pairs import (
     is_bfloat,
@@ -29,7 +28,8 @@ from normgrad.cpu.pairs import (
     store_normal_pair_first,
     stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
+from normgrad.cpu.singles import normalise_singles
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, splat_f32, splat_f64, unlikely, widen
 
 _SHORT = 128  # places of a row that shares its vectors with the next one
 WORST = 2.0**24  # by how much squares about a shift may be larger than those about the mean
@@ -197,27 +197,6 @@ def _normalised(x, mean, factor, offset):
 
 
 @in_place
-def _normalise_singles(desc, n, c, x, result, count, weights, biases, stream):
-    """The output of float32 numbers, in float64: the conversions take less time than the memory, and it rounds once."""
-    statistic, kind = statistic_of(desc, n, c), F32
-    mean, rstd = load_f64(desc[RECORDS], 2 * statistic), load_f64(desc[RECORDS], 2 * statistic + 1)
-    centre, factor = splat_f64(mean), splat_f64(rstd * np.float64(load(F32, weights, c)))
-    bias, i = splat_f64(np.float64(load(F32, biases, c))), 0
-    while i + 32 <= count:
-        v = load_pair(kind, x, i)
-        a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
-        if stream:
-            stream_normal_pair(kind, result, i, narrow(a), narrow(b))
-        else:
-            store_normal_pair(kind, result, i, narrow(a), narrow(b))
-        i += 32
-    if i < count:
-        v = load_pair_first(kind, x, i, count - i)
-        a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
-        store_normal_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
-
-
-@in_place
 def _normalise_row(kind, desc, n, c, place, x, result, count, table, stream):
     mean, pitch = splat_f32(load(F32, table, c)), desc[PITCH]
     factor, offset = splat_f32(load(F32, table, 2 * pitch + c)), splat_f32(load(F32, table, 3 * pitch + c))
@@ -283,7 +262,7 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
         if load(F32, table, 4 * pitch + c) == 0:
             exact_normalised(desc, n, c, place, place + count)
         elif size == 4:
-            _normalise_singles(desc, n, c, x, result, count, weights, biases, stream)
+            normalise_singles(desc, n, c, x, result, count, weights, biases, stream)
         else:
             _normalise_row(kind, desc, n, c, place, x, result, count, table, stream)
         x, result = x + x_step, result + step
