@@ -225,6 +225,44 @@ def _mark(columns, desc, fine):
         store(F32, desc[TABLES], 4 * desc[PITCH], np.float32(fine))
 
 
+def _fill(kind, layout, direction, desc):
+    """What the results are made of, from the small vectors."""
+
+
+def _fill_gradients(kind, layout, direction, desc):
+    columns = in_columns(layout)
+    _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
+
+
+def _fill_normals(kind, layout, direction, desc):
+    columns = in_columns(layout)
+    _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
+
+
+choose(
+    _fill,
+    rows_backward=_fill_gradients,
+    columns_backward=_fill_gradients,
+    mixed_backward=_fill_gradients,
+    rows_forward=_fill_normals,
+    columns_forward=_fill_normals,
+    mixed_forward=_fill_normals,
+)
+
+
+@in_place
+def _make_results(kind, layout, direction, desc):
+    p = start_of(desc)
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
+        return
+    mine = is_first(p, FIRST)
+    if mine:
+        _fill(kind, layout, direction, desc)
+    finish_phase(p, FIRST, mine, 1)
+    _work_on_all(kind, layout, direction, desc, p, slot)
+
+
 @kernel
 def batch_norm_stats(desc, kind, layout):
     p = start_of(desc)
@@ -254,27 +292,9 @@ def batch_norm_reduce_backward(desc, kind, layout):
 
 @kernel
 def batch_norm_elemt_backward(desc, kind, layout):
-    p = start_of(desc)
-    columns = in_columns(layout)
-    slot = fetch_add(p, SLOT, 1)
-    if slot >= desc[SLOTS]:
-        return
-    mine = is_first(p, FIRST)
-    if mine:
-        _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
-    finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, BACKWARD, desc, p, slot)
+    _make_results(kind, layout, BACKWARD, desc)
 
 
 @kernel
 def batch_norm_elemt(desc, kind, layout):
-    p = start_of(desc)
-    columns = in_columns(layout)
-    slot = fetch_add(p, SLOT, 1)
-    if slot >= desc[SLOTS]:
-        return
-    mine = is_first(p, FIRST)
-    if mine:
-        _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
-    finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, FORWARD, desc, p, slot)
+    _make_results(kind, layout, FORWARD, desc)

@@ -51,7 +51,8 @@ RUN = 16  # places that are worked on at once
 
 
 @in_place
-def _load(kind, address, whole, count):
+def load_channels(kind, address, whole, count):
+    """32 channels, or the first ones of them."""
     if whole:
         return load_pair(kind, address, 0)
     return load_pair_first(kind, address, 0, count)
@@ -87,7 +88,7 @@ def _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, 
     if item_size(kind) == 4:
         prefetch_l2(grad_out + ahead + 64)
         prefetch_l2(x + x_ahead + 64)
-    g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
+    g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
     return a0 + g[0], a1 + g[1], fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
 
 
@@ -178,7 +179,7 @@ def _gradient_columns(kind, desc, n, c, place, rows, grad_out, x, result, table,
         if size == 4:
             prefetch_l2(grad_out + ahead + 64)
             prefetch_l2(x + x_ahead + 64)
-        g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
+        g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
         a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
@@ -324,7 +325,7 @@ def _exact_normals(desc, n, c, count, place):
 def _normalise_channels(kind, desc, n, c, place, x, result, table, stream, whole, count):
     """The output of 32 channels at a place."""
     factors, offsets = table + 8 * desc[PITCH], table + 12 * desc[PITCH]
-    v = _load(kind, x, whole, count)
+    v = load_channels(kind, x, whole, count)
     a = fma(v[0] - vload(F32, table, c), vload(F32, factors, c), vload(F32, offsets, c))
     b = fma(v[1] - vload(F32, table, c + 16), vload(F32, factors, c + 16), vload(F32, offsets, c + 16))
     if is_bfloat(kind) and unlikely(any_subnormal(a, b)):

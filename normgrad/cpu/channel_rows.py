@@ -88,6 +88,23 @@ def _are_fine(table, pitch, first, last):
 
 
 @in_place
+def _store_of_run(kind, result, i, total, a, b, stream):
+    """Store 32 places of a run, or what is left of it."""
+    if i + 32 > total:
+        store_normal_pair_first(kind, result, i, a, b, total - i)
+    elif stream:
+        stream_normal_pair(kind, result, i, a, b)
+    else:
+        store_normal_pair(kind, result, i, a, b)
+
+
+@in_place
+def _after_32(row, left, count):
+    """Which row of a run comes 32 places further, and how much is left of it."""
+    return (row, left - 32) if left > 32 else (row + 1, left - 32 + count)
+
+
+@in_place
 def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream):
     """grad_input of rows of a group that follow each other in memory: a vector has places of up to two of them."""
     pitch, total = desc[PITCH], (last - first) * count
@@ -95,8 +112,7 @@ def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table,
     factors, offset = table + 4 * (2 * pitch + first), splat_f32(load(F32, table, 3 * pitch + first))
     row, left, i = 0, count, 0
     while i < total:
-        whole = i + 32 <= total
-        if whole:
+        if i + 32 <= total:
             g, v = load_pair(kind, grad_out, i), load_pair(kind, x, i)
         else:
             g, v = load_pair_first(kind, grad_out, i, total - i), load_pair_first(kind, x, i, total - i)
@@ -105,15 +121,9 @@ def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table,
         b = fma(f[1], g[1], fma(slope, v[1] - mean, offset))
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_rows(desc, n, first + row, last, count, left)
-        elif not whole:
-            store_normal_pair_first(kind, result, i, a, b, total - i)
-        elif stream:
-            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_normal_pair(kind, result, i, a, b)
-        i, left = i + 32, left - 32
-        if left <= 0:
-            row, left = row + 1, left + count
+            _store_of_run(kind, result, i, total, a, b, stream)
+        i, (row, left) = i + 32, _after_32(row, left, count)
 
 
 @device
@@ -233,22 +243,15 @@ def _normalise_run(kind, desc, n, first, last, count, x, result, table, stream):
     factors, offsets = table + 4 * (2 * pitch + first), table + 4 * (3 * pitch + first)
     row, left, i = 0, count, 0
     while i < total:
-        whole = i + 32 <= total
-        v = load_pair(kind, x, i) if whole else load_pair_first(kind, x, i, total - i)
+        v = load_pair(kind, x, i) if i + 32 <= total else load_pair_first(kind, x, i, total - i)
         factor = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
         offset = split_pair(kind, left, load(F32, offsets, row), load(F32, offsets, row + 1))
         a, b = fma(v[0] - centre, factor[0], offset[0]), fma(v[1] - centre, factor[1], offset[1])
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_outputs(desc, n, first + row, last, count, left)
-        elif not whole:
-            store_normal_pair_first(kind, result, i, a, b, total - i)
-        elif stream:
-            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_normal_pair(kind, result, i, a, b)
-        i, left = i + 32, left - 32
-        if left <= 0:
-            row, left = row + 1, left + count
+            _store_of_run(kind, result, i, total, a, b, stream)
+        i, (row, left) = i + 32, _after_32(row, left, count)
 
 
 @device
