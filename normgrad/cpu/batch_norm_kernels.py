@@ -58,7 +58,7 @@ from normgrad.cpu.channels import (
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, BACKWARD_SUMS, F32, FORWARD, FORWARD_SUMS
-from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, store_f64
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, store_f64, take
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.vectors import vload, vload_f64, vstore_f64, widen
 
@@ -162,13 +162,13 @@ choose(
 
 
 @in_place
-def _work_on_all(kind, layout, direction, desc, p):
+def _work_on_all(kind, layout, direction, desc, p, slot):
     """The sums or the results of all chunks."""
     blocks = 1 if in_columns(layout) else blocks_of(desc, desc[CHANNELS])
     total, grain, mine = desc[SAMPLES] * desc[CHUNKS] * blocks, desc[GRAIN], 0
     items = (total + grain - 1) // grain
     while True:
-        item = fetch_add(p, SECOND, 1)
+        item = take(p, SECOND, items, slot)
         if item >= items:
             break
         for i in range(item * grain, min(total, (item + 1) * grain)):
@@ -225,13 +225,52 @@ def _mark(columns, desc, fine):
         store(F32, desc[TABLES], 4 * desc[PITCH], np.float32(fine))
 
 
+def _fill(kind, layout, direction, desc):
+    """What the results are made of, from the small vectors."""
+
+
+def _fill_gradients(kind, layout, direction, desc):
+    columns = in_columns(layout)
+    _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
+
+
+def _fill_normals(kind, layout, direction, desc):
+    columns = in_columns(layout)
+    _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
+
+
+choose(
+    _fill,
+    rows_backward=_fill_gradients,
+    columns_backward=_fill_gradients,
+    mixed_backward=_fill_gradients,
+    rows_forward=_fill_normals,
+    columns_forward=_fill_normals,
+    mixed_forward=_fill_normals,
+)
+
+
+@in_place
+def _make_results(kind, layout, direction, desc):
+    p = start_of(desc)
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
+        return
+    mine = is_first(p, FIRST)
+    if mine:
+        _fill(kind, layout, direction, desc)
+    finish_phase(p, FIRST, mine, 1)
+    _work_on_all(kind, layout, direction, desc, p, slot)
+
+
 @kernel
 def batch_norm_stats(desc, kind, layout):
     p = start_of(desc)
     columns = in_columns(layout)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
         return
-    _work_on_all(kind, layout, FORWARD_SUMS, desc, p)
+    _work_on_all(kind, layout, FORWARD_SUMS, desc, p, slot)
     _put_statistics(kind, columns, desc, p)
 
 
@@ -239,38 +278,23 @@ def batch_norm_stats(desc, kind, layout):
 def batch_norm_reduce_backward(desc, kind, layout):
     p = start_of(desc)
     columns = in_columns(layout)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
         return
     mine = is_first(p, FIRST)
     if mine:
         spread(kind, columns, desc, MEAN, 0.0, desc[TABLES])
         spread(kind, columns, desc, RSTD, 0.0, desc[TABLES] + 4 * desc[PITCH])
     finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, BACKWARD_SUMS, desc, p)
+    _work_on_all(kind, layout, BACKWARD_SUMS, desc, p, slot)
     _put_sums(kind, columns, desc, p)
 
 
 @kernel
 def batch_norm_elemt_backward(desc, kind, layout):
-    p = start_of(desc)
-    columns = in_columns(layout)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
-        return
-    mine = is_first(p, FIRST)
-    if mine:
-        _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
-    finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, BACKWARD, desc, p)
+    _make_results(kind, layout, BACKWARD, desc)
 
 
 @kernel
 def batch_norm_elemt(desc, kind, layout):
-    p = start_of(desc)
-    columns = in_columns(layout)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
-        return
-    mine = is_first(p, FIRST)
-    if mine:
-        _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
-    finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, FORWARD, desc, p)
+    _make_results(kind, layout, FORWARD, desc)

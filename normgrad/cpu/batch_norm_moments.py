@@ -7,7 +7,7 @@ at least is known from the absolute values of short sums, whose cost is small.
 
 import numpy as np
 
-from normgrad.cpu.channel_columns import add_moments, clear_sums, settle_moments
+from normgrad.cpu.channel_columns import add_moments, clear_sums, load_channels, settle_moments
 from normgrad.cpu.channel_fields import CHANNELS, CHUNK, INPUT, PARTIALS, PITCH, PLACES, SAMPLES, TABLES
 from normgrad.cpu.channel_rows import moments_of_row
 from normgrad.cpu.channels import address_of, partial_index, places_of
@@ -15,7 +15,7 @@ from normgrad.cpu.exact import exact_moments
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, stack_space, store, store_f64
-from normgrad.cpu.pairs import load_pair, load_pair_first, load_pair_or
+from normgrad.cpu.pairs import load_pair, load_pair_or
 from normgrad.cpu.rows import column_of_lane
 from normgrad.cpu.trusted_sums import LARGEST, SMALLEST
 from normgrad.cpu.vectors import (
@@ -127,19 +127,12 @@ def batch_moments_rows(kind, desc, n, first, last, part):
 
 
 @in_place
-def _load(kind, address, whole, count):
-    if whole:
-        return load_pair(kind, address, 0)
-    return load_pair_first(kind, address, 0, count)
-
-
-@in_place
 def _guess_columns(kind, x, step, places, guesses, whole, count):
     """The mean of some places, for 32 channels."""
-    v = _load(kind, x, whole, count)
+    v = load_channels(kind, x, whole, count)
     a, b = v[0], v[1]
     for r in range(1, places):
-        v = _load(kind, x + r * step, whole, count)
+        v = load_channels(kind, x + r * step, whole, count)
         a, b = a + v[0], b + v[1]
     share = splat_f32(np.float32(1.0 / places))
     vstore(F32, guesses, 0, coarse(a * share))
@@ -153,11 +146,11 @@ def _add_columns(kind, x, step, places, guesses, sizes, sums, squares, whole, co
     s0, s1, q0, q1 = zero, zero, zero, zero
     t0, t1, r0, r1 = zero, zero, zero, zero
     for _ in range(places // 2):
-        s0, s1, q0, q1 = _add_terms(_load(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
-        t0, t1, r0, r1 = _add_terms(_load(kind, x + step, whole, count), m0, m1, t0, t1, r0, r1)
+        s0, s1, q0, q1 = _add_terms(load_channels(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
+        t0, t1, r0, r1 = _add_terms(load_channels(kind, x + step, whole, count), m0, m1, t0, t1, r0, r1)
         x += 2 * step
     if places % 2:
-        s0, s1, q0, q1 = _add_terms(_load(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
+        s0, s1, q0, q1 = _add_terms(load_channels(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
     terms = splat_f32(np.float32(places))
     vstore(F32, sizes, 0, vload(F32, sizes, 0) + absolute(fma(m0, terms, s0 + t0)))
     vstore(F32, sizes, 16, vload(F32, sizes, 16) + absolute(fma(m1, terms, s1 + t1)))

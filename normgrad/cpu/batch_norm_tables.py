@@ -26,8 +26,8 @@ from normgrad.cpu.channel_fields import (
 from normgrad.cpu.channels import partial_index, places_of, vector_or, vector_value
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import load, load_f64, store, store_f64
-from normgrad.cpu.pairs import load_ordered, load_pair, store_ordered, store_pair
+from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
+from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair, store_ordered, store_pair
 from normgrad.cpu.tables import VISIBLE, lane_of, put_vector
 from normgrad.cpu.vectors import (
     all_between,
@@ -135,11 +135,11 @@ def fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag):
 
 @device
 def _record(kind, columns, desc, first, second, scale):
-    """The record of each channel, from float32 in the order of lanes."""
+    """The record of each channel, from float32 in the order of lanes: what the exact arithmetic needs."""
     for c in range(desc[CHANNELS]):
         lane = lane_of(kind, columns, c)
-        store_f64(desc[RECORDS], 2 * c, np.float64(load(F32, first, lane)) / scale)
-        store_f64(desc[RECORDS], 2 * c + 1, np.float64(load(F32, second, lane)) / scale)
+        store_f64(desc[RECORDS], 2 * c, np.float64(load(F32, first, lane)) * scale)
+        store_f64(desc[RECORDS], 2 * c + 1, np.float64(load(F32, second, lane)) * scale)
 
 
 @device
@@ -164,7 +164,8 @@ def channel_gradients(kind, columns, desc, table):
         flag = flag * lanes_between(widen(mean), 0.0, _MOST)
         seen = lanes_between(offset, VISIBLE, np.inf) + lanes_between(slope, 0.0, 0.0)
         fine = fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag * seen) and fine
-    _record(kind, columns, desc, sums, sums_x, count)
+    if is_bfloat(kind) or not fine:
+        _record(kind, columns, desc, sums, sums_x, 1.0 / count)
     return fine
 
 
@@ -183,5 +184,6 @@ def channel_normals(kind, columns, desc, table):
         offset = widen(vload(F32, biases, lane))
         flag = usable_lanes(factor) * usable_lanes(offset) * lanes_between(widen(mean), 0.0, _MOST)
         fine = fill_lanes(table, pitch, lane, mean, splat_f64(0.0), factor, offset, flag) and fine
-    _record(kind, columns, desc, means, invstds, 1.0)
+    if is_bfloat(kind) or not fine or (item_size(kind) == 4 and not columns):
+        _record(kind, columns, desc, means, invstds, 1.0)
     return fine

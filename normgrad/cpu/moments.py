@@ -9,7 +9,7 @@ import numpy as np
 
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.memory import load, stack_space
-from normgrad.cpu.pairs import load_pair, load_pair_or
+from normgrad.cpu.pairs import load_pair, load_pair_first, load_pair_or
 from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, vload_f64, vstore_f64, widen
 
 SMALLEST, LARGEST = 2.0**-80, 2.0**100
@@ -35,6 +35,24 @@ def _moments_in_float64(kind, x, n, shift):
         s, q, r = _added_in_float64(load_pair(kind, x, j), centre, s, q, r)
     if whole < n:
         s, q, r = _added_in_float64(load_pair_or(kind, x, whole, n - whole, shift), centre, s, q, r)
+    return s, q + r
+
+
+@in_place
+def _added_about_zero(v, s, q, r):
+    a, b = widen(v[0]), widen(v[1])
+    return s + (a + b), fma(a, a, q), fma(b, b, r)
+
+
+@in_place
+def _moments_about_zero(kind, x, n):
+    """The lanes of sum(x) and of sum(x^2)."""
+    zero, whole = splat_f64(0.0), n & ~31
+    s, q, r = zero, zero, zero
+    for j in range(0, whole, 32):
+        s, q, r = _added_about_zero(load_pair(kind, x, j), s, q, r)
+    if whole < n:
+        s, q, r = _added_about_zero(load_pair_first(kind, x, whole, n - whole), s, q, r)
     return s, q + r
 
 
@@ -129,10 +147,8 @@ def settled_moments(kind, x, n, shift, precise, s, q):
 @device
 def moments(kind, x, n):
     """The sum of n numbers and the squares about their mean, of many sets that make one: the squares too in float64."""
-    lanes, shift = _lanes(), load(kind, x, 0)
-    _put_in_float64(kind, x, n, shift, lanes)
-    s, q = hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16))
-    return settled_moments(kind, x, n, np.float64(shift), True, s, q)
+    s, q = _moments_about_zero(kind, x, n)
+    return settled_moments(kind, x, n, 0.0, True, hsum(s), hsum(q))
 
 
 @device
