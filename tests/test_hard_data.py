@@ -104,3 +104,19 @@ def test_layer_norm_backward_of_large_and_small_factors(
         "layer_norm_backward",
         grad_out=gradient, input=data, normalized_shape=[columns], mean=mean, rstd=rstd, weight=weight, bias=None,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_large_terms_that_cancel_overflow_only_where_the_result_does(backend: str, order: str) -> None:
+    """In float16, whose range is short: gradients are all alike, and what is left of them is small."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(16, 40, 33)).astype(np.float16)
+    mean, invstd = (v.astype(np.float32) for v in oracle.batch_norm_stats(x.astype(np.float64), 1e-5))
+    gradient = np.full(x.shape, 1e4, np.float16)
+    weight = (generator.normal(size=40) * 1e12).astype(np.float32)
+    count = np.array([x.size // 40], np.int32)
+    _check(
+        "batch_norm_elemt_backward",
+        grad_out=_in_order(gradient, order), input=_in_order(x, order), mean=mean, invstd=invstd, weight=weight,
+        sum_dy=np.full(40, 1e4 * count[0], np.float32), sum_dy_xmu=np.zeros(40, np.float32), counter=count,
+    )  # fmt: skip
