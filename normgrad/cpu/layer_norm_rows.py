@@ -36,6 +36,7 @@ from normgrad.cpu.vectors import (
 # Outside these a float32 intermediate may be rounded as a subnormal, or overflow where the formula does not: float64.
 SMALLEST, LARGEST = 2.0**-80, 2.0**100
 SMALLEST_RSTD, LARGEST_RSTD = 2.0**-60, 2.0**27
+SMALLEST_SLOPE, LARGEST_SLOPE = 2.0**-110, 2.0**110
 
 
 @device
@@ -64,6 +65,7 @@ def _all_in_range(kind, s1, s2, rstd, per_column):
     """As _is_in_range, of 16 rows."""
     largest = (magnitude(s1) + magnitude(s2 * rstd)) * per_column
     fine = all_between_f64(largest, SMALLEST, LARGEST) and all_between_f64(s2 * per_column, 0.0, LARGEST)
+    fine = fine and all_between_f64(largest * rstd * rstd, SMALLEST_SLOPE, LARGEST_SLOPE)
     return fine and (not is_bfloat(kind) or all_between_f64(largest * rstd, SMALLEST, np.inf))
 
 
@@ -72,6 +74,7 @@ def _is_in_range(kind, s1, s2, rstd, per_column):
     """Whether a row's terms are neither too large nor too small for float32."""
     largest = (abs(s1) + abs(s2 * rstd)) * per_column
     fine = SMALLEST <= largest <= LARGEST and abs(s2 * per_column) <= LARGEST
+    fine = fine and SMALLEST_SLOPE <= largest * rstd * rstd <= LARGEST_SLOPE
     # Results that are subnormal numbers are rounded to bfloat16 as zeros: no loss beside terms of this size.
     return fine and (not is_bfloat(kind) or abs(largest * rstd) >= SMALLEST)
 

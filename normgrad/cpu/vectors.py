@@ -98,6 +98,18 @@ def bits_or(typingctx, a, b):
 
 
 @intrinsic
+def coarse(typingctx, value):
+    """float32, a number or a vector, with its first 8 digits alone: sums with it are exact if terms are short."""
+
+    def codegen(context, builder, sig, args):
+        word = vector_of(I32_TYPE) if value == f32x16 else I32_TYPE
+        mask = splat_constant(word, 0xFFFF0000) if value == f32x16 else ir.Constant(word, 0xFFFF0000)
+        return builder.bitcast(builder.and_(builder.bitcast(args[0], word), mask), args[0].type)
+
+    return value(value), codegen
+
+
+@intrinsic
 def select_zero(typingctx, condition, zero, other):
     """Lanes of ``zero`` where the condition is zero (of either sign), of ``other`` elsewhere."""
 
