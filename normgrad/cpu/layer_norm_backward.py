@@ -137,6 +137,7 @@ def run_items(kind, desc, p, slot, scratch):
         i = take(p, NEXT, items, slot)
         if i >= items:
             break
+        begin_scratch(scratch)
         first_row, last_row, first, last = i * desc[BLOCK_ROWS], min(m, (i + 1) * desc[BLOCK_ROWS]), 0, n
         dw = desc[PARTIALS] + i * padded * 16
         if wide:
@@ -160,7 +161,6 @@ def layer_norm_backward(desc, kind):
     if desc[GRAD_INPUT] % 64 != 0:
         desc[STREAM] = 0
     scratch = desc[SCRATCH] + slot * desc[SCRATCH_SIZE]
-    begin_scratch(scratch)
     order_weight(kind, desc, p)
     sum_segments(kind, desc, p)
     run_items(kind, desc, p, slot, scratch)
