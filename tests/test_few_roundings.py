@@ -61,3 +61,25 @@ def test_one_large_number_among_few_is_summed_without_a_rounding(seed: int, monk
     results = dict(zip(function.signature.output_names, function(**arguments), strict=True))
     for name, value in results.items():
         assert np.max(measure(value, exact[name], sizes[name]).share_of_bound) <= ONE, name
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 16), (64, 40), (80, 3000)])
+def test_rows_that_are_lost_one_by_one_are_few(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows too small to change a sum that has begun with 1 would take the whole bound if 15 of them met it in turn."""
+    monkeypatch.setenv("NORMGRAD_BACKEND", "cpu")
+    grad_out = np.full((rows, columns), 0.99 * 2.0**-24, np.float32)
+    grad_out[::16] = 1
+    function = OPERATORS["layer_norm_backward"]
+    statistics = {"mean": np.zeros((rows, 1), np.float32), "rstd": np.ones((rows, 1), np.float32)}
+    arguments = {
+        "grad_out": grad_out,
+        "input": np.ones_like(grad_out),
+        "normalized_shape": (columns,),
+        **statistics,
+        "weight": np.ones(columns, np.float32),
+    }
+    call = checked(function, arguments, None)
+    exact, sizes = exact_results(function, call), magnitudes(function, call)
+    results = dict(zip(function.signature.output_names, function(**arguments), strict=True))
+    for name in ("grad_weight", "grad_bias"):
+        assert np.max(measure(results[name], exact[name], sizes[name]).share_of_bound) <= 4 / 9, name
