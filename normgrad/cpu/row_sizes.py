@@ -11,6 +11,6 @@ COLUMN_CHUNK = 8192  # columns of long rows that are taken at a time
 
 # A group's scratch, in bytes. Of its rows, in float32, with room for a whole vector from any row on: mean, rstd,
 # -rstd*S1/N and -rstd^3*S2/N (S2 of x - mean); in float64: S1 and S2, whether float32 is enough, S1/N and S2/N for rows
-# where it is not. Then the sums for the weight gradients over a stretch of columns, and for the bias gradients.
+# where it is not. Then the float32 sums of both weight gradients: 32 columns of the one, 32 of the other, and so on.
 MEANS, RSTDS, OFFSETS, SLOPES, FIRST_SUMS, SECOND_SUMS, FINE, EXACT = 0, 128, 256, 384, 512, 768, 1024, 1152
 SUMS = 1408
