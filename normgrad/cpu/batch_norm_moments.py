@@ -19,11 +19,11 @@ from normgrad.cpu.pairs import load_pair, load_pair_or
 from normgrad.cpu.rows import column_of_lane
 from normgrad.cpu.trusted_sums import LARGEST, SMALLEST
 from normgrad.cpu.vectors import (
-    absolute,
     all_between_f64,
     coarse,
     fma,
     hsum,
+    magnitude,
     splat_f32,
     splat_f64,
     vload,
@@ -71,7 +71,7 @@ def _row_moments(kind, x, count, shift):
         for k in range(0, 256, 32):
             s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i + k), centre, centre, s0, s1, q0, q1)
         s, q = s + widen(s0 + s1), q + widen(q0 + q1)
-        size = size + absolute(fma(centre, splat_f32(np.float32(16)), s0 + s1))
+        size = size + magnitude(fma(centre, splat_f32(np.float32(16)), s0 + s1))
         i += 256
     if i < count:
         s0, s1, q0, q1 = zero, zero, zero, zero
@@ -79,7 +79,7 @@ def _row_moments(kind, x, count, shift):
         while i + 32 <= count:
             s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i), centre, centre, s0, s1, q0, q1)
             i += 32
-        size = size + absolute(fma(centre, splat_f32(terms), s0 + s1))
+        size = size + magnitude(fma(centre, splat_f32(terms), s0 + s1))
         if i < count:
             s0, s1, q0, q1 = _add_terms(load_pair_or(kind, x, i, count - i, shift), centre, centre, s0, s1, q0, q1)
         s, q = s + widen(s0 + s1), q + widen(q0 + q1)
@@ -152,8 +152,8 @@ def _add_columns(kind, x, step, places, guesses, sizes, sums, squares, whole, co
     if places % 2:
         s0, s1, q0, q1 = _add_terms(load_channels(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
     terms = splat_f32(np.float32(places))
-    vstore(F32, sizes, 0, vload(F32, sizes, 0) + absolute(fma(m0, terms, s0 + t0)))
-    vstore(F32, sizes, 16, vload(F32, sizes, 16) + absolute(fma(m1, terms, s1 + t1)))
+    vstore(F32, sizes, 0, vload(F32, sizes, 0) + magnitude(fma(m0, terms, s0 + t0)))
+    vstore(F32, sizes, 16, vload(F32, sizes, 16) + magnitude(fma(m1, terms, s1 + t1)))
     vstore_f64(sums, 0, vload_f64(sums, 0) + widen(s0 + t0))
     vstore_f64(sums, 16, vload_f64(sums, 16) + widen(s1 + t1))
     vstore_f64(squares, 0, vload_f64(squares, 0) + widen(q0 + r0))

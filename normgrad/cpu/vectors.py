@@ -98,16 +98,6 @@ def bits_or(typingctx, a, b):
 
 
 @intrinsic
-def absolute(typingctx, value):
-    """The absolute values of a vector."""
-
-    def codegen(context, builder, sig, args):
-        return call_intrinsic(builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args))
-
-    return value(value), codegen
-
-
-@intrinsic
 def coarse(typingctx, value):
     """float32, a number or a vector, with its first 8 digits alone: sums with it are exact if terms are short."""
 
@@ -210,6 +200,13 @@ def lanes_between(typingctx, value, low, high):
         return builder.uitofp(lanes, vector_of(FLOAT_TYPE))
 
     return f32x16(f64x16, types.float64, types.float64), codegen
+
+
+@intrinsic
+def magnitude(typingctx, value):
+    return value(value), lambda context, builder, sig, args: call_intrinsic(
+        builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args)
+    )
 
 
 @intrinsic
