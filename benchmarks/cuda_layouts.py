@@ -1,5 +1,4 @@
-"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, special values, numbers near 0 and at
-the mean.
+"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, and numbers of special kinds.
 
 The status is 1 if something is wrong.
 """
