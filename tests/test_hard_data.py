@@ -118,5 +118,6 @@ def test_large_terms_that_cancel_overflow_only_where_the_result_does(backend: st
     _check(
         "batch_norm_elemt_backward",
         grad_out=_in_order(gradient, order), input=_in_order(x, order), mean=mean, invstd=invstd, weight=weight,
-        sum_dy=np.full(40, 1e4 * count[0], np.float32), sum_dy_xmu=np.zeros(40, np.float32), counter=count,
+        sum_dy=np.full(40, 1e4 * count[0], np.float32), sum_dy_xmu=np.full(40, 1e-10 * count[0], np.float32),
+        counter=count,
     )  # fmt: skip

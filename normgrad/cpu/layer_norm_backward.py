@@ -147,6 +147,7 @@ def run_items(kind, desc, p, slot, scratch):
         if want_sums:
             zero_f64(dw, (last - first + 31) // 32 * 32)
             zero_f64(db, (last - first + 31) // 32 * 32)
+        begin_scratch(scratch)
         run_rows(kind, desc, first_row, last_row, first, last, scratch, dw, db, first)
         fetch_add(p, DONE, 1)
     wait_until(p, DONE, items)
