@@ -63,9 +63,11 @@ def sum_row(kind, desc, row, grad_out, x, lanes, ahead):
 
 
 @in_place
-def _add_lanes(lanes, sums):
-    """The sums over lanes of TILE rows."""
-    store_sums(sums, vload_f64(lanes, 0), vload_f64(lanes, 16), vload_f64(lanes, 32), vload_f64(lanes, 48))
+def _add_lanes(lanes, first, last, sums):
+    """The sums over lanes of TILE rows, the last one instead of those that are not there: garbage can be slow to add."""
+    a, b = vload_f64(lanes, 16 * first), vload_f64(lanes, 16 * min(first + 1, last))
+    c, d = vload_f64(lanes, 16 * min(first + 2, last)), vload_f64(lanes, 16 * min(first + 3, last))
+    store_sums(sums + 8 * first, a, b, c, d)
 
 
 @device
@@ -78,9 +80,9 @@ def sum_rows(kind, desc, row, rows, tensors, scratch, r):
         s1, s2 = sum_row(kind, desc, row + i, d, v, lanes + 128 * i, v + rows * x_pitch)
         store_f64(before, i, s1)
         store_f64(before, GROUP + i, s2)
-    for i in range(0, rows, TILE):  # of rows that are not there nothing is used
-        _add_lanes(lanes + 128 * i, scratch + FIRST_SUMS + 8 * (r + i))
-        _add_lanes(lanes + 128 * (GROUP + i), scratch + SECOND_SUMS + 8 * (r + i))
+    for i in range(0, rows, TILE):
+        _add_lanes(lanes, i, rows - 1, scratch + FIRST_SUMS + 8 * r)
+        _add_lanes(lanes + 128 * GROUP, i, rows - 1, scratch + SECOND_SUMS + 8 * r)
     if desc[COLUMNS] > SEGMENT:
         for i in range(rows):
             first, second = load_f64(scratch + FIRST_SUMS, r + i), load_f64(scratch + SECOND_SUMS, r + i)
