@@ -64,7 +64,7 @@ def sum_row(kind, desc, row, grad_out, x, lanes, ahead):
 
 @in_place
 def _add_lanes(lanes, first, last, sums):
-    """The sums over lanes of TILE rows, the last one instead of those that are not there: garbage can be slow to add."""
+    """The sums over lanes of TILE rows; the last one instead of those that are not there: garbage can be slow."""
     a, b = vload_f64(lanes, 16 * first), vload_f64(lanes, 16 * min(first + 1, last))
     c, d = vload_f64(lanes, 16 * min(first + 2, last)), vload_f64(lanes, 16 * min(first + 3, last))
     store_sums(sums + 8 * first, a, b, c, d)
