@@ -72,8 +72,12 @@ def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTil
     }
 
 
-def _strides(operands: list[Operand]) -> list[int]:
-    return [stride for operand in operands for stride in operand.strides]
+def _strides_of(operands: list[Operand]) -> list[Shape]:
+    return [operand.strides for operand in operands]
+
+
+def _steps_of(vectors: list[Operand]) -> list[int]:
+    return [vector.strides[0] for vector in vectors]
 
 
 def _finish(parts: int) -> dict[str, int]:
@@ -131,7 +135,7 @@ def elemt_backward(problem: Problem, chip: Chip) -> Steps:
     arguments = [operands[0].pointer, operands[1].pointer, *vectors, operands[2].pointer, *sizes, ranks]
     grid, constants, options = _elementwise(steps, sizes, operands, chip)
     constants["RANKS"] = min(power_of_two(ranks), 1024)
-    steps.add(Step(kernels.batch_norm_elemt_backward, grid, [*arguments, *_strides(operands)], constants, options))
+    steps.add(Step(kernels.batch_norm_elemt_backward, grid, [*arguments, *_strides_of(operands)], constants, options))
     return steps
 
 
@@ -142,7 +146,7 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
         return steps
     sizes, operands = _layout(steps, _sizes(problem), ("input",), "output")
     vectors = [steps.vector(name) for name in ("weight", "bias", "mean", "invstd")]
-    arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides(operands)]
+    arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides_of(operands)]
     grid, constants, options = _elementwise(steps, sizes, operands, chip)
     steps.add(Step(kernels.batch_norm_elemt, grid, arguments, constants, options))
     return steps
@@ -169,7 +173,7 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
             Step(
                 sums.batch_norm_part_sums,
                 parts.grid,
-                [*arguments, *(operand.strides for operand in operands)],
+                [*arguments, *_strides_of(operands)],
                 parts.constants,
                 parts.options,
             )
@@ -180,7 +184,7 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
         Step(
             sums.batch_norm_finish_sums,
             (blocks(C, finish["CHANNELS"]), 1, 1),
-            [partial, invstd, *pointers, count, C, *_strides(outputs)],
+            [partial, invstd, *pointers, count, C, *_steps_of(outputs)],
             finish,
             Options(_FINISH_WARPS, follows=True),
         )
@@ -208,7 +212,7 @@ def stats(problem: Problem, chip: Chip) -> Steps:
         Step(
             moments_kernels.batch_norm_finish_moments,
             (blocks(C, finish["CHANNELS"]), 1, 1),
-            [*arguments, float64_bits(problem.attributes["eps"]), *_strides(outputs)],
+            [*arguments, float64_bits(problem.attributes["eps"]), *_steps_of(outputs)],
             finish,
             Options(_FINISH_WARPS, follows=True),
         )
@@ -231,7 +235,7 @@ def gather(problem: Problem, chip: Chip) -> Steps:
         Step(
             kernels.batch_norm_gather,
             (blocks(C, _GATHER["CHANNELS"]), 1, 1),
-            [*tensors, ranks, C, momentum, eps, *_strides(running + outputs)],
+            [*tensors, ranks, C, momentum, eps, *_steps_of(running + outputs)],
             _GATHER,
         )
     )

@@ -57,7 +57,7 @@ def _add_moments(
     mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
     # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
     WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
-    away = data_of(input, rows, mask, place_blocks, block, *strides, PLACES, CHANNELS, MASKED, WIDE, WIDER) - about
+    away = data_of(input, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, MASKED, WIDE, WIDER) - about
     if MASKED:
         away = tl.where(mask, away, 0.0)
     sum_away += folded(away, FOLD_ROWS, FOLD_PLACES)

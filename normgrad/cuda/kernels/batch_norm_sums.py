@@ -40,9 +40,7 @@ def data_of(
     mask,
     place_blocks,
     block,
-    sample_stride,
-    channel_stride,
-    place_stride,
+    strides,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
@@ -50,9 +48,7 @@ def data_of(
     DTYPE: tl.constexpr,
 ):
     """A tile of data in a wider dtype."""
-    at = tile_at(
-        pointer, rows, place_blocks, block, sample_stride, channel_stride, place_stride, PLACES, CHANNELS, WIDE
-    )
+    at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, WIDE)
     if MASKED:
         values = tl.load(at, mask=mask, other=0.0)
     else:
@@ -96,8 +92,8 @@ def _add_sums(
     rows = rows_from(first, ROWS, WIDE)
     mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
     WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
-    dy = data_of(grad_out, rows, mask, place_blocks, block, *grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
-    x = data_of(input, rows, mask, place_blocks, block, *input_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
+    dy = data_of(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
+    x = data_of(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
     xmu = x - centre
     if MASKED:
         xmu = tl.where(mask, xmu, 0.0)  # no 0·Inf in the sums

@@ -38,14 +38,13 @@ def tile_at(
     rows,
     place_blocks,
     block,
-    sample_stride,
-    channel_stride,
-    place_stride,
+    strides,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Pointers to a tile's elements, whose offsets from a row's first have 64 bits only where they need them."""
+    sample_stride, channel_stride, place_stride = strides
     first = int64(rows // place_blocks) * sample_stride + int64(rows % place_blocks) * PLACES * place_stride
     places = tl.arange(0, PLACES)
     channels = tl.arange(0, CHANNELS)
