@@ -125,7 +125,7 @@ class TestGroupNorm:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 6, 1), (0, 2, 4)])
+@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 6, 1), (0, 2, 4), (40, 2, 64)])
 class TestBatchNorm:
     @staticmethod
     def _data(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
 from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
-from normgrad.cuda.problem import Operand, Steps
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps
 
 _FINISH_TILE = 2048
 _FINISH_WARPS = 8
@@ -96,6 +96,17 @@ def _elementwise(
     return grid, _constants(sizes, operands, tile), Options(tile.warps)
 
 
+def _folds(tile: SumsTile, itemsize: int, strides: list[Shape]) -> tuple[int, ...]:
+    """How often numbers that a thread has are added up two and two: those of a vector, then of its others."""
+    vector = VECTOR_ACCESS // itemsize
+    vectors = max(tile.rows * tile.places * tile.channels // (32 * tile.warps * vector), 1)
+    near = min(vector, tile.places, tile.fold) if tile.channels == 1 and all(s[2] == 1 for s in strides) else 1
+    fold = min(tile.fold // near, vectors)
+    rows = min(tile.rows, fold)
+    places = min(tile.places // near, fold // rows)
+    return tuple(count.bit_length() - 1 for count in (rows, places, near))
+
+
 @dataclass(frozen=True)
 class _Parts:
     """How the rows of a channel are shared out to programs that sum them up."""
@@ -114,13 +125,12 @@ class _Parts:
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.channels)
         tiles = blocks(total, tile.rows)
-        share, resident = even_share(channel_blocks, tiles, tile.residents, chip.multiprocessors)
+        share = even_share(channel_blocks, tiles, tile.resident, chip.multiprocessors)
         rows = share * tile.rows
         count = blocks(total, rows)
-        fold = min(tile.rows, tile.FOLD)
-        folds = {"FOLD_ROWS": fold, "FOLD_PLACES": min(tile.places, tile.FOLD // fold)}
-        constants = _constants(sizes, operands, tile) | folds | {"STAGES": tile.stages}
-        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, resident))
+        folds = _folds(tile, steps.itemsize, [operand.strides for operand in operands])
+        constants = _constants(sizes, operands, tile) | {"FOLDS": folds, "STAGES": tile.stages}
+        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
@@ -155,48 +165,36 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
 def reduce_backward(problem: Problem, chip: Chip) -> Steps:
     """The sums of every part, then those over the parts."""
     names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-    steps = Steps(problem, [])
+    steps = Steps(problem, names)
     C = problem.views["input"].shape[1]
-    outputs = [steps.output(name, (C,)) for name in names]
-    if all(output.pointer is None for output in outputs):
+    wanted = [steps.output(name, (C,)) for name in names]
+    if all(output.pointer is None for output in wanted):
         return steps
+    outputs = [steps.vector("invstd"), *(output.pointer for output in wanted), tuple(_steps_of(wanted))]
     count = 0
     partial = steps.scratch(1, FLOAT64)
-    invstd = steps.copy_if_written("invstd", [name for name in names if name in problem.views])
     if problem.views["input"].numel:
         sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), None)
         parts = _Parts.of(steps, sizes, operands, chip)
         count = parts.count
         partial = steps.scratch(2 * count * C, FLOAT64)
-        arguments = [operands[0].pointer, operands[1].pointer, steps.vector("mean"), partial, *sizes, parts.rows]
-        steps.add(
-            Step(
-                sums.batch_norm_part_sums,
-                parts.grid,
-                [*arguments, *_strides_of(operands)],
-                parts.constants,
-                parts.options,
-            )
-        )
-    finish = _finish(count)
-    pointers = [output.pointer for output in outputs]
-    steps.add(
-        Step(
-            sums.batch_norm_finish_sums,
-            (blocks(C, finish["CHANNELS"]), 1, 1),
-            [partial, invstd, *pointers, count, C, *_steps_of(outputs)],
-            finish,
-            Options(_FINISH_WARPS, follows=True),
-        )
-    )
+        inputs = [operands[0].pointer, operands[1].pointer, steps.vector("mean")]
+        given = [None, *outputs] if count == 1 else [partial, *[None] * len(outputs)]
+        arguments = [*inputs, *given, *sizes, parts.rows, *_strides_of(operands)]
+        steps.add(Step(sums.batch_norm_part_sums, parts.grid, arguments, parts.constants, parts.options))
+    if count != 1:
+        _add_finish(steps, sums.batch_norm_finish_sums, [partial, *outputs], count, C)
     return steps
 
 
 def stats(problem: Problem, chip: Chip) -> Steps:
     """The moments of every part, then those of the channels."""
-    steps = Steps(problem, [])
+    names = ("mean", "invstd")
+    steps = Steps(problem, names)
     C = problem.views["input"].shape[1]
-    outputs = [steps.output(name, (C,)) for name in ("mean", "invstd")]
+    wanted = [steps.output(name, (C,)) for name in names]
+    eps_bits = float64_bits(problem.attributes["eps"])
+    outputs = [*(output.pointer for output in wanted), tuple(_steps_of(wanted)), eps_bits]
     count = 0
     moments = steps.scratch(1, FLOAT64)
     if problem.views["input"].numel:
@@ -204,20 +202,19 @@ def stats(problem: Problem, chip: Chip) -> Steps:
         parts = _Parts.of(steps, sizes, operands, chip)
         count = parts.count
         moments = steps.scratch(3 * count * C, FLOAT64)
-        arguments = [operands[0].pointer, moments, *sizes, parts.rows, operands[0].strides]
+        given = [None, *outputs] if count == 1 else [moments, *[None] * len(outputs)]
+        arguments = [operands[0].pointer, *given, *sizes, parts.rows, operands[0].strides]
         steps.add(Step(moments_kernels.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
-    finish = _finish(count)
-    arguments = [moments, *(output.pointer for output in outputs), count, C]
-    steps.add(
-        Step(
-            moments_kernels.batch_norm_finish_moments,
-            (blocks(C, finish["CHANNELS"]), 1, 1),
-            [*arguments, float64_bits(problem.attributes["eps"]), *_steps_of(outputs)],
-            finish,
-            Options(_FINISH_WARPS, follows=True),
-        )
-    )
+    if count != 1:
+        _add_finish(steps, moments_kernels.batch_norm_finish_moments, [moments, *outputs], count, C)
     return steps
+
+
+def _add_finish(steps: Steps, kernel: Any, arguments: list[Any], parts: int, C: int) -> None:
+    """Add the launch that takes the parts of all channels together."""
+    finish = _finish(parts)
+    options = Options(_FINISH_WARPS, follows=True)
+    steps.add(Step(kernel, (blocks(C, finish["CHANNELS"]), 1, 1), [*arguments, parts, C], finish, options))
 
 
 def gather(problem: Problem, chip: Chip) -> Steps:

@@ -34,46 +34,52 @@ def rows_of(part, rows_of_part, N, place_blocks, WIDE: tl.constexpr):
 
 
 @triton.jit
-def data_of(
-    pointer,
-    rows,
-    mask,
-    place_blocks,
-    block,
-    strides,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """A tile of data in a wider dtype."""
+def _halved(values, AXIS: tl.constexpr, NEAR: tl.constexpr):
+    """A tile's numbers added up two and two along an axis: neighbours, or those half of it apart."""
+    ROWS: tl.constexpr = values.shape[0]
+    PLACES: tl.constexpr = values.shape[1]
+    CHANNELS: tl.constexpr = values.shape[2]
+    if AXIS == 0:
+        result = tl.sum(tl.reshape(values, (2, ROWS // 2, PLACES, CHANNELS)), axis=0)
+    elif NEAR:
+        result = tl.sum(tl.reshape(values, (ROWS, PLACES // 2, 2, CHANNELS)), axis=2)
+    else:
+        result = tl.sum(tl.reshape(values, (ROWS, 2, PLACES // 2, CHANNELS)), axis=1)
+    return result
+
+
+@triton.jit
+def _folded(values, FOLDS: tl.constexpr):
+    """A tile's numbers added up by a few, two and two so that roundings are few, and as float64."""
+    ROWS: tl.constexpr = FOLDS[0]
+    PLACES: tl.constexpr = FOLDS[1]
+    NEIGHBOURS: tl.constexpr = FOLDS[2]
+    for _ in tl.static_range(NEIGHBOURS):
+        values = _halved(values, 1, True)
+    for _ in tl.static_range(PLACES):
+        values = _halved(values, 1, False)
+    for _ in tl.static_range(ROWS):
+        values = _halved(values, 0, False)
+    return values.to(tl.float64)
+
+
+@triton.jit
+def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE):
+    """A tile of data."""
     at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, WIDE)
     if MASKED:
         values = tl.load(at, mask=mask, other=0.0)
     else:
         values = tl.load(at)
-    return wide(values).to(DTYPE)
+    return values
 
 
 @triton.jit
-def folded(values, FOLD_ROWS: tl.constexpr, FOLD_PLACES: tl.constexpr):
-    """A tile's numbers added up by a few, those that a thread has from far apart."""
-    ROWS: tl.constexpr = values.shape[0] // FOLD_ROWS
-    PLACES: tl.constexpr = values.shape[1] // FOLD_PLACES
-    apart = tl.reshape(values, (FOLD_ROWS, ROWS, FOLD_PLACES, PLACES, values.shape[2]))
-    return tl.sum(tl.sum(apart, axis=2), axis=0).to(tl.float64)
-
-
-@triton.jit
-def _add_sums(
-    sum_dy,
-    sum_dy_xmu,
+def _tiles(
+    row,
+    end,
     grad_out,
     input,
-    centre,
-    first,
-    end,
     place_blocks,
     block,
     C,
@@ -83,23 +89,87 @@ def _add_sums(
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,
-    FOLD_PLACES: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """The tiles of grad_out and input from a row on; of the input alone where there is no grad_out."""
+    rows = rows_from(row, ROWS, WIDE)
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, True)
+    x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE)
+    dy = x
+    if grad_out is not None:
+        dy = _data(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE)
+    return dy, x, mask
+
+
+@triton.jit
+def _add(first, second, dy, x, mask, centre, ALONE: tl.constexpr, MASKED: tl.constexpr, FOLDS: tl.constexpr):
     """The sums, with those of one more tile."""
-    rows = rows_from(first, ROWS, WIDE)
-    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
-    dy = data_of(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
-    x = data_of(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
-    xmu = x - centre
+    away = wide(x).to(centre.dtype) - centre
     if MASKED:
-        xmu = tl.where(mask, xmu, 0.0)  # no 0·Inf in the sums
-    sum_dy += folded(dy, FOLD_ROWS, FOLD_PLACES)
-    sum_dy_xmu += folded(dy * xmu, FOLD_ROWS, FOLD_PLACES)
-    return sum_dy, sum_dy_xmu
+        away = tl.where(mask, away, 0.0)  # no 0·Inf in the sums
+    by = away
+    if not ALONE:
+        by = wide(dy).to(centre.dtype)
+    first += _folded(by, FOLDS)
+    second += _folded(by * away, FOLDS)
+    return first, second
+
+
+@triton.jit
+def sums_of_rows(
+    begin,
+    end,
+    grad_out,
+    input,
+    centre,
+    place_blocks,
+    block,
+    C,
+    P,
+    grad_out_strides,
+    input_strides,
+    ROWS: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    FOLDS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Σ grad_out and Σ grad_out·(input − centre) for a block of channels, in the centre's precision.
+
+    Without a grad_out, Σ(input − centre) and Σ(input − centre)².
+    """
+    SUMS: tl.constexpr = (ROWS >> FOLDS[0], PLACES >> (FOLDS[1] + FOLDS[2]), CHANNELS)
+    ALONE: tl.constexpr = grad_out is None
+    first = tl.zeros(SUMS, tl.float64)
+    second = tl.zeros(SUMS, tl.float64)
+    data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
+    whole = (end - begin) // ROWS
+    for turn in tl.range(0, whole, num_stages=STAGES):
+        dy, x, mask = _tiles(begin + turn * ROWS, end, *data, ROWS, PLACES, CHANNELS, MASKED, WIDE)
+        first, second = _add(first, second, dy, x, mask, centre, ALONE, MASKED, FOLDS)
+    if begin + whole * ROWS < end:
+        dy, x, mask = _tiles(begin + whole * ROWS, end, *data, ROWS, PLACES, CHANNELS, True, WIDE)
+        first, second = _add(first, second, dy, x, mask, centre, ALONE, True, FOLDS)
+    first, second = sum_pair(first, second, 1)
+    return sum_pair(first, second, 0)
+
+
+@triton.jit
+def _put_gradients(dy, dy_xmu, channels, C, invstd, sum_dy, sum_dy_xmu, grad_weight, grad_bias, strides):
+    """Store a block of channels' sums, and the gradients made of them, where they are wanted."""
+    inside = channels < C
+    if sum_dy is not None:
+        put(sum_dy + channels * strides[0], dy.to(tl.float32), inside)
+    if sum_dy_xmu is not None:
+        put(sum_dy_xmu + channels * strides[1], dy_xmu.to(tl.float32), inside)
+    if grad_weight is not None:
+        inverse = wide(tl.load(invstd + channels, mask=inside, other=0.0)).to(tl.float64)
+        put(grad_weight + channels * strides[2], (dy_xmu * inverse).to(tl.float32), inside)
+    if grad_bias is not None:
+        put(grad_bias + channels * strides[3], dy.to(tl.float32), inside)
 
 
 @triton.jit
@@ -107,7 +177,13 @@ def batch_norm_part_sums(
     grad_out,  # [N, C, P]
     input,  # [N, C, P]
     mean,  # [C]
-    partial,  # float64 [2, parts, C]
+    partial,  # float64 [2, parts, C], or None where there is one part
+    invstd,  # [C]; this and the outputs are None where there are more parts
+    sum_dy,  # [C], or None
+    sum_dy_xmu,  # [C], or None
+    grad_weight,  # [C], or None
+    grad_bias,  # [C], or None
+    output_strides,
     N,
     C,
     P,
@@ -119,8 +195,7 @@ def batch_norm_part_sums(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,  # how many of a tile's rows and places are added up at once
-    FOLD_PLACES: tl.constexpr,
+    FOLDS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Σ grad_out and Σ grad_out·(input − mean) over a part of the rows, for a block of channels."""
@@ -130,62 +205,18 @@ def batch_norm_part_sums(
     block = tl.program_id(0) % channel_blocks
     part = tl.program_id(0) // channel_blocks
     channels = indices(block, CHANNELS)
-    centre = load_vector(mean, channels, C)
     begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
-    sum_dy = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
-    sum_dy_xmu = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
-    whole = (end - begin) // ROWS
-    for turn in tl.range(0, whole, num_stages=STAGES):
-        sum_dy, sum_dy_xmu = _add_sums(
-            sum_dy,
-            sum_dy_xmu,
-            grad_out,
-            input,
-            centre,
-            begin + turn * ROWS,
-            end,
-            place_blocks,
-            block,
-            C,
-            P,
-            grad_out_strides,
-            input_strides,
-            ROWS,
-            PLACES,
-            CHANNELS,
-            FOLD_ROWS,
-            FOLD_PLACES,
-            MASKED,
-            WIDE,
-        )
-    if begin + whole * ROWS < end:
-        sum_dy, sum_dy_xmu = _add_sums(
-            sum_dy,
-            sum_dy_xmu,
-            grad_out,
-            input,
-            centre,
-            begin + whole * ROWS,
-            end,
-            place_blocks,
-            block,
-            C,
-            P,
-            grad_out_strides,
-            input_strides,
-            ROWS,
-            PLACES,
-            CHANNELS,
-            FOLD_ROWS,
-            FOLD_PLACES,
-            True,
-            WIDE,
-        )
-    first, second = sum_pair(sum_dy, sum_dy_xmu, 1)
-    first, second = sum_pair(first, second, 0)
-    line = partial + int64(part) * C + channels
-    tl.store(line, first, mask=channels < C)
-    tl.store(line + int64(tl.num_programs(0) // channel_blocks) * C, second, mask=channels < C)
+    WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
+    centre = load_vector(mean, channels, C).to(WIDER)
+    data = (grad_out, input, centre, place_blocks, block, C, P, grad_out_strides, input_strides)
+    first, second = sums_of_rows(begin, end, *data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
+    if partial is None:
+        outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
+        _put_gradients(first, second, channels, C, invstd, *outputs, output_strides)
+    else:
+        line = partial + int64(part) * C + channels
+        tl.store(line, first, mask=channels < C)
+        tl.store(line + int64(tl.num_programs(0) // channel_blocks) * C, second, mask=channels < C)
 
 
 @triton.jit
@@ -196,12 +227,9 @@ def batch_norm_finish_sums(
     sum_dy_xmu,  # [C], or None
     grad_weight,  # [C], or None
     grad_bias,  # [C], or None
+    output_strides,
     parts,
     C,
-    sum_dy_stride,
-    sum_dy_xmu_stride,
-    grad_weight_stride,
-    grad_bias_stride,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ONCE: tl.constexpr,  # there are no more parts than ROWS
@@ -222,13 +250,6 @@ def batch_norm_finish_sums(
             offsets = rows.to(tl.int64)[:, None] * C + channels[None, :]
             first += tl.load(partial + offsets, mask=mask, other=0.0)
             second += tl.load(further + offsets, mask=mask, other=0.0)
+    outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
     dy, dy_xmu = tl.sum(first, axis=0), tl.sum(second, axis=0)
-    if sum_dy is not None:
-        put(sum_dy + channels * sum_dy_stride, dy.to(tl.float32), inside)
-    if sum_dy_xmu is not None:
-        put(sum_dy_xmu + channels * sum_dy_xmu_stride, dy_xmu.to(tl.float32), inside)
-    if grad_weight is not None:
-        inverse = wide(tl.load(invstd + channels, mask=inside, other=0.0)).to(tl.float64)
-        put(grad_weight + channels * grad_weight_stride, (dy_xmu * inverse).to(tl.float32), inside)
-    if grad_bias is not None:
-        put(grad_bias + channels * grad_bias_stride, dy.to(tl.float32), inside)
+    _put_gradients(dy, dy_xmu, channels, C, invstd, *outputs, output_strides)
