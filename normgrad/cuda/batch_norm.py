@@ -21,7 +21,7 @@ from normgrad.cuda.configurations import (
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
-from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
+from normgrad.cuda.launch import FLOAT64, Given, Options, Scratch, Step, float64_bits
 from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps
 
 _FINISH_TILE = 2048
@@ -96,11 +96,24 @@ def _elementwise(
     return grid, _constants(sizes, operands, tile), Options(tile.warps)
 
 
-def _folds(tile: SumsTile, itemsize: int, strides: list[Shape]) -> tuple[int, ...]:
-    """How often numbers that a thread has are added up two and two: those of a vector, then of its others."""
-    vector = VECTOR_ACCESS // itemsize
+def _in_vectors(sizes: Shape, operands: list[Operand]) -> bool:
+    """Whether a thread loads neighbouring places at once: the compiler looks whether 16 divides what it adds up."""
+    return all(
+        place == 1 and sizes[2] % 16 == sample % 16 == channel % 16 == 0 and _aligned(operand.pointer)
+        for operand in operands
+        for sample, channel, place in [operand.strides]
+    )
+
+
+def _aligned(pointer: Given | Scratch | None) -> bool:
+    return not isinstance(pointer, Given) or pointer.aligned
+
+
+def _folds(tile: SumsTile, itemsize: int, in_vectors: bool) -> tuple[int, ...]:
+    """How often a thread's numbers are added up two and two: of rows, of places far apart, and of neighbours."""
+    vector = VECTOR_ACCESS // itemsize if in_vectors or tile.channels > 1 else 1
     vectors = max(tile.rows * tile.places * tile.channels // (32 * tile.warps * vector), 1)
-    near = min(vector, tile.places, tile.fold) if tile.channels == 1 and all(s[2] == 1 for s in strides) else 1
+    near = min(vector, tile.places) if tile.channels == 1 else 1
     fold = min(tile.fold // near, vectors)
     rows = min(tile.rows, fold)
     places = min(tile.places // near, fold // rows)
@@ -121,14 +134,15 @@ class _Parts:
     def of(cls, steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip) -> _Parts:
         """As many parts as run side by side."""
         N, C, P = sizes
-        tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
+        in_vectors = _in_vectors(sizes, operands)
+        tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), in_vectors)
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.channels)
         tiles = blocks(total, tile.rows)
         share = even_share(channel_blocks, tiles, tile.resident, chip.multiprocessors)
         rows = share * tile.rows
         count = blocks(total, rows)
-        folds = _folds(tile, steps.itemsize, [operand.strides for operand in operands])
+        folds = _folds(tile, steps.itemsize, in_vectors)
         constants = _constants(sizes, operands, tile) | {"FOLDS": folds, "STAGES": tile.stages}
         return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_sums import rows_of, sums_of_rows
+from normgrad.cuda.kernels.batch_norm_sums import sums_of_rows, work_of
 from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
@@ -64,12 +64,8 @@ def batch_norm_part_moments(
     number that is far from the rest spoils none.
     """
     let_next_launch_begin()
-    channel_blocks = tl.cdiv(C, CHANNELS)
-    place_blocks = tl.cdiv(P, PLACES)
-    block = tl.program_id(0) % channel_blocks
-    part = tl.program_id(0) // channel_blocks
+    block, part, parts, place_blocks, begin, end = work_of(rows_of_part, N, C, P, PLACES, CHANNELS, WIDE)
     channels = indices(block, CHANNELS)
-    begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
     middle = _median(
         _about(input, begin, place_blocks, channels, C, *strides, PLACES),
         _about(input, (begin + end) // 2, place_blocks, channels, C, *strides, PLACES),
@@ -78,8 +74,9 @@ def batch_norm_part_moments(
     about = tl.where(middle - middle == 0.0, middle, 0.0)
     # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
     WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
-    data = (None, input, about.to(WIDER)[None, None, :], place_blocks, block, C, P, strides, strides)
-    away, squares = sums_of_rows(begin, end, *data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
+    data = (None, input, place_blocks, block, C, P, strides, strides)
+    origin = about.to(WIDER)[None, None, :]
+    away, squares = sums_of_rows(begin, end, origin, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
     # The last block of a sample may have fewer places than the others.
     short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
     number = (int64(end - begin) * PLACES - short).to(tl.float64)
@@ -90,7 +87,7 @@ def batch_norm_part_moments(
         _put_statistics(about + drift, spread / number, channels, C, mean, invstd, output_strides, eps_bits)
     else:
         line = moments + int64(part) * C + channels
-        lines = int64(tl.num_programs(0) // channel_blocks) * C
+        lines = int64(parts) * C
         tl.store(line, tl.zeros((CHANNELS,), tl.float64) + number, mask=channels < C)
         tl.store(line + lines, about + drift, mask=channels < C)
         tl.store(line + 2 * lines, spread, mask=channels < C)

@@ -1,8 +1,8 @@
 """The sums over a channel that synchronised BatchNorm is made of; tiles as in ``batch_norm_tiles``.
 
-A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own for each element of
-a vector, so that none waits for another before the end; of a few numbers at a time, whose sum is float32 where those
-have 16 bits. Another launch takes the parts together.
+A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own, so that none waits
+for another before the end; of a few numbers at a time, whose sum is float32 where those have 16 bits. Another launch
+takes the parts together where there are several.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ from normgrad.cuda.kernels.common import (
 
 
 @triton.jit
-def rows_of(part, rows_of_part, N, place_blocks, WIDE: tl.constexpr):
-    """The first row of a part, and the first that is no longer of it."""
+def work_of(rows_of_part, N, C, P, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+    """A program's block of channels, its part of how many, the blocks of places, its first row and the one after it."""
+    channel_blocks = tl.cdiv(C, CHANNELS)
+    place_blocks = tl.cdiv(P, PLACES)
+    block = tl.program_id(0) % channel_blocks
+    part = tl.program_id(0) // channel_blocks
     begin = part * rows_of_part
     end = N * place_blocks
     if WIDE:
         begin = int64(part) * rows_of_part
         end = int64(N) * place_blocks
-    return begin, tl.minimum(begin + rows_of_part, end)
+    parts = tl.num_programs(0) // channel_blocks
+    return block, part, parts, place_blocks, begin, tl.minimum(begin + rows_of_part, end)
 
 
 @triton.jit
@@ -75,24 +80,9 @@ def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, M
 
 
 @triton.jit
-def _tiles(
-    row,
-    end,
-    grad_out,
-    input,
-    place_blocks,
-    block,
-    C,
-    P,
-    grad_out_strides,
-    input_strides,
-    ROWS: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """The tiles of grad_out and input from a row on; of the input alone where there is no grad_out."""
+def _tiles(row, end, data, ROWS: tl.constexpr, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """The tiles of grad_out and input from a row on, and which elements there are; of the input alone without it."""
+    grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides = data
     rows = rows_from(row, ROWS, WIDE)
     mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, True)
     x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE)
@@ -120,15 +110,8 @@ def _add(first, second, dy, x, mask, centre, ALONE: tl.constexpr, MASKED: tl.con
 def sums_of_rows(
     begin,
     end,
-    grad_out,
-    input,
     centre,
-    place_blocks,
-    block,
-    C,
-    P,
-    grad_out_strides,
-    input_strides,
+    data,  # grad_out or None, input, blocks of places, the block of channels, C, P, the strides of both
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -142,16 +125,15 @@ def sums_of_rows(
     Without a grad_out, Σ(input − centre) and Σ(input − centre)².
     """
     SUMS: tl.constexpr = (ROWS >> FOLDS[0], PLACES >> (FOLDS[1] + FOLDS[2]), CHANNELS)
-    ALONE: tl.constexpr = grad_out is None
+    ALONE: tl.constexpr = data[0] is None
     first = tl.zeros(SUMS, tl.float64)
     second = tl.zeros(SUMS, tl.float64)
-    data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
     whole = (end - begin) // ROWS
     for turn in tl.range(0, whole, num_stages=STAGES):
-        dy, x, mask = _tiles(begin + turn * ROWS, end, *data, ROWS, PLACES, CHANNELS, MASKED, WIDE)
+        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, MASKED, WIDE)
         first, second = _add(first, second, dy, x, mask, centre, ALONE, MASKED, FOLDS)
     if begin + whole * ROWS < end:
-        dy, x, mask = _tiles(begin + whole * ROWS, end, *data, ROWS, PLACES, CHANNELS, True, WIDE)
+        dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, True, WIDE)
         first, second = _add(first, second, dy, x, mask, centre, ALONE, True, FOLDS)
     first, second = sum_pair(first, second, 1)
     return sum_pair(first, second, 0)
@@ -195,28 +177,24 @@ def batch_norm_part_sums(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
-    FOLDS: tl.constexpr,
+    FOLDS: tl.constexpr,  # how often a tile is added up two and two: rows, places far apart, and neighbours
     STAGES: tl.constexpr,
 ):
     """Σ grad_out and Σ grad_out·(input − mean) over a part of the rows, for a block of channels."""
     let_next_launch_begin()
-    channel_blocks = tl.cdiv(C, CHANNELS)
-    place_blocks = tl.cdiv(P, PLACES)
-    block = tl.program_id(0) % channel_blocks
-    part = tl.program_id(0) // channel_blocks
+    block, part, parts, place_blocks, begin, end = work_of(rows_of_part, N, C, P, PLACES, CHANNELS, WIDE)
     channels = indices(block, CHANNELS)
-    begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
     WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     centre = load_vector(mean, channels, C).to(WIDER)
-    data = (grad_out, input, centre, place_blocks, block, C, P, grad_out_strides, input_strides)
-    first, second = sums_of_rows(begin, end, *data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
+    data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
+    first, second = sums_of_rows(begin, end, centre, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
     if partial is None:
         outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
         _put_gradients(first, second, channels, C, invstd, *outputs, output_strides)
     else:
         line = partial + int64(part) * C + channels
         tl.store(line, first, mask=channels < C)
-        tl.store(line + int64(tl.num_programs(0) // channel_blocks) * C, second, mask=channels < C)
+        tl.store(line + int64(parts) * C, second, mask=channels < C)
 
 
 @triton.jit
