@@ -52,7 +52,7 @@ GROUP_NORM = [
     (6, 384, 3600, 32),
     (2, 64, 64, 8),
 ]
-BATCH_NORM = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
+BATCH_NORM = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536), (64, 512, 196)]
 BATCH_NORM_STEPS = ("elemt_backward", "elemt", "stats", "reduce_backward")
 
 

@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
-from normgrad.cuda.batch_norm import _folds, _in_vectors
+from normgrad.cuda.batch_norm import _folds
+from normgrad.cuda.batch_norm import _vector as batch_vector
 from normgrad.cuda.configurations import (
     ChannelsTile,
     Chip,
@@ -150,26 +151,28 @@ def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
         assert work * tiles >= 0.75 * rounds * 132 * resident * share
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_neighbours_are_added_up_only_where_a_thread_has_them(itemsize: int) -> None:
-    places, channels = (sums_tile(16, 32, 4096, itemsize, Chip(132), adjacent) for adjacent in (True, False))
-    assert 2 ** _folds(places, itemsize, True)[2] == 16 // itemsize
-    assert _folds(places, itemsize, False)[2] == 0
-    assert _folds(channels, itemsize, True)[2] == 0
-    for tile, in_vectors in [(places, True), (places, False), (channels, True)]:
-        numbers = tile.rows * tile.places * tile.channels // (32 * tile.warps)
-        assert 2 ** sum(_folds(tile, itemsize, in_vectors)) <= min(numbers, 16)
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_neighbours_are_added_up_only_where_a_thread_has_them(width: int) -> None:
+    places, channels = (sums_tile(16, 32, 4096, 2, Chip(132), adjacent) for adjacent in (True, False))
+    assert 2 ** _folds(places, width)[2] == width
+    assert _folds(channels, width)[2] == 0
+    for tile in (places, channels):
+        assert 2 ** sum(_folds(tile, width)) == 16 if tile is places or width == 1 else 32 // width
 
 
-def test_data_comes_in_vectors_where_16_divides_it() -> None:
-    def comes(P: int, *strides: int, aligned: bool = True) -> bool:
-        return _in_vectors((2, 3, P), [Operand(Given("input", FLOAT16, aligned), strides)])
-
-    assert comes(64, 192, 64, 1)
-    assert not comes(64, 192, 64, 1, aligned=False)
-    assert not comes(49, 147, 49, 1)
-    assert not comes(64, 200, 64, 1)
-    assert not comes(64, 192, 1, 3)
+@pytest.mark.parametrize(
+    ("P", "strides", "vector"),
+    [
+        (64, (192, 64, 1), 16),
+        (196, (588, 196, 1), 4),
+        (49, (147, 49, 1), 1),
+        (64, (200, 64, 1), 8),
+        (64, (192, 1, 3), 1),
+        (48, (0, 48, 1), 16),
+    ],
+)
+def test_what_divides_places_and_strides(P: int, strides: tuple[int, int, int], vector: int) -> None:
+    assert batch_vector((2, 3, P), [Operand(Given("input", FLOAT16, True), strides)]) == vector
 
 
 def test_words_that_vectors_divide_are_found() -> None:

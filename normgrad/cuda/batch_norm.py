@@ -21,9 +21,10 @@ from normgrad.cuda.configurations import (
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
-from normgrad.cuda.launch import FLOAT64, Given, Options, Scratch, Step, float64_bits
+from normgrad.cuda.launch import FLOAT64, Given, Options, Step, float64_bits
 from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps
 
+_SEEN = 16  # what the compiler finds out by itself: whether it divides an argument
 _FINISH_TILE = 2048
 _FINISH_WARPS = 8
 _GATHER = {"ROWS": 16, "CHANNELS": 16}
@@ -59,6 +60,18 @@ def _places_adjacent(sizes: Shape, operands: list[Operand]) -> bool:
     return sizes[2] > 1 and (abs(place) <= abs(channel) or sizes[1] == 1)
 
 
+def _vector(sizes: Shape, operands: list[Operand]) -> int:
+    """What up to 16 divides the places and the strides of samples and channels, where places lie side by side."""
+    strides = [operand.strides for operand in operands]
+    if any(place != 1 for _, _, place in strides):
+        return 1
+    return math.gcd(_SEEN, sizes[2], *(stride for found in strides for stride in found[:2]))
+
+
+def _aligned(operand: Operand) -> bool:
+    return not isinstance(operand.pointer, Given) or operand.pointer.aligned
+
+
 def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTile) -> dict[str, Any]:
     N, C, P = sizes
     strides = [operand.strides for operand in operands]
@@ -69,6 +82,7 @@ def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTil
         "CHANNELS": tile.channels,
         "MASKED": P % tile.places != 0 or C % tile.channels != 0,
         "WIDE": max(reach, 2 * N * blocks(P, tile.places)) >= 2**31,
+        "VECTOR": vector if (vector := _vector(sizes, operands)) < _SEEN else 1,
     }
 
 
@@ -96,24 +110,13 @@ def _elementwise(
     return grid, _constants(sizes, operands, tile), Options(tile.warps)
 
 
-def _in_vectors(sizes: Shape, operands: list[Operand]) -> bool:
-    """Whether a thread loads neighbouring places at once: the compiler looks whether 16 divides what it adds up."""
-    return all(
-        place == 1 and sizes[2] % 16 == sample % 16 == channel % 16 == 0 and _aligned(operand.pointer)
-        for operand in operands
-        for sample, channel, place in [operand.strides]
-    )
+def _folds(tile: SumsTile, width: int) -> tuple[int, ...]:
+    """How often a thread's numbers are added up two and two: of rows, of places far apart, and of neighbours.
 
-
-def _aligned(pointer: Given | Scratch | None) -> bool:
-    return not isinstance(pointer, Given) or pointer.aligned
-
-
-def _folds(tile: SumsTile, itemsize: int, in_vectors: bool) -> tuple[int, ...]:
-    """How often a thread's numbers are added up two and two: of rows, of places far apart, and of neighbours."""
-    vector = VECTOR_ACCESS // itemsize if in_vectors or tile.channels > 1 else 1
-    vectors = max(tile.rows * tile.places * tile.channels // (32 * tile.warps * vector), 1)
-    near = min(vector, tile.places) if tile.channels == 1 else 1
+    Of neighbours it has ``width`` at a time: places, or channels where those lie side by side.
+    """
+    vectors = max(tile.rows * tile.places * tile.channels // (32 * tile.warps * width), 1)
+    near = min(width, tile.places) if tile.channels == 1 else 1
     fold = min(tile.fold // near, vectors)
     rows = min(tile.rows, fold)
     places = min(tile.places // near, fold // rows)
@@ -134,15 +137,17 @@ class _Parts:
     def of(cls, steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip) -> _Parts:
         """As many parts as run side by side."""
         N, C, P = sizes
-        in_vectors = _in_vectors(sizes, operands)
-        tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), in_vectors)
+        width = VECTOR_ACCESS // steps.itemsize
+        if adjacent := _places_adjacent(sizes, operands):
+            width = min(width, _vector(sizes, operands)) if all(map(_aligned, operands)) else 1
+        tile = sums_tile(N, C, P, steps.itemsize, chip, adjacent, width > 1)
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.channels)
         tiles = blocks(total, tile.rows)
         share = even_share(channel_blocks, tiles, tile.resident, chip.multiprocessors)
         rows = share * tile.rows
         count = blocks(total, rows)
-        folds = _folds(tile, steps.itemsize, in_vectors)
+        folds = _folds(tile, width)
         constants = _constants(sizes, operands, tile) | {"FOLDS": folds, "STAGES": tile.stages}
         return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
 

@@ -45,6 +45,7 @@ def batch_norm_elemt_backward(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,  # the tiles are more than places or channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
+    VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
     RANKS: tl.constexpr,
 ):
     """The gradient of a tile."""
@@ -52,9 +53,9 @@ def batch_norm_elemt_backward(
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
-    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    dy_at = tile_at(grad_out, rows, place_blocks, block, grad_out_strides, PLACES, CHANNELS, WIDE)
-    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE)
+    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED, VECTOR)
+    dy_at = tile_at(grad_out, rows, place_blocks, block, grad_out_strides, PLACES, CHANNELS, WIDE, VECTOR)
+    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE, VECTOR)
     dy = tl.load(dy_at, mask=mask)
     x = tl.load(x_at, mask=mask)
     channels = indices(block, CHANNELS)
@@ -69,7 +70,9 @@ def batch_norm_elemt_backward(
         scale = inverse * load_vector(weight, channels, C)
     xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C)
     result = (wide(dy).to(PRECISION) - mean_dy.to(PRECISION) - xmu * slope.to(PRECISION)) * scale.to(PRECISION)
-    put(tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, WIDE), result, mask)
+    put(
+        tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, WIDE, VECTOR), result, mask
+    )
 
 
 @triton.jit
@@ -90,14 +93,15 @@ def batch_norm_elemt(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,  # the tiles are more than places or channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
+    VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
 ):
     """The normalised tile."""
     channel_blocks = tl.cdiv(C, CHANNELS)
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
-    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE)
+    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED, VECTOR)
+    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE, VECTOR)
     x = tl.load(x_at, mask=mask)
     channels = indices(block, CHANNELS)
     # In float64 where float32 is written, so that it is rounded once.
@@ -107,7 +111,7 @@ def batch_norm_elemt(
         result = result * load_vector(weight, channels, C)
     if bias is not None:
         result = result + load_vector(bias, channels, C)
-    put(tile_at(output, rows, place_blocks, block, output_strides, PLACES, CHANNELS, WIDE), result, mask)
+    put(tile_at(output, rows, place_blocks, block, output_strides, PLACES, CHANNELS, WIDE, VECTOR), result, mask)
 
 
 @triton.jit

@@ -55,6 +55,7 @@ def batch_norm_part_moments(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
     FOLDS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -76,7 +77,7 @@ def batch_norm_part_moments(
     WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
     data = (None, input, place_blocks, block, C, P, strides, strides)
     origin = about.to(WIDER)[None, None, :]
-    away, squares = sums_of_rows(begin, end, origin, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
+    away, squares = sums_of_rows(begin, end, origin, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
     # The last block of a sample may have fewer places than the others.
     short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
     number = (int64(end - begin) * PLACES - short).to(tl.float64)

@@ -69,9 +69,9 @@ def _folded(values, FOLDS: tl.constexpr):
 
 
 @triton.jit
-def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE):
+def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE, VECTOR):
     """A tile of data."""
-    at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, WIDE)
+    at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, WIDE, VECTOR)
     if MASKED:
         values = tl.load(at, mask=mask, other=0.0)
     else:
@@ -80,15 +80,15 @@ def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, M
 
 
 @triton.jit
-def _tiles(row, end, data, ROWS: tl.constexpr, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE: tl.constexpr):
+def _tiles(row, end, data, ROWS: tl.constexpr, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE: tl.constexpr, VECTOR):
     """The tiles of grad_out and input from a row on, and which elements there are; of the input alone without it."""
     grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides = data
     rows = rows_from(row, ROWS, WIDE)
-    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, True)
-    x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE)
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, True, VECTOR)
+    x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
     dy = x
     if grad_out is not None:
-        dy = _data(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE)
+        dy = _data(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
     return dy, x, mask
 
 
@@ -117,6 +117,7 @@ def sums_of_rows(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
     FOLDS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -130,10 +131,10 @@ def sums_of_rows(
     second = tl.zeros(SUMS, tl.float64)
     whole = (end - begin) // ROWS
     for turn in tl.range(0, whole, num_stages=STAGES):
-        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, MASKED, WIDE)
+        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
         first, second = _add(first, second, dy, x, mask, centre, ALONE, MASKED, FOLDS)
     if begin + whole * ROWS < end:
-        dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, True, WIDE)
+        dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, True, WIDE, VECTOR)
         first, second = _add(first, second, dy, x, mask, centre, ALONE, True, FOLDS)
     first, second = sum_pair(first, second, 1)
     return sum_pair(first, second, 0)
@@ -177,6 +178,7 @@ def batch_norm_part_sums(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
     FOLDS: tl.constexpr,  # how often a tile is added up two and two: rows, places far apart, and neighbours
     STAGES: tl.constexpr,
 ):
@@ -187,7 +189,7 @@ def batch_norm_part_sums(
     WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     centre = load_vector(mean, channels, C).to(WIDER)
     data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
-    first, second = sums_of_rows(begin, end, centre, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, FOLDS, STAGES)
+    first, second = sums_of_rows(begin, end, centre, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
     if partial is None:
         outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
         _put_gradients(first, second, channels, C, invstd, *outputs, output_strides)
