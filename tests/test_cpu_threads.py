@@ -156,3 +156,48 @@ print([os.waitpid(child, 0)[1] for child in children])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_children_made_by_fork_compute() -> None:
     assert run_python(_FORK, NORMGRAD_BACKEND="cpu").strip() == "[0, 0, 0]"
+
+
+_LATE = """
+import os
+import ml_dtypes, numpy as np
+import normgrad
+from normgrad.cpu.steps import Step
+
+seen, call = set(), Step.call
+
+def call_again(step, descriptor, address):
+    call(step, descriptor, address)
+    if step._shared:
+        seen.add(step._kernel.name)
+        for at, *_ in (*step.fills, *step.scratch):
+            descriptor[at] = 64 if descriptor[at] else 0  # no memory is there
+        assert step._loaded()(address) == 0
+
+Step.call = call_again
+normgrad.set_num_threads(8)
+for shape, groups in (((5, 24, 1200), 8), ((1, 6, 24000), 2), ((32, 96, 49), 1)):
+    samples, channels, places = shape
+    rows = np.random.default_rng(0).normal(size=shape).astype(os.environ["DTYPE"])
+    columns = np.moveaxis(np.ascontiguousarray(np.moveaxis(rows, 1, -1)), -1, 1)
+    weight, count = np.ones(channels, np.float32), np.array([samples * places], np.int32)
+    for x in (rows, columns, rows[::-1, :, ::-1]):
+        print(shape, x.strides, flush=True)
+        _, mean, rstd = normgrad.group_norm(x, weight, weight, *shape, groups)
+        normgrad.group_norm_backward(x, x, mean, rstd, weight, *shape, groups)
+        mean, invstd = normgrad.batch_norm_stats(x)
+        normgrad.batch_norm_elemt(x, weight, weight, mean, invstd)
+        sums = normgrad.batch_norm_reduce_backward(x, x, mean, invstd, weight)
+        normgrad.batch_norm_elemt_backward(x, x, mean, invstd, weight, *sums[:2], count)
+        for normal in ([places], [channels, places]):
+            _, mean, rstd = normgrad.layer_norm(x, normal, np.ones(normal, np.float32), None)
+            normgrad.layer_norm_backward(x, x, normal, mean, rstd, np.ones(normal, np.float32))
+print(len(seen))
+"""
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_thread_that_comes_late_touches_no_memory(dtype: str) -> None:
+    """The workspace may be another call's by then, and the tensors gone."""
+    kernels = 9  # eight operators (one never shares its work) and the copy of what is awkwardly strided
+    assert run_python(_LATE, NORMGRAD_BACKEND="cpu", DTYPE=dtype).split()[-1] == str(kernels)

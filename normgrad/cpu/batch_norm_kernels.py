@@ -45,25 +45,26 @@ from normgrad.cpu.channel_fields import (
     THIRD,
 )
 from normgrad.cpu.channel_rows import gradient_rows, normalise_rows
-from normgrad.cpu.channels import blocks_of, choose, finish_phase, partial_index, places_of, quotient
+from normgrad.cpu.channels import (
+    blocks_of,
+    choose,
+    finish_phase,
+    in_columns,
+    is_first,
+    partial_index,
+    places_of,
+    quotient,
+)
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.kinds import BACKWARD, F32, FORWARD
-from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, store_f64
+from normgrad.cpu.kinds import BACKWARD, BACKWARD_SUMS, F32, FORWARD, FORWARD_SUMS
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, store_f64, take
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.vectors import vload, vload_f64, vstore_f64, widen
 
 
-def _sum(kind, layout, direction, desc, i):
-    """The sums of chunk i."""
-
-
-def _result(kind, layout, direction, desc, i):
-    """The results of chunk i."""
-
-
-def _in_columns(kind, layout, direction):
-    """Whether channels are in the lane order of pairs."""
+def _work(kind, layout, direction, desc, i):
+    """The sums or the results of chunk i."""
 
 
 @device
@@ -144,24 +145,13 @@ def _mixed_result_forward(kind, layout, direction, desc, i):
         exact_normalised(desc, n, c, place, place + places_of(desc, part))
 
 
-def _yes(kind, layout, direction):
-    return True
-
-
-def _no(kind, layout, direction):
-    return False
-
-
 choose(
-    _sum,
-    rows_backward=_rows_sum_backward,
-    rows_forward=_rows_sum_forward,
-    columns_backward=_columns_sum_backward,
-    columns_forward=_columns_sum_forward,
-    mixed_backward=_mixed_sum_backward,
-)
-choose(
-    _result,
+    _work,
+    rows_backward_sums=_rows_sum_backward,
+    rows_forward_sums=_rows_sum_forward,
+    columns_backward_sums=_columns_sum_backward,
+    columns_forward_sums=_columns_sum_forward,
+    mixed_backward_sums=_mixed_sum_backward,
     rows_backward=_rows_result_backward,
     rows_forward=_rows_result_forward,
     columns_backward=_columns_result_backward,
@@ -169,48 +159,20 @@ choose(
     mixed_backward=_mixed_result_backward,
     mixed_forward=_mixed_result_forward,
 )
-choose(
-    _in_columns,
-    rows_backward=_no,
-    rows_forward=_no,
-    columns_backward=_yes,
-    columns_forward=_yes,
-    mixed_backward=_no,
-    mixed_forward=_no,
-)
-
-
-@device
-def _chunk_count(desc, columns):
-    return desc[SAMPLES] * desc[CHUNKS] * (1 if columns else blocks_of(desc, desc[CHANNELS]))
 
 
 @in_place
-def _sum_all(kind, layout, direction, desc, p, columns):
-    """The sums of all chunks."""
-    total, grain, mine = _chunk_count(desc, columns), desc[GRAIN], 0
+def _work_on_all(kind, layout, direction, desc, p, slot):
+    """The sums or the results of all chunks."""
+    blocks = 1 if in_columns(layout) else blocks_of(desc, desc[CHANNELS])
+    total, grain, mine = desc[SAMPLES] * desc[CHUNKS] * blocks, desc[GRAIN], 0
     items = (total + grain - 1) // grain
     while True:
-        item = fetch_add(p, SECOND, 1)
+        item = take(p, SECOND, items, slot)
         if item >= items:
             break
         for i in range(item * grain, min(total, (item + 1) * grain)):
-            _sum(kind, layout, direction, desc, i)
-        mine += 1
-    finish_phase(p, SECOND, mine, items)
-
-
-@in_place
-def _make_all(kind, layout, direction, desc, p, columns):
-    """The results of all chunks."""
-    total, grain, mine = _chunk_count(desc, columns), desc[GRAIN], 0
-    items = (total + grain - 1) // grain
-    while True:
-        item = fetch_add(p, SECOND, 1)
-        if item >= items:
-            break
-        for i in range(item * grain, min(total, (item + 1) * grain)):
-            _result(kind, layout, direction, desc, i)
+            _work(kind, layout, direction, desc, i)
         mine += 1
     finish_phase(p, SECOND, mine, items)
 
@@ -263,52 +225,84 @@ def _mark(columns, desc, fine):
         store(F32, desc[TABLES], 4 * desc[PITCH], np.float32(fine))
 
 
+def _fill(kind, layout, direction, desc):
+    """What the results are made of, from the small vectors."""
+
+
+def _fill_gradients(kind, layout, direction, desc):
+    columns = in_columns(layout)
+    _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES], False))
+
+
+def _fill_exact_gradients(kind, layout, direction, desc):
+    channel_gradients(kind, False, desc, desc[TABLES], True)
+
+
+def _fill_normals(kind, layout, direction, desc):
+    columns = in_columns(layout)
+    _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES], False))
+
+
+def _fill_exact_normals(kind, layout, direction, desc):
+    channel_normals(kind, False, desc, desc[TABLES], True)
+
+
+choose(
+    _fill,
+    rows_backward=_fill_gradients,
+    columns_backward=_fill_gradients,
+    mixed_backward=_fill_exact_gradients,
+    rows_forward=_fill_normals,
+    columns_forward=_fill_normals,
+    mixed_forward=_fill_exact_normals,
+)
+
+
+@in_place
+def _make_results(kind, layout, direction, desc):
+    p = start_of(desc)
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
+        return
+    mine = is_first(p, FIRST)
+    if mine:
+        _fill(kind, layout, direction, desc)
+    finish_phase(p, FIRST, mine, 1)
+    _work_on_all(kind, layout, direction, desc, p, slot)
+
+
 @kernel
 def batch_norm_stats(desc, kind, layout):
     p = start_of(desc)
-    columns = _in_columns(kind, layout, FORWARD)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+    columns = in_columns(layout)
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
         return
-    _sum_all(kind, layout, FORWARD, desc, p, columns)
+    _work_on_all(kind, layout, FORWARD_SUMS, desc, p, slot)
     _put_statistics(kind, columns, desc, p)
 
 
 @kernel
 def batch_norm_reduce_backward(desc, kind, layout):
     p = start_of(desc)
-    columns = _in_columns(kind, layout, BACKWARD)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
+    columns = in_columns(layout)
+    slot = fetch_add(p, SLOT, 1)
+    if slot >= desc[SLOTS]:
         return
-    if fetch_add(p, FIRST, 1) == 0:
+    mine = is_first(p, FIRST)
+    if mine:
         spread(kind, columns, desc, MEAN, 0.0, desc[TABLES])
         spread(kind, columns, desc, RSTD, 0.0, desc[TABLES] + 4 * desc[PITCH])
-        fetch_add(p, FIRST + 1, 1)
-    finish_phase(p, FIRST, 0, 1)
-    _sum_all(kind, layout, BACKWARD, desc, p, columns)
+    finish_phase(p, FIRST, mine, 1)
+    _work_on_all(kind, layout, BACKWARD_SUMS, desc, p, slot)
     _put_sums(kind, columns, desc, p)
 
 
 @kernel
 def batch_norm_elemt_backward(desc, kind, layout):
-    p = start_of(desc)
-    columns = _in_columns(kind, layout, BACKWARD)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
-        return
-    if fetch_add(p, FIRST, 1) == 0:
-        _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
-        fetch_add(p, FIRST + 1, 1)
-    finish_phase(p, FIRST, 0, 1)
-    _make_all(kind, layout, BACKWARD, desc, p, columns)
+    _make_results(kind, layout, BACKWARD, desc)
 
 
 @kernel
 def batch_norm_elemt(desc, kind, layout):
-    p = start_of(desc)
-    columns = _in_columns(kind, layout, FORWARD)
-    if fetch_add(p, SLOT, 1) >= desc[SLOTS]:
-        return
-    if fetch_add(p, FIRST, 1) == 0:
-        _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
-        fetch_add(p, FIRST + 1, 1)
-    finish_phase(p, FIRST, 0, 1)
-    _make_all(kind, layout, FORWARD, desc, p, columns)
+    _make_results(kind, layout, FORWARD, desc)

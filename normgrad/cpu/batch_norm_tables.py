@@ -23,11 +23,11 @@ from normgrad.cpu.channel_fields import (
     SUM_DY_XMU,
     WEIGHT,
 )
-from normgrad.cpu.channels import partial_index, places_of, vector_value
+from normgrad.cpu.channels import partial_index, places_of, vector_or, vector_value
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import load, load_f64, store, store_f64
-from normgrad.cpu.pairs import load_ordered, load_pair, store_ordered, store_pair
+from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
+from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair, store_ordered, store_pair
 from normgrad.cpu.tables import VISIBLE, lane_of, put_vector
 from normgrad.cpu.vectors import (
     all_between,
@@ -46,6 +46,7 @@ from normgrad.cpu.vectors import (
 )
 
 _MOST = 2.0**126  # of a mean: a difference from it is then finite
+_MOST_IN_HALF = 2.0**16  # of a factor: terms of opposite signs, rounded, do not make a sum that float16 does not hold
 
 
 @device
@@ -53,17 +54,17 @@ def spread(kind, columns, desc, vector, absent, target):
     """A small vector as float32 in the order of lanes."""
     channels, pitch, whole = desc[CHANNELS], desc[PITCH], 0
     if desc[vector] == 0:
-        for lane in range(0, pitch, 16):
+        whole = channels & ~31
+        for lane in range(0, whole, 16):
             vstore(F32, target, lane, splat_f32(np.float32(absent)))
-        return
-    if desc[vector + 1] == 1 and desc[vector + 2] == 0:
+    elif desc[vector + 1] == 1 and desc[vector + 2] == 0:
         whole = channels & ~31
         for c in range(0, whole, 32):
             v = load_ordered(kind, desc[vector], c) if columns else load_pair(F32, desc[vector], c)
             vstore(F32, target, c, v[0])
             vstore(F32, target, c + 16, v[1])
     for c in range(whole, pitch):
-        value = vector_value(desc, vector, c) if c < channels else 0.0
+        value = vector_or(desc, vector, c, absent) if c < channels else 0.0
         store(F32, target, lane_of(kind, columns, c), np.float32(value))
 
 
@@ -135,17 +136,21 @@ def fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag):
 
 @device
 def _record(kind, columns, desc, first, second, scale):
-    """The record of each channel, from float32 in the order of lanes."""
+    """The record of each channel, from float32 in the order of lanes: what the exact arithmetic needs."""
     for c in range(desc[CHANNELS]):
         lane = lane_of(kind, columns, c)
-        store_f64(desc[RECORDS], 2 * c, np.float64(load(F32, first, lane)) / scale)
-        store_f64(desc[RECORDS], 2 * c + 1, np.float64(load(F32, second, lane)) / scale)
+        store_f64(desc[RECORDS], 2 * c, np.float64(load(F32, first, lane)) * scale)
+        store_f64(desc[RECORDS], 2 * c + 1, np.float64(load(F32, second, lane)) * scale)
 
 
 @device
-def channel_gradients(kind, columns, desc, table):
-    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels."""
+def channel_gradients(kind, columns, desc, table, exact):
+    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels.
+
+    Records are made where they are read: for results in float64, `exact` or where float32 will not do.
+    """
     count, fine, pitch = 0.0, True, desc[PITCH]
+    largest = _MOST if item_size(kind) == 4 or is_bfloat(kind) else _MOST_IN_HALF
     for i in range(desc[COUNTS]):
         count += vector_value(desc, COUNTER, i)
     means, plane = table + 4 * PLANES * pitch, 4 * pitch
@@ -161,16 +166,17 @@ def channel_gradients(kind, columns, desc, table):
         slope = -(invstd * invstd * (widen(vload(F32, sums_x, lane)) / size) * factor)
         offset = -(widen(vload(F32, sums, lane)) / size * factor)
         flag = usable_lanes(slope) * usable_lanes(offset) * usable_lanes(factor)
-        flag = flag * lanes_between(widen(mean), 0.0, _MOST)
+        flag = flag * lanes_between(widen(mean), 0.0, _MOST) * lanes_between(factor, 0.0, largest)
         seen = lanes_between(offset, VISIBLE, np.inf) + lanes_between(slope, 0.0, 0.0)
         fine = fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag * seen) and fine
-    _record(kind, columns, desc, sums, sums_x, count)
+    if exact or is_bfloat(kind) or not fine:
+        _record(kind, columns, desc, sums, sums_x, 1.0 / count)
     return fine
 
 
 @device
-def channel_normals(kind, columns, desc, table):
-    """BatchNorm's records and table from the statistics given; whether float32 will do for all channels."""
+def channel_normals(kind, columns, desc, table, exact):
+    """The same from the statistics given."""
     fine, pitch = True, desc[PITCH]
     means, plane = table + 4 * PLANES * pitch, 4 * pitch
     invstds, weights, biases = means + plane, means + 2 * plane, means + 3 * plane
@@ -183,5 +189,6 @@ def channel_normals(kind, columns, desc, table):
         offset = widen(vload(F32, biases, lane))
         flag = usable_lanes(factor) * usable_lanes(offset) * lanes_between(widen(mean), 0.0, _MOST)
         fine = fill_lanes(table, pitch, lane, mean, splat_f64(0.0), factor, offset, flag) and fine
-    _record(kind, columns, desc, means, invstds, 1.0)
+    if exact or is_bfloat(kind) or not fine or (item_size(kind) == 4 and not columns):
+        _record(kind, columns, desc, means, invstds, 1.0)
     return fine

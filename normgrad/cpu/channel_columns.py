@@ -21,7 +21,7 @@ from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, prefetch_l2, store_f64
-from normgrad.cpu.moments import statistics
+from normgrad.cpu.moments import moments
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -51,7 +51,8 @@ RUN = 16  # places that are worked on at once
 
 
 @in_place
-def _load(kind, address, whole, count):
+def load_channels(kind, address, whole, count):
+    """32 channels, or the first ones of them."""
     if whole:
         return load_pair(kind, address, 0)
     return load_pair_first(kind, address, 0, count)
@@ -87,7 +88,7 @@ def _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, 
     if item_size(kind) == 4:
         prefetch_l2(grad_out + ahead + 64)
         prefetch_l2(x + x_ahead + 64)
-    g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
+    g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
     return a0 + g[0], a1 + g[1], fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
 
 
@@ -178,7 +179,7 @@ def _gradient_columns(kind, desc, n, c, place, rows, grad_out, x, result, table,
         if size == 4:
             prefetch_l2(grad_out + ahead + 64)
             prefetch_l2(x + x_ahead + 64)
-        g, v = _load(kind, grad_out, whole, count), _load(kind, x, whole, count)
+        g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
         a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
@@ -281,9 +282,9 @@ def add_run(kind, desc, n, chunk):
     """The sum of all numbers of a chunk, and of the squares about their mean, to the partials of the first channel."""
     x = address_of(desc, INPUT, item_size(kind), n, 0, chunk * desc[CHUNK])
     count, at = places_of(desc, chunk) * desc[CHANNELS], partial_index(desc, n, chunk)
-    mean, variance = statistics(kind, x, count)
-    store_f64(desc[PARTIALS], at, mean * count)
-    store_f64(desc[PARTIALS], at + desc[PITCH], variance * count)
+    total, squares = moments(kind, x, count)
+    store_f64(desc[PARTIALS], at, total)
+    store_f64(desc[PARTIALS], at + desc[PITCH], squares)
 
 
 @in_place
@@ -321,42 +322,36 @@ def _exact_normals(desc, n, c, count, place):
 
 
 @in_place
-def _normalise_columns(kind, desc, n, c, place, rows, x, result, table, stream, whole, count):
-    """The output of 32 channels at some places."""
-    pitch, x_step, step = desc[PITCH], item_size(kind) * desc[INPUT + 3], item_size(kind) * desc[RESULT + 3]
-    m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
-    f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
-    o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
-    for r in range(rows):
-        v = _load(kind, x, whole, count)
-        a, b = fma(v[0] - m0, f0, o0), fma(v[1] - m1, f1, o1)
-        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-            _exact_normals(desc, n, c, count, place + r)
-        else:
-            _store(kind, result, a, b, whole, count, stream)
-        x, result = x + x_step, result + step
+def _normalise_channels(kind, desc, n, c, place, x, result, table, stream, whole, count):
+    """The output of 32 channels at a place."""
+    factors, offsets = table + 8 * desc[PITCH], table + 12 * desc[PITCH]
+    v = load_channels(kind, x, whole, count)
+    a = fma(v[0] - vload(F32, table, c), vload(F32, factors, c), vload(F32, offsets, c))
+    b = fma(v[1] - vload(F32, table, c + 16), vload(F32, factors, c + 16), vload(F32, offsets, c + 16))
+    if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
+        _exact_normals(desc, n, c, count, place)
+    else:
+        _store(kind, result, a, b, whole, count, stream)
 
 
 @device
 def normalise_places(kind, desc, n, chunk, first, last, table):
     """The output at some places of a chunk: (x − mean)·factor + offset."""
-    size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
+    size, channels, start = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
     if load(F32, table, 4 * desc[PITCH]) == 0:
         for c in range(channels):
-            exact_normalised(desc, n, c, place + first, place + last)
+            exact_normalised(desc, n, c, start + first, start + last)
         return
-    whole = channels & ~31
-    for start in range(place + first, place + last, RUN):
-        x, result = address_of(desc, INPUT, size, n, 0, start), address_of(desc, RESULT, size, n, 0, start)
-        rows = min(RUN, place + last - start)
-        stream = desc[STREAM] != 0 and (result | size * desc[RESULT + 3]) % 64 == 0
+    whole, left = channels & ~31, channels & 31
+    x, result = address_of(desc, INPUT, size, n, 0, start + first), address_of(desc, RESULT, size, n, 0, start + first)
+    x_step, step = size * desc[INPUT + 3], size * desc[RESULT + 3]
+    stream = desc[STREAM] != 0 and (result | step) % 64 == 0
+    yes, no, all_32 = np.bool_(True), np.bool_(False), np.int64(32)
+    for place in range(start + first, start + last):
         for c in range(0, whole, 32):
             at = c * size
-            _normalise_columns(
-                kind, desc, n, c, start, rows, x + at, result + at, table, stream, np.bool_(True), np.int64(32)
-            )
-        if whole < channels:
-            at, count = whole * size, channels - whole
-            _normalise_columns(
-                kind, desc, n, whole, start, rows, x + at, result + at, table, np.bool_(False), np.bool_(False), count
-            )
+            _normalise_channels(kind, desc, n, c, place, x + at, result + at, table, stream, yes, all_32)
+        if left > 0:
+            at = whole * size
+            _normalise_channels(kind, desc, n, whole, place, x + at, result + at, table, no, no, left)
+        x, result = x + x_step, result + step

@@ -25,12 +25,11 @@ EPS, BATCH = 75, 76
 SCALE_BY_RSTD = 77  # whether the sums become those of (x − mean)·rstd once a unit has them
 STREAM = 78  # results go past the caches
 CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
-WEIGHTS = 80  # float32 [slots, 2, PITCH + 16]: weight and bias, for each thread
+WEIGHTS = 80  # float32 [2, PITCH + 16]: weight and bias in the order of lanes; behind the weight, whether it is finite
 UNITS_AT_ONCE = 81  # units that are taken at a time where they are kept together
 ONE_RUN = 82  # of columns: a chunk's numbers follow each other and share their statistics
 # Counters of the phases: taken, done. In cache lines of their own: threads write to them while others read the rest.
-FIRST, SECOND, THIRD, FOURTH = 96, 98, 100, 102
-STARTED = 104  # threads that are done with what they write before they take any work
+ZEROTH, FIRST, SECOND, THIRD, FOURTH = 96, 98, 100, 102, 104
 DESC_SIZE = 112
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.

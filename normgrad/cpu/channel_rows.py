@@ -8,17 +8,16 @@ from normgrad.cpu.channel_fields import (
     INPUT,
     PARTIALS,
     PITCH,
-    RECORDS,
     RESULT,
     STAT_CHANNEL,
     STREAM,
 )
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of
+from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, load_f64, store_f64
-from normgrad.cpu.moments import merged, statistics
+from normgrad.cpu.memory import item_size, load, store_f64
+from normgrad.cpu.moments import merged, moments
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -29,7 +28,8 @@ from normgrad.cpu.pairs import (
     store_normal_pair_first,
     stream_normal_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, hsum, narrow, splat_f32, splat_f64, unlikely, widen
+from normgrad.cpu.singles import normalise_singles
+from normgrad.cpu.vectors import any_subnormal, fma, hsum, splat_f32, splat_f64, unlikely, widen
 
 _SHORT = 128  # places of a row that shares its vectors with the next one
 WORST = 2.0**24  # by how much squares about a shift may be larger than those about the mean
@@ -88,6 +88,23 @@ def _are_fine(table, pitch, first, last):
 
 
 @in_place
+def _store_of_run(kind, result, i, total, a, b, stream):
+    """Store 32 places of a run, or what is left of it."""
+    if i + 32 > total:
+        store_normal_pair_first(kind, result, i, a, b, total - i)
+    elif stream:
+        stream_normal_pair(kind, result, i, a, b)
+    else:
+        store_normal_pair(kind, result, i, a, b)
+
+
+@in_place
+def _after_32(row, left, count):
+    """Which row of a run comes 32 places further, and how much is left of it."""
+    return (row, left - 32) if left > 32 else (row + 1, left - 32 + count)
+
+
+@in_place
 def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table, stream):
     """grad_input of rows of a group that follow each other in memory: a vector has places of up to two of them."""
     pitch, total = desc[PITCH], (last - first) * count
@@ -95,8 +112,7 @@ def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table,
     factors, offset = table + 4 * (2 * pitch + first), splat_f32(load(F32, table, 3 * pitch + first))
     row, left, i = 0, count, 0
     while i < total:
-        whole = i + 32 <= total
-        if whole:
+        if i + 32 <= total:
             g, v = load_pair(kind, grad_out, i), load_pair(kind, x, i)
         else:
             g, v = load_pair_first(kind, grad_out, i, total - i), load_pair_first(kind, x, i, total - i)
@@ -105,15 +121,9 @@ def _gradient_run(kind, desc, n, first, last, count, grad_out, x, result, table,
         b = fma(f[1], g[1], fma(slope, v[1] - mean, offset))
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_rows(desc, n, first + row, last, count, left)
-        elif not whole:
-            store_normal_pair_first(kind, result, i, a, b, total - i)
-        elif stream:
-            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_normal_pair(kind, result, i, a, b)
-        i, left = i + 32, left - 32
-        if left <= 0:
-            row, left = row + 1, left + count
+            _store_of_run(kind, result, i, total, a, b, stream)
+        i, (row, left) = i + 32, _after_32(row, left, count)
 
 
 @device
@@ -179,12 +189,12 @@ def moments_rows(kind, desc, n, first, last, part):
     place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
     x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
     length = count * (last - first) if step == size * count else count  # rows that follow each other are one
-    mean, variance = statistics(kind, x, length)
-    total, squares, done = mean * length, variance * length, length
+    total, squares = moments(kind, x, length)
+    done = length
     while done < count * (last - first):
         x += step
-        mean, variance = statistics(kind, x, count)
-        total, squares, _ = merged(total, squares, np.float64(done), mean * count, variance * count, np.float64(count))
+        other, others = moments(kind, x, count)
+        total, squares, _ = merged(total, squares, np.float64(done), other, others, np.float64(count))
         done += count
     at = partial_index(desc, n, part) + first
     store_f64(desc[PARTIALS], at, total)
@@ -194,27 +204,6 @@ def moments_rows(kind, desc, n, first, last, part):
 @in_place
 def _normalised(x, mean, factor, offset):
     return fma(x[0] - mean, factor, offset), fma(x[1] - mean, factor, offset)
-
-
-@in_place
-def _normalise_singles(desc, n, c, x, result, count, weights, biases, stream):
-    """The output of float32 numbers, in float64: the conversions take less time than the memory, and it rounds once."""
-    statistic, kind = statistic_of(desc, n, c), F32
-    mean, rstd = load_f64(desc[RECORDS], 2 * statistic), load_f64(desc[RECORDS], 2 * statistic + 1)
-    centre, factor = splat_f64(mean), splat_f64(rstd * np.float64(load(F32, weights, c)))
-    bias, i = splat_f64(np.float64(load(F32, biases, c))), 0
-    while i + 32 <= count:
-        v = load_pair(kind, x, i)
-        a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
-        if stream:
-            stream_normal_pair(kind, result, i, narrow(a), narrow(b))
-        else:
-            store_normal_pair(kind, result, i, narrow(a), narrow(b))
-        i += 32
-    if i < count:
-        v = load_pair_first(kind, x, i, count - i)
-        a, b = _normalised((widen(v[0]), widen(v[1])), centre, factor, bias)
-        store_normal_pair_first(kind, result, i, narrow(a), narrow(b), count - i)
 
 
 @in_place
@@ -254,22 +243,15 @@ def _normalise_run(kind, desc, n, first, last, count, x, result, table, stream):
     factors, offsets = table + 4 * (2 * pitch + first), table + 4 * (3 * pitch + first)
     row, left, i = 0, count, 0
     while i < total:
-        whole = i + 32 <= total
-        v = load_pair(kind, x, i) if whole else load_pair_first(kind, x, i, total - i)
+        v = load_pair(kind, x, i) if i + 32 <= total else load_pair_first(kind, x, i, total - i)
         factor = split_pair(kind, left, load(F32, factors, row), load(F32, factors, row + 1))
         offset = split_pair(kind, left, load(F32, offsets, row), load(F32, offsets, row + 1))
         a, b = fma(v[0] - centre, factor[0], offset[0]), fma(v[1] - centre, factor[1], offset[1])
         if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
             _exact_two_outputs(desc, n, first + row, last, count, left)
-        elif not whole:
-            store_normal_pair_first(kind, result, i, a, b, total - i)
-        elif stream:
-            stream_normal_pair(kind, result, i, a, b)
         else:
-            store_normal_pair(kind, result, i, a, b)
-        i, left = i + 32, left - 32
-        if left <= 0:
-            row, left = row + 1, left + count
+            _store_of_run(kind, result, i, total, a, b, stream)
+        i, (row, left) = i + 32, _after_32(row, left, count)
 
 
 @device
@@ -283,7 +265,7 @@ def normalise_rows(kind, desc, n, first, last, part, table, weights, biases):
         if load(F32, table, 4 * pitch + c) == 0:
             exact_normalised(desc, n, c, place, place + count)
         elif size == 4:
-            _normalise_singles(desc, n, c, x, result, count, weights, biases, stream)
+            normalise_singles(desc, n, c, x, result, count, weights, biases, stream)
         else:
             _normalise_row(kind, desc, n, c, place, x, result, count, table, stream)
         x, result = x + x_step, result + step

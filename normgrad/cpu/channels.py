@@ -66,6 +66,15 @@ def finish_phase(p, phase, mine, total):
 
 
 @device
+def is_first(p, phase):
+    """Whether this thread is the one that does what is done once; all others find it done after `finish_phase`.
+
+    Whoever comes late, when the workspace may be another call's, writes nothing: so no thread prepares for itself.
+    """
+    return fetch_add(p, phase, 1) == 0
+
+
+@device
 def usable(value):
     """Whether float32 holds a value with all its digits."""
     return value == 0.0 or 2.0**-126 <= abs(value) <= 2.0**127
@@ -73,7 +82,13 @@ def usable(value):
 
 # The types of the tags that say how data lies and which way a pass goes.
 _LAYOUTS = {types.uint8: "rows", types.int8: "columns", types.int64: "mixed"}
-_DIRECTIONS = {types.uint32: "backward", types.uint64: "forward"}
+_DIRECTIONS = {
+    types.uint32: "backward",
+    types.uint64: "forward",
+    types.int32: "backward_sums",
+    types.int64: "forward_sums",
+}
+_OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy"}, "strict": False}
 
 
 def choose(stub, **functions):
@@ -82,4 +97,21 @@ def choose(stub, **functions):
     def chosen(kind, layout, direction, *others):
         return functions[f"{_LAYOUTS[layout]}_{_DIRECTIONS[direction]}"]
 
-    overload(stub, jit_options={"nogil": True, "error_model": "numpy"}, strict=False)(chosen)
+    overload(stub, **_OPTIONS)(chosen)
+
+
+def in_columns(layout):
+    """Whether channels are in the lane order of pairs."""
+
+
+def _yes(layout):
+    return True
+
+
+def _no(layout):
+    return False
+
+
+@overload(in_columns, **_OPTIONS)
+def _in_columns(layout):
+    return _yes if _LAYOUTS[layout] == "columns" else _no

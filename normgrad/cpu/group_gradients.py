@@ -1,6 +1,6 @@
 """From the sums of a unit of GroupNorm to what its gradients are made of: records in float64, tables in float32.
 
-Partials and tables are worked on in whole vectors, so a thread has the weight as float32 in the order of their lanes.
+Partials and tables are worked on in whole vectors, so the weight is there as float32 in the order of their lanes.
 """
 
 import numpy as np
@@ -17,9 +17,8 @@ from normgrad.cpu.channel_fields import (
     RESULT,
     RSTD,
     SAMPLES,
-    WEIGHT,
 )
-from normgrad.cpu.channels import partial_index, usable, vector_or, vector_value
+from normgrad.cpu.channels import partial_index, usable, vector_value
 from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
@@ -39,17 +38,6 @@ from normgrad.cpu.vectors import (
     vstore_f64,
     widen,
 )
-
-
-@device
-def order_weights(kind, columns, desc, weights):
-    """The weight in the order of the lanes, zeros in lanes without a channel."""
-    finite, channels = True, desc[CHANNELS]
-    for c in range(desc[PITCH]):
-        weight = vector_or(desc, WEIGHT, c, 1.0) if c < channels else 0.0
-        finite = finite and abs(weight) < np.inf
-        store(F32, weights, lane_of(kind, columns, c), np.float32(weight))
-    store(F32, weights, desc[PITCH], np.float32(finite))
 
 
 @in_place

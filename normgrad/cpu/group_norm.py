@@ -68,6 +68,6 @@ def _laid(operands: Operands, tensors: dict[str, int], read: int) -> Layout:
     slots = int(desc[at.SLOTS])
     layout.take_partials()
     layout.take(at.RECORDS, samples * groups * 16)
-    layout.take(at.WEIGHTS, slots * 2 * (layout.pitch + 16) * 4)
+    layout.take(at.WEIGHTS, 2 * (layout.pitch + 16) * 4)
     layout.take_tables(samples + slots if desc[at.APART] else 2 * slots)
     return layout

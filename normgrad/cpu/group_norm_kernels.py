@@ -41,7 +41,6 @@ from normgrad.cpu.channel_fields import (
     SECOND,
     SLOT,
     SLOTS,
-    STARTED,
     STAT_CHANNEL,
     TABLES,
     THIRD,
@@ -50,35 +49,33 @@ from normgrad.cpu.channel_fields import (
     UNITS_AT_ONCE,
     WEIGHT,
     WEIGHTS,
+    ZEROTH,
 )
 from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_group_rows
-from normgrad.cpu.channels import choose, finish_phase, places_of, quotient
-from normgrad.cpu.group_gradients import group_gradients, order_weights, spread_group_means, total_samples
+from normgrad.cpu.channels import choose, finish_phase, in_columns, is_first, places_of, quotient
+from normgrad.cpu.group_gradients import group_gradients, spread_group_means, total_samples
 from normgrad.cpu.group_statistics import group_statistics, merge_chunks
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.kinds import BACKWARD, FORWARD
-from normgrad.cpu.memory import fetch_add, load_f64, start_of, take, wait_until
+from normgrad.cpu.kinds import BACKWARD, F32, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, take
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.rows import lane_of_column
 from normgrad.cpu.tables import mark_all, put_vector
+from normgrad.cpu.vectors import all_between, vload
 
-_CLOSED = 1 << 32  # in the counter of slots: no more of them
+_LARGEST = np.finfo(np.float32).max
 _TURN = 16  # places of a column chunk that are worked on in turn
-
-
-def _start(kind, layout, direction, desc, weights):
-    """What a thread has for itself."""
 
 
 def _begin(kind, layout, direction, desc, unit, table):
     """What the sums of a unit need in its table."""
 
 
-def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
+def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     """The sums of a chunk of a unit, and in turns with them the results of a chunk of another; unit -1: none."""
 
 
-def _settle(kind, layout, direction, desc, unit, table, weights):
+def _settle(kind, layout, direction, desc, unit, table):
     """A unit's records and table from its sums."""
 
 
@@ -87,31 +84,23 @@ def _conclude(kind, layout, direction, desc, p):
 
 
 @device
-def _biases(desc, weights):
-    """Where a thread's biases are: behind its weights."""
-    return weights + 4 * (desc[PITCH] + 16)
+def _biases(desc):
+    """Where the biases are: behind the weights."""
+    return desc[WEIGHTS] + 4 * (desc[PITCH] + 16)
 
 
 @device
-def _start_rows_forward(kind, layout, direction, desc, weights):
-    spread(kind, False, desc, np.int64(WEIGHT), 1.0, weights)
-    spread(kind, False, desc, np.int64(BIAS), 0.0, _biases(desc, weights))
-
-
-@device
-def _start_columns_forward(kind, layout, direction, desc, weights):
-    spread(kind, True, desc, np.int64(WEIGHT), 1.0, weights)
-    spread(kind, True, desc, np.int64(BIAS), 0.0, _biases(desc, weights))
-
-
-@device
-def _start_rows_backward(kind, layout, direction, desc, weights):
-    order_weights(kind, False, desc, weights)
-
-
-@device
-def _start_columns_backward(kind, layout, direction, desc, weights):
-    order_weights(kind, True, desc, weights)
+def _order_vectors(kind, layout, desc, p):
+    """Weight and bias, in the order of lanes."""
+    mine, columns = is_first(p, ZEROTH), in_columns(layout)
+    if mine:
+        weights, finite = desc[WEIGHTS], True
+        spread(kind, columns, desc, np.int64(WEIGHT), 1.0, weights)
+        spread(kind, columns, desc, np.int64(BIAS), 0.0, _biases(desc))
+        for lane in range(0, desc[PITCH], 16):
+            finite = finite and all_between(vload(F32, weights, lane), np.float32(0), _LARGEST)
+        store(F32, weights, desc[PITCH], np.float32(finite))
+    finish_phase(p, ZEROTH, mine, 1)
 
 
 @device
@@ -134,7 +123,7 @@ def _rows_of(desc, unit, chunk):
 
 
 @device
-def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
+def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
         sum_rows(kind, desc, n, first, last, part)
@@ -144,17 +133,17 @@ def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, 
 
 
 @device
-def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
+def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
         moments_rows(kind, desc, n, first, last, part)
     if old_unit >= 0:
         n, first, last, part = _rows_of(desc, old_unit, old_chunk)
-        normalise_group_rows(kind, desc, n, first, last, part, old_table, weights, _biases(desc, weights))
+        normalise_group_rows(kind, desc, n, first, last, part, old_table, desc[WEIGHTS], _biases(desc))
 
 
 @device
-def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
+def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     places = places_of(desc, chunk) if unit >= 0 else 0
     old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
     if unit >= 0:
@@ -169,7 +158,7 @@ def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_uni
 
 
 @device
-def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table, weights):
+def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     places = places_of(desc, chunk) if unit >= 0 else 0
     old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
     if unit >= 0 and desc[ONE_RUN]:
@@ -187,32 +176,32 @@ def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit
 
 
 @device
-def _settle_rows_backward(kind, layout, direction, desc, unit, table, weights):
-    group_gradients(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, weights)
+def _settle_rows_backward(kind, layout, direction, desc, unit, table):
+    group_gradients(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, desc[WEIGHTS])
 
 
 @device
-def _settle_rows_forward(kind, layout, direction, desc, unit, table, weights):
+def _settle_rows_forward(kind, layout, direction, desc, unit, table):
     eps = load_f64(start_of(desc), EPS)
-    n, q, biases = unit // desc[GROUPS], unit % desc[GROUPS], _biases(desc, weights)
-    group_statistics(kind, False, desc, n, q, table, eps, weights, biases)
+    n, q = unit // desc[GROUPS], unit % desc[GROUPS]
+    group_statistics(kind, False, desc, n, q, table, eps, desc[WEIGHTS], _biases(desc))
 
 
 @device
-def _settle_columns_backward(kind, layout, direction, desc, unit, table, weights):
+def _settle_columns_backward(kind, layout, direction, desc, unit, table):
     fine = True
     for q in range(desc[GROUPS]):
-        fine = group_gradients(kind, True, desc, unit, q, table, weights) and fine
+        fine = group_gradients(kind, True, desc, unit, q, table, desc[WEIGHTS]) and fine
     mark_all(kind, desc, table, fine)
 
 
 @device
-def _settle_columns_forward(kind, layout, direction, desc, unit, table, weights):
-    eps, biases, fine = load_f64(start_of(desc), EPS), _biases(desc, weights), True
+def _settle_columns_forward(kind, layout, direction, desc, unit, table):
+    eps, biases, fine = load_f64(start_of(desc), EPS), _biases(desc), True
     if not desc[ONE_RUN]:
         merge_chunks(desc, unit)
     for q in range(desc[GROUPS]):
-        fine = group_statistics(kind, True, desc, unit, q, table, eps, weights, biases) and fine
+        fine = group_statistics(kind, True, desc, unit, q, table, eps, desc[WEIGHTS], biases) and fine
     mark_all(kind, desc, table, fine)
 
 
@@ -247,21 +236,14 @@ def _conclude_columns_backward(kind, layout, direction, desc, p):
 @device
 def _conclude_forward(kind, layout, direction, desc, p):
     """mean and rstd: once all input is read, since they may lie on it."""
-    if fetch_add(p, FOURTH, 1) == 0:
+    mine = is_first(p, FOURTH)
+    if mine:
         for statistic in range(desc[SAMPLES] * desc[GROUPS]):
             put_vector(desc, OUT_0, statistic, load_f64(desc[RECORDS], 2 * statistic))
             put_vector(desc, OUT_1, statistic, load_f64(desc[RECORDS], 2 * statistic + 1))
-        fetch_add(p, FOURTH + 1, 1)
-    finish_phase(p, FOURTH, 0, 1)
+    finish_phase(p, FOURTH, mine, 1)
 
 
-choose(
-    _start,
-    rows_backward=_start_rows_backward.py_func,
-    rows_forward=_start_rows_forward.py_func,
-    columns_backward=_start_columns_backward.py_func,
-    columns_forward=_start_columns_forward.py_func,
-)
 choose(
     _begin,
     rows_backward=_no_begin.py_func,
@@ -298,7 +280,7 @@ def _table(desc, number):
 
 
 @in_place
-def _unit_by_unit(kind, layout, direction, desc, p, slot, weights):
+def _unit_by_unit(kind, layout, direction, desc, p, slot):
     old, turn, mine, total = -1, 0, 0, desc[UNITS]
     following, last, at_once = 0, 0, desc[UNITS_AT_ONCE]
     while True:
@@ -312,16 +294,16 @@ def _unit_by_unit(kind, layout, direction, desc, p, slot, weights):
         if unit >= 0:
             _begin(kind, layout, direction, desc, unit, table)
         for chunk in range(desc[UNIT_CHUNKS]):
-            _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table, weights)
+            _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table)
         if unit >= 0:
-            _settle(kind, layout, direction, desc, unit, table, weights)
+            _settle(kind, layout, direction, desc, unit, table)
             mine += 1
         old, turn = unit if desc[RESULT] != 0 else -1, 1 - turn
     finish_phase(p, FIRST, mine, total)
 
 
 @in_place
-def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
+def _phase_by_phase(kind, layout, direction, desc, p, slot):
     chunks, grain, total = desc[UNIT_CHUNKS], desc[GRAIN], desc[UNITS] * desc[UNIT_CHUNKS]
     items, table, unit = (total + grain - 1) // grain, _table(desc, desc[SAMPLES] + slot), -1
     mine = 0
@@ -333,7 +315,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
             if i // chunks != unit:
                 unit = i // chunks
                 _begin(kind, layout, direction, desc, unit, table)
-            _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table, weights)
+            _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table)
         mine += 1
     finish_phase(p, FIRST, mine, items)
     units, per_sample = desc[UNITS], desc[UNITS] // desc[SAMPLES]
@@ -342,7 +324,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
         unit = fetch_add(p, SECOND, 1)
         if unit >= units:
             break
-        _settle(kind, layout, direction, desc, unit, _table(desc, unit // per_sample), weights)
+        _settle(kind, layout, direction, desc, unit, _table(desc, unit // per_sample))
         mine += 1
     finish_phase(p, SECOND, mine, units)
     items = items if desc[RESULT] != 0 else 0
@@ -354,7 +336,7 @@ def _phase_by_phase(kind, layout, direction, desc, p, slot, weights):
         for i in range(item * grain, min(total, (item + 1) * grain)):
             unit = i // chunks
             old_table = _table(desc, unit // per_sample)
-            _work(kind, layout, direction, desc, -1, 0, table, unit, i % chunks, old_table, weights)
+            _work(kind, layout, direction, desc, -1, 0, table, unit, i % chunks, old_table)
         mine += 1
     finish_phase(p, THIRD, mine, items)
 
@@ -364,19 +346,13 @@ def _run(kind, layout, direction, desc):
     p = start_of(desc)
     slot = fetch_add(p, SLOT, 1)
     if slot >= desc[SLOTS]:
-        fetch_add(p, STARTED, 1)
         return
-    weights = desc[WEIGHTS] + 8 * (desc[PITCH] + 16) * slot
-    _start(kind, layout, direction, desc, weights)
-    fetch_add(p, STARTED, 1)
+    _order_vectors(kind, layout, desc, p)
     if desc[APART]:
-        _phase_by_phase(kind, layout, direction, desc, p, slot, weights)
+        _phase_by_phase(kind, layout, direction, desc, p, slot)
     else:
-        _unit_by_unit(kind, layout, direction, desc, p, slot, weights)
+        _unit_by_unit(kind, layout, direction, desc, p, slot)
     _conclude(kind, layout, direction, desc, p)
-    # Nobody comes in any more, and whoever did has written what it writes: the workspace may be another call's next.
-    entered = fetch_add(p, SLOT, _CLOSED) & (_CLOSED - 1)
-    wait_until(p, STARTED, entered)
 
 
 @kernel

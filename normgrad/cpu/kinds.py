@@ -17,3 +17,4 @@ CODES: dict[DType, int] = {FLOAT32: 0, FLOAT16: 1, BFLOAT16: 2, INT32: 3}
 # How data lies and which way a pass goes, for GroupNorm and BatchNorm.
 ROWS, COLUMNS, MIXED = np.uint8(0), np.int8(0), np.int64(0)  # mixed: any strides and dtypes
 BACKWARD, FORWARD = np.uint32(0), np.uint64(0)
+BACKWARD_SUMS, FORWARD_SUMS = np.int32(0), np.int64(0)  # BatchNorm's steps that make no results

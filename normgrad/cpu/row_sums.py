@@ -2,16 +2,29 @@
 
 import numpy as np
 
-from normgrad.cpu.channel_fields import CHUNK, GRAD_OUT, INPUT, MEAN, PARTIALS, PITCH, SCALE_BY_RSTD, STAT_CHANNEL
+from normgrad.cpu.channel_fields import (
+    CHUNK,
+    GRAD_OUT,
+    INPUT,
+    MEAN,
+    PARTIALS,
+    PITCH,
+    PLACES,
+    SAMPLES,
+    SCALE_BY_RSTD,
+    TABLES,
+)
 from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_value
 from normgrad.cpu.jit import device, in_place
-from normgrad.cpu.memory import item_size, store_f64
+from normgrad.cpu.kinds import F32
+from normgrad.cpu.memory import item_size, load, store_f64
 from normgrad.cpu.pairs import load_pair, load_pair_first
 from normgrad.cpu.trusted_sums import settle_lanes
 from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
 
 _SHORT = 128  # places of a row that needs no float64 before its lanes are added up
 _TOGETHER = 4  # rows whose lanes are added up together
+_FEW = 1024  # up to so many terms of a sum that is a result itself, a float32 rounding of one of them shows
 
 
 @in_place
@@ -72,11 +85,6 @@ def _lane_sums(kind, grad_out, x, count, mean, precise):
 
 
 @in_place
-def _mean_of(desc, n, c):
-    return np.float32(vector_value(desc, MEAN, statistic_of(desc, n, c)))
-
-
-@in_place
 def _added(g, x, mean, a, b):
     return a + (g[0] + g[1]), fma(g[1], x[1] - mean, fma(g[0], x[0] - mean, b))
 
@@ -92,24 +100,24 @@ def _added_first(kind, grad_out, x, i, left, mean, a, b):
 
 
 @in_place
-def _four_short_rows(kind, grad_out, go_step, x, x_step, count, mean, sums, sums_x):
+def _four_short_rows(kind, grad_out, go_step, x, x_step, count, means, sums, sums_x):
     """The sums of four rows, to memory, with at most 8 terms a lane; their lanes are added up together."""
-    centre = splat_f32(mean)
+    m0, m1, m2, m3 = splat_f32(means[0]), splat_f32(means[1]), splat_f32(means[2]), splat_f32(means[3])
     go_1, go_2, go_3 = grad_out + go_step, grad_out + 2 * go_step, grad_out + 3 * go_step
     x_1, x_2, x_3 = x + x_step, x + 2 * x_step, x + 3 * x_step
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat_f32(np.float32(0))
     whole = count & ~31
     for i in range(0, whole, 32):
-        a0, b0 = _added_at(kind, grad_out, x, i, centre, a0, b0)
-        a1, b1 = _added_at(kind, go_1, x_1, i, centre, a1, b1)
-        a2, b2 = _added_at(kind, go_2, x_2, i, centre, a2, b2)
-        a3, b3 = _added_at(kind, go_3, x_3, i, centre, a3, b3)
+        a0, b0 = _added_at(kind, grad_out, x, i, m0, a0, b0)
+        a1, b1 = _added_at(kind, go_1, x_1, i, m1, a1, b1)
+        a2, b2 = _added_at(kind, go_2, x_2, i, m2, a2, b2)
+        a3, b3 = _added_at(kind, go_3, x_3, i, m3, a3, b3)
     if whole < count:
         left = count & 31
-        a0, b0 = _added_first(kind, grad_out, x, whole, left, centre, a0, b0)
-        a1, b1 = _added_first(kind, go_1, x_1, whole, left, centre, a1, b1)
-        a2, b2 = _added_first(kind, go_2, x_2, whole, left, centre, a2, b2)
-        a3, b3 = _added_first(kind, go_3, x_3, whole, left, centre, a3, b3)
+        a0, b0 = _added_first(kind, grad_out, x, whole, left, m0, a0, b0)
+        a1, b1 = _added_first(kind, go_1, x_1, whole, left, m1, a1, b1)
+        a2, b2 = _added_first(kind, go_2, x_2, whole, left, m2, a2, b2)
+        a3, b3 = _added_first(kind, go_3, x_3, whole, left, m3, a3, b3)
     store_sums(sums, widen(a0), widen(a1), widen(a2), widen(a3))
     store_sums(sums_x, widen(b0), widen(b1), widen(b2), widen(b3))
 
@@ -120,19 +128,23 @@ def sum_rows(kind, desc, n, first, last, part):
     place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
     grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
     go_step, x_step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2]
-    own_statistics = desc[STAT_CHANNEL] == 1
-    precise = desc[SCALE_BY_RSTD] == 0  # the sums are results themselves, and may have few terms
-    mean = _mean_of(desc, n, first)
+    of_batch = desc[SCALE_BY_RSTD] == 0  # every row has a mean of its own, and the sums are results themselves
+    precise = of_batch and desc[SAMPLES] * desc[PLACES] <= _FEW
+    mean = np.float32(0) if of_batch else np.float32(vector_value(desc, MEAN, statistic_of(desc, n, first)))
+    means = mean, mean, mean, mean
     sums = desc[PARTIALS] + 8 * partial_index(desc, n, part)
     sums_x = sums + 8 * desc[PITCH]
     c = first
-    while count <= _SHORT and not precise and c + _TOGETHER <= last:  # several rows of GroupNorm share their mean
-        _four_short_rows(kind, grad_out, go_step, x, x_step, count, mean, sums + 8 * c, sums_x + 8 * c)
+    while count <= _SHORT and not precise and c + _TOGETHER <= last:
+        if of_batch:
+            at = desc[TABLES] + 4 * c
+            means = load(F32, at, 0), load(F32, at, 1), load(F32, at, 2), load(F32, at, 3)
+        _four_short_rows(kind, grad_out, go_step, x, x_step, count, means, sums + 8 * c, sums_x + 8 * c)
         grad_out, x = grad_out + _TOGETHER * go_step, x + _TOGETHER * x_step
         c += _TOGETHER
     while c < last:
-        if own_statistics and c > first:
-            mean = _mean_of(desc, n, c)
+        if of_batch:
+            mean = load(F32, desc[TABLES], c)
         total, total_x = _lane_sums(kind, grad_out, x, count, mean, precise)
         store_f64(sums, c, hsum(total))
         store_f64(sums_x, c, hsum(total_x))
