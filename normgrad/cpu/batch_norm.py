@@ -64,7 +64,7 @@ def prepare_stats(problem: Problem) -> SteppedKernel:
         layout.vector(name, position)
     layout.take_partials()
     if layout.columns:
-        layout.take(at.TABLES, int(layout.desc[at.SAMPLES] * layout.desc[at.CHUNKS]) * layout.pitch * 4)
+        layout.take(at.TABLES, int(layout.desc[at.SAMPLES] * layout.desc[at.CHUNKS]) * 2 * layout.pitch * 4)
     return operands.kernel(layout.step(_STATS, *tags))
 
 

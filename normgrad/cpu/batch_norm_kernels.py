@@ -231,22 +231,30 @@ def _fill(kind, layout, direction, desc):
 
 def _fill_gradients(kind, layout, direction, desc):
     columns = in_columns(layout)
-    _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES]))
+    _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES], False))
+
+
+def _fill_exact_gradients(kind, layout, direction, desc):
+    channel_gradients(kind, False, desc, desc[TABLES], True)
 
 
 def _fill_normals(kind, layout, direction, desc):
     columns = in_columns(layout)
-    _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES]))
+    _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES], False))
+
+
+def _fill_exact_normals(kind, layout, direction, desc):
+    channel_normals(kind, False, desc, desc[TABLES], True)
 
 
 choose(
     _fill,
     rows_backward=_fill_gradients,
     columns_backward=_fill_gradients,
-    mixed_backward=_fill_gradients,
+    mixed_backward=_fill_exact_gradients,
     rows_forward=_fill_normals,
     columns_forward=_fill_normals,
-    mixed_forward=_fill_normals,
+    mixed_forward=_fill_exact_normals,
 )
 
 

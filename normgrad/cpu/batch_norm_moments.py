@@ -1,6 +1,8 @@
 """Sums and squares of BatchNorm's data: float32 about a guess at the mean, float64 beyond and where that is too coarse.
 
-They are wanted for themselves: results made of them, which may be near 0 and show every error, take more care.
+They are wanted for themselves: results made of them, which may be near 0 and show every error, take more care. A sum is
+good to some roundings of the numbers' mean size, and so the guess may not be much larger than that. How large they are
+at least is known from the absolute values of short sums, whose cost is small.
 """
 
 import numpy as np
@@ -12,14 +14,16 @@ from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.exact import exact_moments
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, stack_space, store, store_f64
+from normgrad.cpu.memory import item_size, load, load_f64, stack_space, store, store_f64
 from normgrad.cpu.pairs import load_pair, load_pair_or
 from normgrad.cpu.rows import column_of_lane
 from normgrad.cpu.trusted_sums import LARGEST, SMALLEST
 from normgrad.cpu.vectors import (
     all_between_f64,
+    coarse,
     fma,
     hsum,
+    magnitude,
     splat_f32,
     splat_f64,
     vload,
@@ -34,9 +38,17 @@ FEW = 128  # up to so many terms, a float32 rounding of one of them shows
 _RUN = 16  # places that are worked on at once, and added up in float32
 _GUESSED = 8  # places whose mean is the guess at that of a chunk of columns
 _WORST = 4.0  # by how much squares about a guess may be larger than those about the mean
+_LARGE = 8.0  # by how much a guess may be larger than the numbers
 
 _lane_sums = stack_space(_ROWS * 2 * 16 * 8)
-_guesses = stack_space(_ROWS * 4)
+_guesses = stack_space(_ROWS * 2 * 4)
+
+
+@device
+def _are_fine(count, guess, size, squares, about_mean):
+    """Whether sums of so many numbers about a guess will do; `size` is not more than their absolute values' sum."""
+    in_range = SMALLEST <= squares <= LARGEST and squares <= _WORST * about_mean
+    return in_range and abs(guess) * count <= _LARGE * size
 
 
 @in_place
@@ -47,25 +59,31 @@ def _add_terms(v, m0, m1, s0, s1, q0, q1):
 
 @in_place
 def _row_moments(kind, x, count, shift):
-    """Sums over the lanes of x − shift and (x − shift)²: two runs of up to 8 terms in float32, float64 beyond."""
+    """Sums over the lanes of x − shift and (x − shift)²: two runs of up to 8 terms in float32, float64 beyond.
+
+    And the absolute values of the runs' sums of x.
+    """
     centre, zero = splat_f32(shift), splat_f32(np.float32(0))
-    s, q = splat_f64(0.0), splat_f64(0.0)
+    s, q, size = splat_f64(0.0), splat_f64(0.0), zero
     i = 0
     while i + 256 <= count:
         s0, s1, q0, q1 = zero, zero, zero, zero
         for k in range(0, 256, 32):
             s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i + k), centre, centre, s0, s1, q0, q1)
         s, q = s + widen(s0 + s1), q + widen(q0 + q1)
+        size = size + magnitude(fma(centre, splat_f32(np.float32(16)), s0 + s1))
         i += 256
     if i < count:
         s0, s1, q0, q1 = zero, zero, zero, zero
+        terms = np.float32(2 * ((count - i) // 32))
         while i + 32 <= count:
             s0, s1, q0, q1 = _add_terms(load_pair(kind, x, i), centre, centre, s0, s1, q0, q1)
             i += 32
+        size = size + magnitude(fma(centre, splat_f32(terms), s0 + s1))
         if i < count:
             s0, s1, q0, q1 = _add_terms(load_pair_or(kind, x, i, count - i, shift), centre, centre, s0, s1, q0, q1)
         s, q = s + widen(s0 + s1), q + widen(q0 + q1)
-    return s, q
+    return s, q, hsum(size)
 
 
 @in_place
@@ -74,16 +92,18 @@ def _long_rows(kind, desc, n, first, last, place, count, x, step, at):
     lanes, guesses = _lane_sums(), _guesses()
     for c in range(first, last):
         v = load_pair(kind, x + (c - first) * step, 0)
-        guess = hsum(v[0] + v[1]) * np.float32(1 / 32)
-        s, q = _row_moments(kind, x + (c - first) * step, count, guess)
+        guess = coarse(hsum(v[0] + v[1]) * np.float32(1 / 32))
+        s, q, size = _row_moments(kind, x + (c - first) * step, count, guess)
         vstore_f64(lanes, 32 * (c - first), s)
         vstore_f64(lanes, 32 * (c - first) + 16, q)
         store(F32, guesses, c - first, guess)
+        store(F32, guesses, _ROWS + c - first, size)
     per_place = 1.0 / count
     for c in range(first, last):
         s, q = hsum(vload_f64(lanes, 32 * (c - first))), hsum(vload_f64(lanes, 32 * (c - first) + 16))
-        total, squares = s + count * np.float64(load(F32, guesses, c - first)), q - s * s * per_place
-        if not (q <= _WORST * squares and SMALLEST <= q <= LARGEST):
+        guess, size = np.float64(load(F32, guesses, c - first)), load(F32, guesses, _ROWS + c - first)
+        total, squares = s + count * guess, q - s * s * per_place
+        if not _are_fine(count, guess, size, q, squares):
             total, squares = moments_of_row(kind, desc, n, c, place, count, x + (c - first) * step)
         store_f64(at, c, total)
         store_f64(at, c + desc[PITCH], squares)
@@ -115,12 +135,12 @@ def _guess_columns(kind, x, step, places, guesses, whole, count):
         v = load_channels(kind, x + r * step, whole, count)
         a, b = a + v[0], b + v[1]
     share = splat_f32(np.float32(1.0 / places))
-    vstore(F32, guesses, 0, a * share)
-    vstore(F32, guesses, 16, b * share)
+    vstore(F32, guesses, 0, coarse(a * share))
+    vstore(F32, guesses, 16, coarse(b * share))
 
 
 @in_place
-def _add_columns(kind, x, step, places, guesses, sums, squares, whole, count):
+def _add_columns(kind, x, step, places, guesses, sizes, sums, squares, whole, count):
     """Add x − guess and its square at some places to the sums of 32 channels: two runs of terms in float32."""
     zero, m0, m1 = splat_f32(np.float32(0)), vload(F32, guesses, 0), vload(F32, guesses, 16)
     s0, s1, q0, q1 = zero, zero, zero, zero
@@ -131,6 +151,9 @@ def _add_columns(kind, x, step, places, guesses, sums, squares, whole, count):
         x += 2 * step
     if places % 2:
         s0, s1, q0, q1 = _add_terms(load_channels(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
+    terms = splat_f32(np.float32(places))
+    vstore(F32, sizes, 0, vload(F32, sizes, 0) + magnitude(fma(m0, terms, s0 + t0)))
+    vstore(F32, sizes, 16, vload(F32, sizes, 16) + magnitude(fma(m1, terms, s1 + t1)))
     vstore_f64(sums, 0, vload_f64(sums, 0) + widen(s0 + t0))
     vstore_f64(sums, 16, vload_f64(sums, 16) + widen(s1 + t1))
     vstore_f64(squares, 0, vload_f64(squares, 0) + widen(q0 + r0))
@@ -138,22 +161,32 @@ def _add_columns(kind, x, step, places, guesses, sums, squares, whole, count):
 
 
 @device
-def _settle_columns(kind, desc, n, chunk, guesses, sums, squares):
-    """Make a chunk's moments the sums and the squares about the means."""
+def _settle_column(kind, desc, n, place, count, lane, guesses, sizes, sums, squares):
+    """Make the moments of one channel in a chunk the sum and the squares about the mean."""
+    channel, guess = column_of_lane(kind, lane), np.float64(load(F32, guesses, lane))
+    s, q = load_f64(sums, lane), load_f64(squares, lane)
+    total, about_mean = s + count * guess, q - s * s / count
+    if channel < desc[CHANNELS] and not _are_fine(count, guess, load(F32, sizes, lane), q, about_mean):
+        total, about_mean = exact_moments(desc, n, channel, place, place + count)
+    store_f64(sums, lane, total)
+    store_f64(squares, lane, about_mean)
+
+
+@device
+def _settle_columns(kind, desc, n, chunk, guesses, sizes, sums, squares):
+    """The same of all channels."""
     place, count = chunk * desc[CHUNK], places_of(desc, chunk)
     factor, per_place = splat_f64(np.float64(count)), splat_f64(1.0 / count)
     for c in range(0, desc[PITCH], 16):
-        s, q = vload_f64(sums, c), vload_f64(squares, c)
-        about_mean = q - s * s * per_place
-        vstore_f64(sums, c, fma(factor, widen(vload(F32, guesses, c)), s))
-        vstore_f64(squares, c, about_mean)
-        if not (all_between_f64(q, SMALLEST, LARGEST) and all_between_f64(about_mean / q, 1 / _WORST, 2.0)):
+        s, q, guess = vload_f64(sums, c), vload_f64(squares, c), widen(vload(F32, guesses, c))
+        about_mean, large = q - s * s * per_place, guess * factor / widen(vload(F32, sizes, c))
+        fine = all_between_f64(q, SMALLEST, LARGEST) and all_between_f64(about_mean / q, 1 / _WORST, 2.0)
+        if fine and all_between_f64(large, 0.0, _LARGE):
+            vstore_f64(sums, c, fma(factor, guess, s))
+            vstore_f64(squares, c, about_mean)
+        else:
             for lane in range(c, c + 16):
-                channel = column_of_lane(kind, lane)
-                if channel < desc[CHANNELS]:
-                    total, about = exact_moments(desc, n, channel, place, place + count)
-                    store_f64(sums, lane, total)
-                    store_f64(squares, lane, about)
+                _settle_column(kind, desc, n, place, count, lane, guesses, sizes, sums, squares)
 
 
 @device
@@ -166,10 +199,12 @@ def batch_moments_columns(kind, desc, n, chunk):
         return
     size, channels, count, place = item_size(kind), desc[CHANNELS], places_of(desc, chunk), chunk * desc[CHUNK]
     at, pitch = partial_index(desc, n, chunk), desc[PITCH]
-    sums, guesses = desc[PARTIALS] + 8 * at, desc[TABLES] + 2 * at
-    squares, step = sums + 8 * pitch, size * desc[INPUT + 3]
+    sums, guesses = desc[PARTIALS] + 8 * at, desc[TABLES] + 4 * at
+    squares, sizes, step = sums + 8 * pitch, guesses + 4 * pitch, size * desc[INPUT + 3]
     for c in range(0, 2 * pitch, 16):
         vstore_f64(sums, c, splat_f64(0.0))
+    for c in range(0, pitch, 16):
+        vstore(F32, sizes, c, splat_f32(np.float32(0)))
     x, whole = address_of(desc, INPUT, size, n, 0, place), channels & ~31
     for c in range(0, whole, 32):
         _guess_columns(kind, x + c * size, step, min(count, _GUESSED), guesses + 4 * c, True, 32)
@@ -179,8 +214,9 @@ def batch_moments_columns(kind, desc, n, chunk):
     for first in range(0, count, _RUN):
         places, row = min(_RUN, count - first), x + first * step
         for c in range(0, whole, 32):
-            _add_columns(kind, row + c * size, step, places, guesses + 4 * c, sums + 8 * c, squares + 8 * c, True, 32)
+            g, a, s, q = guesses + 4 * c, sizes + 4 * c, sums + 8 * c, squares + 8 * c
+            _add_columns(kind, row + c * size, step, places, g, a, s, q, True, 32)
         if whole < channels:
-            row, at = row + whole * size, 8 * whole
-            _add_columns(kind, row, step, places, guesses + 4 * whole, sums + at, squares + at, False, channels - whole)
-    _settle_columns(kind, desc, n, chunk, guesses, sums, squares)
+            g, a, s, q = guesses + 4 * whole, sizes + 4 * whole, sums + 8 * whole, squares + 8 * whole
+            _add_columns(kind, row + whole * size, step, places, g, a, s, q, False, channels - whole)
+    _settle_columns(kind, desc, n, chunk, guesses, sizes, sums, squares)

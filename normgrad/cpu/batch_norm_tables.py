@@ -46,6 +46,7 @@ from normgrad.cpu.vectors import (
 )
 
 _MOST = 2.0**126  # of a mean: a difference from it is then finite
+_MOST_IN_HALF = 2.0**16  # of a factor: terms of opposite signs, rounded, do not make a sum that float16 does not hold
 
 
 @device
@@ -143,9 +144,13 @@ def _record(kind, columns, desc, first, second, scale):
 
 
 @device
-def channel_gradients(kind, columns, desc, table):
-    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels."""
+def channel_gradients(kind, columns, desc, table, exact):
+    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels.
+
+    Records are made where they are read: for results in float64, `exact` or where float32 will not do.
+    """
     count, fine, pitch = 0.0, True, desc[PITCH]
+    largest = _MOST if item_size(kind) == 4 or is_bfloat(kind) else _MOST_IN_HALF
     for i in range(desc[COUNTS]):
         count += vector_value(desc, COUNTER, i)
     means, plane = table + 4 * PLANES * pitch, 4 * pitch
@@ -161,17 +166,17 @@ def channel_gradients(kind, columns, desc, table):
         slope = -(invstd * invstd * (widen(vload(F32, sums_x, lane)) / size) * factor)
         offset = -(widen(vload(F32, sums, lane)) / size * factor)
         flag = usable_lanes(slope) * usable_lanes(offset) * usable_lanes(factor)
-        flag = flag * lanes_between(widen(mean), 0.0, _MOST)
+        flag = flag * lanes_between(widen(mean), 0.0, _MOST) * lanes_between(factor, 0.0, largest)
         seen = lanes_between(offset, VISIBLE, np.inf) + lanes_between(slope, 0.0, 0.0)
         fine = fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag * seen) and fine
-    if is_bfloat(kind) or not fine:
+    if exact or is_bfloat(kind) or not fine:
         _record(kind, columns, desc, sums, sums_x, 1.0 / count)
     return fine
 
 
 @device
-def channel_normals(kind, columns, desc, table):
-    """BatchNorm's records and table from the statistics given; whether float32 will do for all channels."""
+def channel_normals(kind, columns, desc, table, exact):
+    """The same from the statistics given."""
     fine, pitch = True, desc[PITCH]
     means, plane = table + 4 * PLANES * pitch, 4 * pitch
     invstds, weights, biases = means + plane, means + 2 * plane, means + 3 * plane
@@ -184,6 +189,6 @@ def channel_normals(kind, columns, desc, table):
         offset = widen(vload(F32, biases, lane))
         flag = usable_lanes(factor) * usable_lanes(offset) * lanes_between(widen(mean), 0.0, _MOST)
         fine = fill_lanes(table, pitch, lane, mean, splat_f64(0.0), factor, offset, flag) and fine
-    if is_bfloat(kind) or not fine or (item_size(kind) == 4 and not columns):
+    if exact or is_bfloat(kind) or not fine or (item_size(kind) == 4 and not columns):
         _record(kind, columns, desc, means, invstds, 1.0)
     return fine

@@ -21,7 +21,7 @@ from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, prefetch_l2, store_f64
-from normgrad.cpu.moments import statistics
+from normgrad.cpu.moments import moments
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -282,9 +282,9 @@ def add_run(kind, desc, n, chunk):
     """The sum of all numbers of a chunk, and of the squares about their mean, to the partials of the first channel."""
     x = address_of(desc, INPUT, item_size(kind), n, 0, chunk * desc[CHUNK])
     count, at = places_of(desc, chunk) * desc[CHANNELS], partial_index(desc, n, chunk)
-    mean, variance = statistics(kind, x, count)
-    store_f64(desc[PARTIALS], at, mean * count)
-    store_f64(desc[PARTIALS], at + desc[PITCH], variance * count)
+    total, squares = moments(kind, x, count)
+    store_f64(desc[PARTIALS], at, total)
+    store_f64(desc[PARTIALS], at + desc[PITCH], squares)
 
 
 @in_place

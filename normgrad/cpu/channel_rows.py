@@ -17,7 +17,7 @@ from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, store_f64
-from normgrad.cpu.moments import merged, statistics
+from normgrad.cpu.moments import merged, moments
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
@@ -189,12 +189,12 @@ def moments_rows(kind, desc, n, first, last, part):
     place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
     x, step = address_of(desc, INPUT, size, n, first, place), size * desc[INPUT + 2]
     length = count * (last - first) if step == size * count else count  # rows that follow each other are one
-    mean, variance = statistics(kind, x, length)
-    total, squares, done = mean * length, variance * length, length
+    total, squares = moments(kind, x, length)
+    done = length
     while done < count * (last - first):
         x += step
-        mean, variance = statistics(kind, x, count)
-        total, squares, _ = merged(total, squares, np.float64(done), mean * count, variance * count, np.float64(count))
+        other, others = moments(kind, x, count)
+        total, squares, _ = merged(total, squares, np.float64(done), other, others, np.float64(count))
         done += count
     at = partial_index(desc, n, part) + first
     store_f64(desc[PARTIALS], at, total)

@@ -14,7 +14,7 @@ from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.kinds import CODES, TAGS
 from normgrad.cpu.operands import Operands
-from normgrad.cpu.row_sizes import OUTER_RANK, SEGMENT, STAGED_ROWS, TILE
+from normgrad.cpu.row_sizes import GROUP, OUTER_RANK, SEGMENT, STAGED_ROWS, STRETCH, SUMS, TILE
 from normgrad.cpu.steps import Place, Step, SteppedKernel
 from normgrad.cpu.variants import Kernel
 
@@ -22,6 +22,7 @@ _BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
 _BLOCK = 1 << 16  # elements of a block of rows, about
 _STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
+_FIRST_CACHE, _SECOND_CACHE = 16 << 10, 512 << 10  # bytes for rows that are worked on
 _PAIR = 32  # columns that are worked on at once
 _FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients
 
@@ -39,7 +40,9 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     wide = not staged and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
     slots = pool.slots()
     padded = -(-columns // _PAIR) * _PAIR
-    scratch = 4096 + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
+    together = GROUP if wide else _together(columns, axes.itemsize)
+    sums_size = 8 * (STRETCH if together == GROUP else padded)
+    scratch = SUMS + sums_size + (3 * STAGED_ROWS * _lines(columns * axes.itemsize) if staged else 0)
 
     desc = np.zeros(backward.DESC_SIZE, np.int64)
     places: list[tuple[int, Place]] = []
@@ -49,6 +52,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc[backward.OUTER_SHAPE : backward.OUTER_SHAPE + OUTER_RANK] = axes.outer
     desc[[backward.ROWS, backward.COLUMNS, backward.SLOTS]] = rows, columns, slots
     desc[[backward.BLOCKS, backward.BLOCK_ROWS, backward.WIDE, backward.STAGED]] = blocks, block_rows, wide, staged
+    desc[[backward.TOGETHER, backward.SUMS_SIZE]] = together, sums_size
     wanted = ("grad_input", "grad_weight", "grad_bias")
     desc[[backward.WANT_INPUT, backward.WANT_WEIGHT, backward.WANT_BIAS]] = [name in operands for name in wanted]
     desc[backward.EXACT_SUMS] = rows <= _FEW_ROWS
@@ -139,6 +143,14 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     tiles = -(-rows // (blocks * TILE))
     block_rows = max(1, tiles) * TILE
     return -(-rows // block_rows), block_rows
+
+
+def _together(columns: int, itemsize: int) -> int:
+    """How many rows of two tensors a cache holds: the first-level one, or the second beside the rows that come next."""
+    row_bytes = max(2 * columns * itemsize, 1)
+    in_first = _FIRST_CACHE // row_bytes
+    rows = in_first if 2 * in_first >= TILE else _SECOND_CACHE // row_bytes
+    return next((size for size in (GROUP, GROUP // 2) if size <= rows), TILE)
 
 
 def _separate_outputs(operands: Operands, output: str, in_place: tuple[str, ...] = ()) -> bool:

@@ -28,4 +28,6 @@ GRAD_WEIGHT, GRAD_WEIGHT_STRIDE, GRAD_BIAS, GRAD_BIAS_STRIDE, GRAD_CODE = 42, 43
 ORDERED_WEIGHT, PARTIALS, ROW_SUMS, SCRATCH, SCRATCH_SIZE = 47, 48, 49, 50, 51  # in the workspace
 NEXT_SEGMENT, DONE_SEGMENT = 52, 53
 EXACT_SUMS = 54  # the weight gradients' terms in float64
-DESC_SIZE = 55
+TOGETHER = 55  # rows that are summed before their gradients are made
+SUMS_SIZE = 56  # bytes for the float32 sums of a group
+DESC_SIZE = 57

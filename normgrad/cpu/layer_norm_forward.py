@@ -37,7 +37,7 @@ from normgrad.cpu.layer_norm_forward_fields import (
 )
 from normgrad.cpu.layer_norm_output import exact_normalise, normalise_row, vector_lane
 from normgrad.cpu.memory import fetch_add, item_size, load_f64, stack_space, start_of, store, store_f64, wait_until
-from normgrad.cpu.moments import LARGEST, SMALLEST, put_moments, settled_statistics, shift_of
+from normgrad.cpu.moments import LARGEST, SMALLEST, put_moments, settled_moments, shift_of
 from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair
 from normgrad.cpu.row_sizes import STAGED_ROWS, TILE
 from normgrad.cpu.rows import gather_rows, row_offset, scatter_rows
@@ -68,7 +68,8 @@ def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
     sum_rows(kind, x, x_pitch, rows, n, sums)
     for r in range(rows):
         s, q, shift = load_f64(sums, r), load_f64(sums, TILE + r), load_f64(sums, 2 * TILE + r)
-        mean, variance = settled_statistics(kind, x + r * x_pitch, n, shift, False, s, q)
+        total, squares = settled_moments(kind, x + r * x_pitch, n, shift, False, s, q)
+        mean, variance = total / n, squares / n
         rstd = 1.0 / np.sqrt(variance + eps)
         if desc[MEAN] != 0:
             store_coded(desc[MEAN_CODE], desc[MEAN], row + r, np.float32(mean))

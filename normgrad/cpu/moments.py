@@ -1,4 +1,4 @@
-"""Mean and variance of numbers that follow each other, in float64: what outputs are made of.
+"""Sums and squares of numbers that follow each other, in float64: what outputs are made of.
 
 The sum goes to float64 at once, since results near 0 show every error of the mean. The squares of LayerNorm are float32
 trees about a guess at the mean, float64 beyond; of few numbers, where the guess was poor, and for GroupNorm they are
@@ -124,30 +124,31 @@ def put_moments(kind, x, n, shift, lanes):
 
 
 @device
-def settled_statistics(kind, x, n, shift, precise, s, q):
-    """(mean, variance) from the sums about a shift; where that was poor, about a better one, in float64."""
-    per_number, lanes = 1.0 / n, _lanes()
-    s, q = s * per_number, q * per_number
-    variance = q - s * s
-    fine = q <= _WORST_IN_FLOAT64 * variance
+def settled_moments(kind, x, n, shift, precise, s, q):
+    """The sum and the squares about the mean, from those about a shift; where that was poor, a better one, in float64.
+
+    The sum, and not the mean: of whole numbers it is exact, and a number that equals their mean is found to.
+    """
+    lanes, about_mean = _lanes(), q - s * s / n
+    fine = q <= _WORST_IN_FLOAT64 * about_mean
     if not precise and n > _FEW:
-        fine = SMALLEST <= q <= LARGEST and q <= _WORST * variance
+        fine = SMALLEST * n <= q <= LARGEST * n and q <= _WORST * about_mean
     tries = 0
     while tries < 3 and not fine:
-        shift = np.float64(np.float32(shift + s))
+        shift = np.float64(np.float32(shift + s / n))
         shift = shift if abs(shift) < np.inf else 0.0
         _put_in_float64(kind, x, n, np.float32(shift), lanes)
-        s, q = hsum(vload_f64(lanes, 0)) * per_number, hsum(vload_f64(lanes, 16)) * per_number
-        variance = q - s * s
-        fine, tries = q <= _WORST_IN_FLOAT64 * variance, tries + 1
-    return shift + s, variance
+        s, q = hsum(vload_f64(lanes, 0)), hsum(vload_f64(lanes, 16))
+        about_mean = q - s * s / n
+        fine, tries = q <= _WORST_IN_FLOAT64 * about_mean, tries + 1
+    return s + n * shift, about_mean
 
 
 @device
-def statistics(kind, x, n):
-    """(mean, variance) of n numbers, of which many sets make one: the squares too in float64."""
+def moments(kind, x, n):
+    """The sum of n numbers and the squares about their mean, of many sets that make one: the squares too in float64."""
     s, q = _moments_about_zero(kind, x, n)
-    return settled_statistics(kind, x, n, 0.0, True, hsum(s), hsum(q))
+    return settled_moments(kind, x, n, 0.0, True, hsum(s), hsum(q))
 
 
 @device

@@ -93,6 +93,17 @@ def _float_to_half_bits(builder, value):
     return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", half_bits, arguments)
 
 
+def _store_halves(builder, pointer, values, align):
+    """Two f32x16 as float16 one after the other: the conversion stores half a pair for half of what a pair would take
+    that is put together first. As integers: LLVM has no streaming store of float16, and would take a bitcast away.
+    """
+    halves = builder.bitcast(pointer, vector_of(I16_TYPE).as_pointer())
+    return [
+        builder.store(_float_to_half_bits(builder, value), builder.gep(halves, [ir.Constant(I32_TYPE, i)]), align=align)
+        for i, value in enumerate(values)
+    ]
+
+
 def _masked_load(builder, pointer, element, count):
     """The first `count` of 32 elements, zeros after."""
     vector_type = vector_of(element, PAIR)
@@ -122,6 +133,23 @@ def load_pair(typingctx, kind, address, index):
         return context.make_tuple(builder, pair_type, _split(builder, kind, raw))
 
     return pair_type(kind, address, index), codegen
+
+
+@intrinsic
+def ask_for_pair(typingctx, kind, address, index):
+    """Ask for 32 elements in the second-level cache; any address is safe."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
+        read, locality, data = (ir.Constant(I32_TYPE, v) for v in (0, 2, 1))
+        for line in range(0, PAIR, 64 // size_of(element)):
+            at = builder.add(index, ir.Constant(index.type, line))
+            pointer = builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer())
+            call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, read, locality, data])
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index), codegen
 
 
 @intrinsic
@@ -184,7 +212,10 @@ def _storing(join):
         def codegen(context, builder, sig, args):
             element = STORAGE[kind]
             pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-            builder.store(join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
+            if kind == types.int16 and _HAS_AVX512:
+                _store_halves(builder, pointer, args[3:], size_of(element))
+            else:
+                builder.store(join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
             return context.get_dummy_value()
 
         return types.void(kind, address, index, f32x16, f32x16), codegen
@@ -210,16 +241,14 @@ def _storing(join):
         def codegen(context, builder, sig, args):
             element = STORAGE[kind]
             pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-            lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
             if kind == types.int16 and _HAS_AVX512:
-                # As integers: LLVM has no such store of float16, and would take a bitcast away.
-                halves = [_float_to_half_bits(builder, value) for value in args[3:]]
-                joined = builder.shuffle_vector(*halves, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+                stores = _store_halves(builder, pointer, args[3:], 32)
             else:
-                joined = join(builder, kind, args[3], args[4])
-            raw = builder.bitcast(joined, lanes)
-            stored = builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)
-            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+                lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
+                raw = builder.bitcast(join(builder, kind, args[3], args[4]), lanes)
+                stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
+            for stored in stores:
+                stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
             return context.get_dummy_value()
 
         return types.void(kind, address, index, f32x16, f32x16), codegen

@@ -2,8 +2,10 @@
 
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.pairs import copy_element, is_bfloat, load_pair, load_pair_first
+from normgrad.cpu.pairs import ask_for_pair, copy_element, is_bfloat, load_pair, load_pair_first
 from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, vload, widen
+
+AHEAD_BYTES = 1024  # where no other row is asked for
 
 
 @device
@@ -43,33 +45,35 @@ def _pair_terms(d, x, w0, w1, mean):
 
 
 @in_place
-def _terms(kind, grad_out, x, weight, j, mean):
+def _terms(kind, grad_out, x, weight, j, mean, ahead):
+    ask_for_pair(kind, ahead, j)
     return _pair_terms(
         load_pair(kind, grad_out, j), load_pair(kind, x, j), vload(F32, weight, j), vload(F32, weight, j + 16), mean
     )
 
 
 @device
-def lane_sums(kind, grad_out, x, weight, first, last, mean):
-    """sum(g), sum(g*(x - mean)) over columns, in 16 lanes: float32 trees of 16 terms a lane, float64 beyond."""
+def lane_sums(kind, grad_out, x, weight, first, last, mean, ahead):
+    """sum(g), sum(g*(x - mean)) over columns, in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
+    Asks for the numbers of another row, ahead of their time."""
     vm = splat_f32(mean)
     s1, s2 = splat_f64(0.0), splat_f64(0.0)
     j = first
     while j + 256 <= last:
-        a0, b0 = _terms(kind, grad_out, x, weight, j, vm)
-        a1, b1 = _terms(kind, grad_out, x, weight, j + 32, vm)
-        a2, b2 = _terms(kind, grad_out, x, weight, j + 64, vm)
-        a3, b3 = _terms(kind, grad_out, x, weight, j + 96, vm)
+        a0, b0 = _terms(kind, grad_out, x, weight, j, vm, ahead)
+        a1, b1 = _terms(kind, grad_out, x, weight, j + 32, vm, ahead)
+        a2, b2 = _terms(kind, grad_out, x, weight, j + 64, vm, ahead)
+        a3, b3 = _terms(kind, grad_out, x, weight, j + 96, vm, ahead)
         a, b = (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
-        a0, b0 = _terms(kind, grad_out, x, weight, j + 128, vm)
-        a1, b1 = _terms(kind, grad_out, x, weight, j + 160, vm)
-        a2, b2 = _terms(kind, grad_out, x, weight, j + 192, vm)
-        a3, b3 = _terms(kind, grad_out, x, weight, j + 224, vm)
+        a0, b0 = _terms(kind, grad_out, x, weight, j + 128, vm, ahead)
+        a1, b1 = _terms(kind, grad_out, x, weight, j + 160, vm, ahead)
+        a2, b2 = _terms(kind, grad_out, x, weight, j + 192, vm, ahead)
+        a3, b3 = _terms(kind, grad_out, x, weight, j + 224, vm, ahead)
         s1 = s1 + widen(a + ((a0 + a1) + (a2 + a3)))
         s2 = s2 + widen(b + ((b0 + b1) + (b2 + b3)))
         j += 256
     while j + 32 <= last:
-        a0, b0 = _terms(kind, grad_out, x, weight, j, vm)
+        a0, b0 = _terms(kind, grad_out, x, weight, j, vm, ahead)
         s1, s2 = s1 + widen(a0), s2 + widen(b0)
         j += 32
     if j < last:
@@ -88,7 +92,7 @@ def lane_sums(kind, grad_out, x, weight, first, last, mean):
 @device
 def segment_sums(kind, grad_out, x, weight, first, last, mean):
     """sum(g), sum(g*(x - mean)) over columns."""
-    s1, s2 = lane_sums(kind, grad_out, x, weight, first, last, mean)
+    s1, s2 = lane_sums(kind, grad_out, x, weight, first, last, mean, x + AHEAD_BYTES)
     return hsum(s1), hsum(s2)
 
 

@@ -98,6 +98,18 @@ def bits_or(typingctx, a, b):
 
 
 @intrinsic
+def coarse(typingctx, value):
+    """float32, a number or a vector, with its first 8 digits alone: sums with it are exact if terms are short."""
+
+    def codegen(context, builder, sig, args):
+        word = vector_of(I32_TYPE) if value == f32x16 else I32_TYPE
+        mask = splat_constant(word, 0xFFFF0000) if value == f32x16 else ir.Constant(word, 0xFFFF0000)
+        return builder.bitcast(builder.and_(builder.bitcast(args[0], word), mask), args[0].type)
+
+    return value(value), codegen
+
+
+@intrinsic
 def select_zero(typingctx, condition, zero, other):
     """Lanes of ``zero`` where the condition is zero (of either sign), of ``other`` elsewhere."""
 
@@ -188,6 +200,13 @@ def lanes_between(typingctx, value, low, high):
         return builder.uitofp(lanes, vector_of(FLOAT_TYPE))
 
     return f32x16(f64x16, types.float64, types.float64), codegen
+
+
+@intrinsic
+def magnitude(typingctx, value):
+    return value(value), lambda context, builder, sig, args: call_intrinsic(
+        builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args)
+    )
 
 
 @intrinsic

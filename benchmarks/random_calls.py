@@ -1,0 +1,225 @@
+"""Calls of random sizes, layouts and kinds of data, each against the oracle, for as long as asked.
+
+    python benchmarks/random_calls.py --seconds 300 --seed 7
+    python benchmarks/random_calls.py --device cuda
+    python benchmarks/random_calls.py --seed 7 --only 1234
+
+Sizes are those at which kernels change their ways, up to some hundred thousand elements. What is wrong is printed with
+its number, by which --only finds it again. The status is 1 if anything was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+import normgrad
+from normgrad.testing import compare, oracle, terms
+
+Arguments = dict[str, Any]
+Call = tuple[str, Arguments]
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ELEMENTS = (300, 5_000, 40_000, 200_000, 600_000)
+MOST = 1_500_000
+COLUMNS = (1, 2, 7, 16, 17, 31, 33, 100, 256, 768, 1000, 1023, 2048, 4097, 8192, 20_000, 70_001, 300_000)
+CHANNELS = (1, 2, 6, 24, 32, 60, 96, 256, 320, 512)
+GROUPS = (1, 2, 3, 4, 8, 32)
+PLACES = (1, 3, 15, 49, 64, 100, 196, 784, 1024, 2047, 3136, 5000)
+EPS = (1e-5, 1e-12, 0.1)
+FIXED = 1e-5  # of the statistics that backward passes are given
+
+
+class Draw:
+    """Draws one call: sizes, layouts, dtypes and numbers."""
+
+    def __init__(self, seed: int, number: int, device: str) -> None:
+        self.random = np.random.default_rng((seed, number))
+        self.device = device
+        self.dtype = self.one(tuple(DTYPES))
+
+    def one(self, of: tuple[Any, ...]) -> Any:
+        return of[self.random.integers(len(of))]
+
+    def perhaps(self, chance: float) -> bool:
+        return bool(self.random.random() < chance)
+
+    def numbers(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """Float64 numbers of a random kind."""
+        half = dtype == "float16"
+        x = self.random.normal(size=shape)
+        match self.random.integers(12):
+            case 0:
+                x += self.one((100, -3000, 1e4))
+            case 1:
+                x *= 500 if half else 1e15
+            case 2:
+                x *= 1e-5 if half else 1e-20
+            case 3:
+                x *= 1e-7 if half else 1e-40
+            case 4:
+                x *= 10.0 ** self.random.uniform(-8, 4 if half else 8, size=shape)
+            case 5:
+                x[...] = self.one((0, 1, -3.7))
+            case 6:
+                x = np.round(3 * x)
+            case 7:
+                x *= np.where(self.random.random(shape) < 0.001, 1000, 1)
+            case 8:
+                x = np.maximum(x, 0)
+        return x
+
+    def tensor(self, shape: tuple[int, ...], dtype: str, special: float = 0.06) -> torch.Tensor:
+        """Numbers, now and then with a NaN or an Inf among them."""
+        made = torch.from_numpy(self.numbers(shape, dtype)).to(DTYPES[dtype])
+        if made.numel() and self.perhaps(special):
+            made.view(-1)[self.random.integers(made.numel())] = self.one((np.nan, np.inf, -np.inf))
+        return made.to(self.device)
+
+    def data(self, *shape: int) -> torch.Tensor:
+        """A large tensor in a random layout."""
+        made = self.tensor(shape, self.dtype)
+        if len(shape) < 2:
+            return made
+        match self.random.integers(8):
+            case 0 | 1:
+                return made.movedim(1, -1).contiguous().movedim(-1, 1)
+            case 2:
+                return torch.cat([made, made[..., : self.one((1, 3, 16))]], -1)[..., : shape[-1]]
+            case 3:
+                return made.repeat_interleave(2, -1)[..., ::2]
+            case 4:
+                return made.permute(*range(len(shape))[::-1]).contiguous().permute(*range(len(shape))[::-1])
+            case 5:
+                return made.repeat_interleave(2, 0)[::2]
+        return made
+
+    def parameter(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor | None:
+        return self.tensor(shape, dtype, 0.02) if self.perhaps(0.8) else None
+
+    def statistics(self, of_data: tuple[np.ndarray, ...], dtype: str) -> list[torch.Tensor]:
+        """Mean and rstd: those of the data, or any others."""
+        mean, rstd = of_data
+        if self.perhaps(0.3):
+            mean = self.random.normal(size=mean.shape)
+            rstd = np.abs(self.random.normal(size=rstd.shape)) * self.one((1, 1e3, 1e-3))
+        return [torch.from_numpy(np.array(v)).to(DTYPES[dtype]).to(self.device) for v in (mean, rstd)]
+
+    def calls(self) -> Iterator[Call]:
+        """The calls of one family, forward and backward."""
+        return self.one((self.layer_norm, self.group_norm, self.batch_norm))()
+
+    def layer_norm(self) -> Iterator[Call]:
+        elements, columns = self.one(ELEMENTS), self.one(COLUMNS)
+        columns = min(columns, elements)
+        rows = max(1, elements // columns + int(self.random.integers(-2, 3)))
+        normalized = [2, columns // 2] if columns % 2 == 0 and self.perhaps(0.3) else [columns]
+        x, dy = self.data(rows, *normalized), self.data(rows, *normalized)
+        dtype = self.one((self.dtype, self.dtype, "float32"))
+        weight, bias = (self.parameter(tuple(normalized), dtype) for _ in range(2))
+        shared = {"input": x, "normalized_shape": normalized, "weight": weight, "bias": bias}
+        yield "layer_norm", {**shared, "eps": self.one(EPS)}
+        _, *found = oracle.layer_norm(wide(x), normalized, None, None, FIXED)
+        mean, rstd = self.statistics(tuple(found), self.one((self.dtype, "float32")))
+        yield "layer_norm_backward", {**shared, "grad_out": dy, "mean": mean, "rstd": rstd}
+
+    def group_norm(self) -> Iterator[Call]:
+        channels, places = self.one(CHANNELS), self.one(PLACES)
+        group = self.one(tuple(g for g in (*GROUPS, channels) if channels % g == 0))
+        samples = max(1, min(40, self.one(ELEMENTS) // (channels * places)))
+        if samples * channels * places > MOST:
+            return
+        sizes = {"N": samples, "C": channels, "HxW": places, "group": group}
+        x, dy = self.data(samples, channels, places), self.data(samples, channels, places)
+        dtype = self.one((self.dtype, "float32"))
+        weight, bias = (self.parameter((channels,), dtype) for _ in range(2))
+        yield "group_norm", {"input": x, "weight": weight, "bias": bias, **sizes, "eps": self.one(EPS)}
+        _, *found = oracle.group_norm(wide(x), None, None, **sizes, eps=FIXED)
+        mean, rstd = self.statistics(tuple(found), self.dtype)
+        weight = None if weight is None else weight.to(x.dtype)
+        yield "group_norm_backward", {"grad_out": dy, "input": x, "mean": mean, "rstd": rstd, "weight": weight, **sizes}
+
+    def batch_norm(self) -> Iterator[Call]:
+        channels, places = self.one((*CHANNELS, 1024)), self.one(PLACES)
+        samples = max(2, min(64, self.one(ELEMENTS) // (channels * places)))
+        if samples * channels * places > MOST:
+            return
+        shape = (samples, channels) if places == 1 else (samples, channels, places)
+        x, dy = self.data(*shape), self.data(*shape)
+        yield "batch_norm_stats", {"input": x, "eps": self.one(EPS)}
+        mean, invstd = self.statistics(oracle.batch_norm_stats(wide(x), FIXED), "float32")
+        weight, bias = (self.parameter((channels,), "float32") for _ in range(2))
+        shared = {"input": x, "mean": mean, "invstd": invstd, "weight": weight}
+        yield "batch_norm_elemt", {**shared, "bias": bias}
+        yield "batch_norm_reduce_backward", {"grad_out": dy, **shared}
+        exact = oracle.batch_norm_reduce_backward(wide(dy), wide(x), wide(mean), wide(invstd), wide(weight))
+        sums = (torch.from_numpy(np.array(total)).to(self.device, torch.float32) for total in exact[:2])
+        counter = torch.tensor([samples * places], dtype=torch.int32, device=self.device)
+        sum_dy, sum_dy_xmu = sums
+        more = {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu, "counter": counter}
+        yield "batch_norm_elemt_backward", {"grad_out": dy, **shared, **more}
+
+
+def wide(value: Any) -> Any:
+    """As the oracle takes it."""
+    return value.cpu().double().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def problems(operator: str, arguments: Arguments) -> list[str]:
+    """What is wrong with the results of a call."""
+    results = getattr(normgrad, operator)(**arguments)
+    exact_arguments = {name: wide(value) for name, value in arguments.items()}
+    exact, sizes = (getattr(module, operator)(**exact_arguments) for module in (oracle, terms))
+    if not isinstance(results, tuple):
+        results, exact, sizes = (results,), (exact,), (sizes,)
+    found = []
+    for place, (result, values, size) in enumerate(zip(results, exact, sizes, strict=True)):
+        report = compare(result.cpu(), values, size)
+        if not report:
+            found.append(f"output {place}: {report.text}")
+    return found
+
+
+def described(arguments: Arguments) -> str:
+    """The arguments in short."""
+    return ", ".join(
+        f"{name} {str(value.dtype)[6:]} {tuple(value.shape)} {value.stride()}"
+        if isinstance(value, torch.Tensor)
+        else f"{name} {value}"
+        for name, value in arguments.items()
+    )
+
+
+def main() -> int:
+    """Try calls until the time is over."""
+    parser = argparse.ArgumentParser(description="Random calls against the oracle.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", type=int, help="the number of one draw")
+    asked = parser.parse_args()
+    end, number, calls, wrong = time.monotonic() + asked.seconds, asked.only or 0, 0, 0
+    with np.errstate(all="ignore"):
+        while time.monotonic() < end:
+            for operator, arguments in Draw(asked.seed, number, asked.device).calls():
+                if asked.device == "cpu":
+                    normgrad.set_num_threads((1, 2, 3, 8)[number % 4])
+                for problem in problems(operator, arguments):
+                    wrong += 1
+                    print(f"{number}: {operator}, {problem}\n  {described(arguments)}", flush=True)
+                calls += 1
+            number += 1
+            if asked.only is not None:
+                break
+    print(f"{calls} calls, {wrong} results wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
