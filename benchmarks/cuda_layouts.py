@@ -1,4 +1,4 @@
-"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, special values, numbers near 0.
+"""On the GPU against the oracle: masks, strides, graphs, streams, gathered statistics, and numbers of special kinds.
 
 The status is 1 if something is wrong.
 """
@@ -172,7 +172,24 @@ def near_zero() -> Problems:
     return found
 
 
-CHECKS: list[Callable[[], Problems]] = [masks_and_strides, streams, gathered, special_values, near_zero]
+def at_the_mean() -> Problems:
+    """Of numbers that equal their mean the result is the bias, however large the weight and small the deviation."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for C, P, group in ((6, 15, 3), (32, 49, 4), (256, 49, 2), (2, 3136, 2), (8, 9000, 2)):
+            x = torch.round(3 * torch.randn(20, C, P, device="cuda", generator=generator))
+            x[:5] = 1
+            w = torch.full((C,), 3008.0, device="cuda", dtype=dtype)
+            for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
+                label = f"at the mean {dtype} {C}×{P}"
+                found += judged("group_norm", (order, w, None, 20, C, P, group, 1e-12), label + " groups")
+                found += judged("layer_norm", (order, [P], None, None, 1e-12), label + " rows")
+                found += judged("batch_norm_stats", (order, 1e-12), label + " channels")
+    return found
+
+
+CHECKS: list[Callable[[], Problems]] = [masks_and_strides, streams, gathered, special_values, near_zero, at_the_mean]
 
 
 def main() -> int:

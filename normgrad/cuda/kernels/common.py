@@ -49,7 +49,8 @@ def divided(value, divisor, reciprocal):
     """A quotient of float64 in less time than a division: exact where it has few digits."""
     near = value * reciprocal
     exact = near + tl.fma(-near, divisor, value) * reciprocal
-    return tl.where(near - near == 0.0, exact, near)
+    # Not `near - near == 0`: the compiler makes that a fused product, which is what rounding left out of `near`.
+    return tl.where(tl.abs(near) < float("inf"), exact, near)
 
 
 @triton.jit
