@@ -159,7 +159,9 @@ def group_norm_forward(
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
             squares = away * away
-            if FOLD > 1:  # no thread adds up many numbers one by one
+            if GROUPS > 1:  # whose threads add up many numbers one by one
+                squares = squares.to(tl.float64)
+            if FOLD > 1:  # no thread does
                 squares = tl.sum(tl.reshape(squares, (GROUPS, FOLD, CHANNELS * PLACES // FOLD)), axis=1)[:, None, :]
             squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
             squares = tl.where(squares < 0.0, 0.0, squares)
