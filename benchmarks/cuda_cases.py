@@ -18,6 +18,7 @@ from normgrad.cuda import batch_norm, group_norm, group_norm_channels, layer_nor
 from normgrad.cuda.configurations import ChannelsTile, GroupTile, RowTile, StreamTile, SumsTile
 from normgrad.testing import oracle, terms
 
+CACHED = 256_000_000  # bytes: several times the L2 cache
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 Tile = RowTile | GroupTile | ChannelsTile | StreamTile | SumsTile | None
 
@@ -187,8 +188,13 @@ def compile_ahead(cases: Sequence[Case], processes: int = 14) -> None:
     in_processes(_compile, cases, processes)
 
 
-def median_time(runs: Sequence[Callable[[], Any]], repeats: int = 15) -> list[float]:
-    """Microseconds of each function on the GPU: medians, the functions taking turns, the host kept ahead of the GPU."""
+def median_time(runs: Sequence[Callable[[], Any]], repeats: int = 15, cold: bool = True) -> list[float]:
+    """Microseconds of each function on the GPU: medians, the functions taking turns, the host kept ahead of the GPU.
+
+    ``cold``: before each the L2 cache is filled with what was only read. So none pays for the one before, whose results
+    would have to be written from there to memory: 3 to 7 microseconds, for sums after a copy.
+    """
+    unrelated = torch.zeros(CACHED, dtype=torch.uint8, device="cuda")
     for run in runs:
         run()
         run()
@@ -198,6 +204,8 @@ def median_time(runs: Sequence[Callable[[], Any]], repeats: int = 15) -> list[fl
         events = []
         for run in runs:
             torch.cuda._sleep(600_000)
+            if cold:
+                unrelated.max()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             run()

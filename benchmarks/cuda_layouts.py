@@ -217,7 +217,31 @@ def at_the_mean() -> Problems:
     return found
 
 
-CHECKS: list[Callable[[], Problems]] = [masks_and_strides, streams, gathered, special_values, near_zero, at_the_mean]
+def outliers() -> Problems:
+    """One number is nearly all of the variance, and adding the others to its square rounds each time the same way."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        for C, P, group in ((60, 64, 60), (32, 49, 4), (64, 1000, 8), (8, 9000, 2), (2, 40000, 2)):
+            x = torch.randn(8, C, P, device="cuda", generator=generator)
+            x[..., :: max(P // 3, 1)] *= 10.0 ** (1 + 7 * torch.rand(8, C, 1, device="cuda", generator=generator))
+            for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
+                label = f"outliers {dtype} {C}×{P}"
+                found += judged("group_norm", (order, None, None, 8, C, P, group), label + " groups")
+                found += judged("layer_norm", (order, [P]), label + " rows")
+                found += judged("batch_norm_stats", (order,), label + " channels")
+    return found
+
+
+CHECKS: list[Callable[[], Problems]] = [
+    masks_and_strides,
+    streams,
+    gathered,
+    special_values,
+    near_zero,
+    at_the_mean,
+    outliers,
+]
 
 
 def main() -> int:

@@ -72,8 +72,9 @@ CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 STREAMS = [(32, 4), (64, 4)]
-# Warps, residents to choose from, stages.
-SUMS: list[tuple[int, tuple[int, ...], int]] = [(4, (4, 5), 3), (4, (4,), 3), (4, (4,), 2), (4, (5,), 2), (8, (2,), 3)]
+# Bytes of a tensor a thread, warps, residents, stages, how many numbers are added up at once.
+SUMS = [(64, 4, 3, 4, 16), (64, 4, 2, 6, 16), (64, 4, 5, 3, 4), (64, 4, 5, 3, 16), (64, 4, 3, 5, 16), (64, 8, 2, 4, 16)]
+SUMS += [(128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)]
 
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
@@ -147,9 +148,9 @@ def batch_cases() -> list[Case]:
                 ]
                 found += [Case("batch_norm_elemt_backward", sizes, dtype, order, tile) for tile in tiles]
                 for operator in ("batch_norm_reduce_backward", "batch_norm_stats"):
-                    for warps, residents, stages in SUMS:
-                        shape = stream_shape(*merged, SumsTile.FOLD * 512 * warps // itemsize, adjacent)
-                        found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, residents, stages)))
+                    for nbytes, warps, *rest in SUMS:
+                        shape = stream_shape(*merged, nbytes * 32 * warps // itemsize, adjacent)
+                        found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, *rest)))
     return found
 
 

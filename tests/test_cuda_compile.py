@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, IMAGES = (6, 300), (2, 20000), (3, 5, 49)
+ROWS, WIDE_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (3, 5, 49), (32, 5, 2048)
 # Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks.
 GROUPS, MORE_GROUPS = (2, 12, 50, 4), [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1)]
 
@@ -59,9 +59,11 @@ def _group_norm(
     }
 
 
-def _batch_norm(dtype: torch.dtype, channels_last: bool) -> dict[str, tuple[Any, ...]]:
-    x, v = _data(IMAGES, dtype, channels_last), _vector(IMAGES[1])
-    many, counts = _vector(4, IMAGES[1]), np.ones(4, np.int32)
+def _batch_norm(
+    dtype: torch.dtype, channels_last: bool, shape: tuple[int, int, int] = IMAGES
+) -> dict[str, tuple[Any, ...]]:
+    x, v = _data(shape, dtype, channels_last), _vector(shape[1])
+    many, counts = _vector(4, shape[1]), np.ones(4, np.int32)
     return {
         "batch_norm_elemt_backward": (x, x, v, v, v, v, v, counts),
         "batch_norm_elemt": (x, v, v, v, v),
@@ -80,6 +82,8 @@ CALLS = [
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
+        ("contiguous-parts", _batch_norm(dtype, False, LARGE_IMAGES)),
+        ("channels_last-parts", _batch_norm(dtype, True, LARGE_IMAGES)),
     ]
     for operator, arguments in calls.items()
 ]

@@ -97,7 +97,7 @@ class TestGroupNorm:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 6, 1), (0, 2, 4)])
+@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 6, 1), (0, 2, 4), (40, 2, 64)])
 class TestBatchNorm:
     @staticmethod
     def _data(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
@@ -186,6 +186,29 @@ def test_the_output_may_be_an_input(shift: int) -> None:
     normgrad.layer_norm_backward(dy, x, [48], mean, rstd, output_mask=(True, False, False), out=(out, None, None))
     report = compare(out, expected, magnitude)
     assert report, report.text
+
+
+@pytestmark_on
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 2, 64)])  # a part for each channel, and several
+@pytest.mark.parametrize("shift", [0, 60])
+def test_the_sums_of_channels_may_be_written_over_what_they_are_sums_of(
+    shape: tuple[int, int, int], shift: int
+) -> None:
+    C = shape[1]
+    memory, dy = _random((int(np.prod(shape)) + 80,), np.float32, 1), _random(shape, np.float32, 2)
+    x, out = memory[: dy.size].reshape(shape), [memory[shift + place * C :][:C] for place in range(4)]
+    exact, sizes = oracle.batch_norm_stats(x), terms.batch_norm_stats(x)
+    before = memory.copy()
+    normgrad.batch_norm_stats(x, out=tuple(out[:2]))
+    assert all(compare(*judged) for judged in zip(out, exact, sizes, strict=False))
+    memory[:] = before
+    mean, invstd = out[1], out[0]
+    mean[:], invstd[:] = _random((C,), np.float32, 3), _scales((C,), 4)
+    given = [array.copy() for array in (dy, x, mean, invstd)]
+    normgrad.batch_norm_reduce_backward(dy, x, mean, invstd, None, out=tuple(out))
+    exact, sizes = (module.batch_norm_reduce_backward(*given, None) for module in (oracle, terms))
+    assert all(compare(*judged) for judged in zip(out, exact, sizes, strict=True))
 
 
 # A rounding takes at most 1/9 of the bound, and the last cannot be spared.

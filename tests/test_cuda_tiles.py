@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
+from normgrad.cuda.batch_norm import _folds
+from normgrad.cuda.batch_norm import _vector as batch_vector
 from normgrad.cuda.configurations import (
     ChannelsTile,
     Chip,
@@ -140,13 +142,37 @@ def test_tiles_of_samples_fit(chip: Chip, places_adjacent: bool, itemsize: int, 
 @pytest.mark.parametrize("work", [1, 5, 64, 320, 5000])
 @pytest.mark.parametrize("tiles", [1, 16, 49, 3136])
 def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
-    share, resident = even_share(work, tiles, (4, 5), 132)
+    resident = 3
+    share = even_share(work, tiles, resident, 132)
     programs = work * -(-tiles // share)
     rounds = -(-programs // (132 * resident))
-    assert resident in (4, 5)
     assert 1 <= share <= tiles
     if work * tiles >= 132 * 16:
         assert work * tiles >= 0.75 * rounds * 132 * resident * share
+
+
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_neighbours_are_added_up_only_where_a_thread_has_them(width: int) -> None:
+    places, channels = (sums_tile(16, 32, 4096, 2, Chip(132), adjacent) for adjacent in (True, False))
+    assert 2 ** _folds(places, width)[2] == width
+    assert _folds(channels, width)[2] == 0
+    for tile in (places, channels):
+        assert 2 ** sum(_folds(tile, width)) == 16 if tile is places or width == 1 else 32 // width
+
+
+@pytest.mark.parametrize(
+    ("P", "strides", "vector"),
+    [
+        (64, (192, 64, 1), 16),
+        (196, (588, 196, 1), 4),
+        (49, (147, 49, 1), 1),
+        (64, (200, 64, 1), 8),
+        (64, (192, 1, 3), 1),
+        (48, (0, 48, 1), 16),
+    ],
+)
+def test_what_divides_places_and_strides(P: int, strides: tuple[int, int, int], vector: int) -> None:
+    assert batch_vector((2, 3, P), [Operand(Given("input", FLOAT16, True), strides)]) == vector
 
 
 def test_words_that_vectors_divide_are_found() -> None:

@@ -34,3 +34,4 @@ DESC_SIZE = 112
 
 # A table's planes: what a channel's fast arithmetic needs, and whether it will do.
 PLANES = 5  # mean, slope, factor, offset, fine
+SPARE = 16  # lanes behind a table of GroupNorm's, so that a group's last vector may be a whole one

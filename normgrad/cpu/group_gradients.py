@@ -23,7 +23,7 @@ from normgrad.cpu.exact import exact_gradient_sums
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load, load_f64, store, store_f64
-from normgrad.cpu.tables import fill_entry, fine_gradient, lane_of, whole_vectors
+from normgrad.cpu.tables import fill_entry, filled_vectors, fine_gradient, lane_of, whole_vectors
 from normgrad.cpu.trusted_sums import LARGEST
 from normgrad.cpu.vectors import (
     all_usable,
@@ -128,8 +128,8 @@ def _fill_vectors(table, pitch, first, whole, mean, slope, rstd, offset, group_f
 
 
 @device
-def _fill_group(kind, columns, table, pitch, first, last, mean, slope, rstd, offset, fine, weights):
-    whole, group_fine = whole_vectors(columns, first, last), fine
+def _fill_group(kind, columns, desc, table, first, last, mean, slope, rstd, offset, fine, weights):
+    whole, group_fine, pitch = filled_vectors(columns, desc, first, last), fine, desc[PITCH]
     if whole > first:
         fine = _fill_vectors(table, pitch, first, whole, mean, slope, rstd, offset, group_fine, weights)
     for c in range(whole, last):
@@ -159,7 +159,7 @@ def group_gradients(kind, columns, desc, n, q, table, weights):
     store_f64(desc[RECORDS], 2 * statistic + 1, mean_gx)
     slope, offset = -(rstd * rstd * mean_gx), -(rstd * mean_g)
     fine = fine_gradient(mean, slope, offset)
-    return _fill_group(kind, columns, table, desc[PITCH], first, last, mean, slope, rstd, offset, fine, weights)
+    return _fill_group(kind, columns, desc, table, first, last, mean, slope, rstd, offset, fine, weights)
 
 
 @device

@@ -41,6 +41,7 @@ from normgrad.cpu.channel_fields import (
     SECOND,
     SLOT,
     SLOTS,
+    SPARE,
     STAT_CHANNEL,
     TABLES,
     THIRD,
@@ -276,7 +277,7 @@ choose(
 
 @device
 def _table(desc, number):
-    return desc[TABLES] + 4 * PLANES * desc[PITCH] * number
+    return desc[TABLES] + 4 * (PLANES * desc[PITCH] + SPARE) * number
 
 
 @in_place

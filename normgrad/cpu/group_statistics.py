@@ -23,7 +23,7 @@ from normgrad.cpu.jit import device
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import load, load_f64, store_f64
 from normgrad.cpu.moments import merged
-from normgrad.cpu.tables import fill_entry, lane_of, whole_vectors
+from normgrad.cpu.tables import fill_entry, filled_vectors, lane_of
 from normgrad.cpu.vectors import (
     fma,
     splat_f32,
@@ -85,9 +85,10 @@ def _columns_moments(kind, desc, n, first, last):
 
 
 @device
-def _fill(kind, columns, table, pitch, first, last, mean, rstd, weights, biases):
+def _fill(kind, columns, desc, table, first, last, mean, rstd, weights, biases):
     """Entries of (x − mean)·factor + offset, in which is the rest of the mean; whether float32 will do for all."""
-    high, fine, whole = np.float32(mean), abs(mean) <= 2.0**126, whole_vectors(columns, first, last)
+    high, fine, pitch = np.float32(mean), abs(mean) <= 2.0**126, desc[PITCH]
+    whole = filled_vectors(columns, desc, first, last)
     rest, flag = mean - high, splat_f32(np.float32(fine))
     for lane in range(first, whole, 16):
         factor = widen(vload(F32, weights, lane)) * splat_f64(rstd)
@@ -116,4 +117,4 @@ def group_statistics(kind, columns, desc, n, q, table, eps, weights, biases):
     mean, rstd = total / size, 1.0 / np.sqrt(squares / size + eps)
     store_f64(desc[RECORDS], 2 * statistic, mean)
     store_f64(desc[RECORDS], 2 * statistic + 1, rstd)
-    return _fill(kind, columns, table, desc[PITCH], first, last, mean, rstd, weights, biases)
+    return _fill(kind, columns, desc, table, first, last, mean, rstd, weights, biases)

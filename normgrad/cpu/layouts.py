@@ -121,7 +121,7 @@ class Layout:
         self.take(at.PARTIALS, max(1, samples * chunks) * 2 * self.pitch * 8)
 
     def take_tables(self, count: int) -> None:
-        self.take(at.TABLES, count * at.PLANES * self.pitch * 4)
+        self.take(at.TABLES, count * (at.PLANES * self.pitch + at.SPARE) * 4)
 
     def step(self, kernel: Kernel, *tags: Any) -> Step:
         """The step that calls a kernel with this descriptor."""

@@ -83,12 +83,17 @@ def normalise_singles(desc, n, c, x, result, count, weights, biases, stream):
     centre, factor, bias = splat_f64(mean), splat_f64(scale), splat_f64(offset)
     whole = count & ~15
     left = count - whole
-    for i in range(0, whole, 16):
+    for i in range(0, count & ~31, 32):
         y = _normalised(vload(F32, x, i), centre, factor, bias)
+        z = _normalised(vload(F32, x, i + 16), centre, factor, bias)
         if stream:
             _stream(result, i, y)
+            _stream(result, i + 16, z)
         else:
             vstore(F32, result, i, y)
+            vstore(F32, result, i + 16, z)
+    if count & 16:
+        vstore(F32, result, whole - 16, _normalised(vload(F32, x, whole - 16), centre, factor, bias))
     if left > _FEW:
         y = _normalised(_load_first(x, whole, left), centre, factor, bias)
         _store_first(result, whole, y, left)

@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from normgrad.cpu.channel_fields import (
-    CHANNELS,
-    PITCH,
-)
+from normgrad.cpu.channel_fields import APART, CHANNELS, PITCH
 from normgrad.cpu.channels import usable
 from normgrad.cpu.copies import store_exact
 from normgrad.cpu.jit import device
@@ -29,6 +26,12 @@ def whole_vectors(columns, first, last):
     if columns:
         return last if (first | last) % 32 == 0 else first
     return last - (last - first) % 16
+
+
+@device
+def filled_vectors(columns, desc, first, last):
+    """As whole_vectors, of a table: a unit's own has room for a vector that goes beyond the group."""
+    return whole_vectors(columns, first, last) if columns or desc[APART] else last
 
 
 @device

@@ -21,9 +21,10 @@ from normgrad.cuda.configurations import (
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
-from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
-from normgrad.cuda.problem import Operand, Steps
+from normgrad.cuda.launch import FLOAT64, Given, Options, Step, float64_bits
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps
 
+_SEEN = 16  # what the compiler finds out by itself: whether it divides an argument
 _FINISH_TILE = 2048
 _FINISH_WARPS = 8
 _GATHER = {"ROWS": 16, "CHANNELS": 16}
@@ -59,6 +60,18 @@ def _places_adjacent(sizes: Shape, operands: list[Operand]) -> bool:
     return sizes[2] > 1 and (abs(place) <= abs(channel) or sizes[1] == 1)
 
 
+def _vector(sizes: Shape, operands: list[Operand]) -> int:
+    """What up to 16 divides the places and the strides of samples and channels, where places lie side by side."""
+    strides = [operand.strides for operand in operands]
+    if any(place != 1 for _, _, place in strides):
+        return 1
+    return math.gcd(_SEEN, sizes[2], *(stride for found in strides for stride in found[:2]))
+
+
+def _aligned(operand: Operand) -> bool:
+    return not isinstance(operand.pointer, Given) or operand.pointer.aligned
+
+
 def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTile) -> dict[str, Any]:
     N, C, P = sizes
     strides = [operand.strides for operand in operands]
@@ -69,11 +82,16 @@ def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTil
         "CHANNELS": tile.channels,
         "MASKED": P % tile.places != 0 or C % tile.channels != 0,
         "WIDE": max(reach, 2 * N * blocks(P, tile.places)) >= 2**31,
+        "VECTOR": vector if (vector := _vector(sizes, operands)) < _SEEN else 1,
     }
 
 
-def _strides(operands: list[Operand]) -> list[int]:
-    return [stride for operand in operands for stride in operand.strides]
+def _strides_of(operands: list[Operand]) -> list[Shape]:
+    return [operand.strides for operand in operands]
+
+
+def _steps_of(vectors: list[Operand]) -> list[int]:
+    return [vector.strides[0] for vector in vectors]
 
 
 def _finish(parts: int) -> dict[str, int]:
@@ -92,6 +110,19 @@ def _elementwise(
     return grid, _constants(sizes, operands, tile), Options(tile.warps)
 
 
+def _folds(tile: SumsTile, width: int) -> tuple[int, ...]:
+    """How often a thread's numbers are added up two and two: of rows, of places far apart, and of neighbours.
+
+    Of neighbours it has ``width`` at a time: places, or channels where those lie side by side.
+    """
+    vectors = max(tile.rows * tile.places * tile.channels // (32 * tile.warps * width), 1)
+    near = min(width, tile.places) if tile.channels == 1 else 1
+    fold = min(tile.fold // near, vectors)
+    rows = min(tile.rows, fold)
+    places = min(tile.places // near, fold // rows)
+    return tuple(count.bit_length() - 1 for count in (rows, places, near))
+
+
 @dataclass(frozen=True)
 class _Parts:
     """How the rows of a channel are shared out to programs that sum them up."""
@@ -106,17 +137,19 @@ class _Parts:
     def of(cls, steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip) -> _Parts:
         """As many parts as run side by side."""
         N, C, P = sizes
-        tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
+        width = VECTOR_ACCESS // steps.itemsize
+        if adjacent := _places_adjacent(sizes, operands):
+            width = min(width, _vector(sizes, operands)) if all(map(_aligned, operands)) else 1
+        tile = sums_tile(N, C, P, steps.itemsize, chip, adjacent, width > 1)
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.channels)
         tiles = blocks(total, tile.rows)
-        share, resident = even_share(channel_blocks, tiles, tile.residents, chip.multiprocessors)
+        share = even_share(channel_blocks, tiles, tile.resident, chip.multiprocessors)
         rows = share * tile.rows
         count = blocks(total, rows)
-        fold = min(tile.rows, tile.FOLD)
-        folds = {"FOLD_ROWS": fold, "FOLD_PLACES": min(tile.places, tile.FOLD // fold)}
-        constants = _constants(sizes, operands, tile) | folds | {"STAGES": tile.stages}
-        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, resident))
+        folds = _folds(tile, width)
+        constants = _constants(sizes, operands, tile) | {"FOLDS": folds, "STAGES": tile.stages}
+        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
@@ -131,7 +164,7 @@ def elemt_backward(problem: Problem, chip: Chip) -> Steps:
     arguments = [operands[0].pointer, operands[1].pointer, *vectors, operands[2].pointer, *sizes, ranks]
     grid, constants, options = _elementwise(steps, sizes, operands, chip)
     constants["RANKS"] = min(power_of_two(ranks), 1024)
-    steps.add(Step(kernels.batch_norm_elemt_backward, grid, [*arguments, *_strides(operands)], constants, options))
+    steps.add(Step(kernels.batch_norm_elemt_backward, grid, [*arguments, *_strides_of(operands)], constants, options))
     return steps
 
 
@@ -142,7 +175,7 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
         return steps
     sizes, operands = _layout(steps, _sizes(problem), ("input",), "output")
     vectors = [steps.vector(name) for name in ("weight", "bias", "mean", "invstd")]
-    arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides(operands)]
+    arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides_of(operands)]
     grid, constants, options = _elementwise(steps, sizes, operands, chip)
     steps.add(Step(kernels.batch_norm_elemt, grid, arguments, constants, options))
     return steps
@@ -151,48 +184,36 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
 def reduce_backward(problem: Problem, chip: Chip) -> Steps:
     """The sums of every part, then those over the parts."""
     names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
-    steps = Steps(problem, [])
+    steps = Steps(problem, names)
     C = problem.views["input"].shape[1]
-    outputs = [steps.output(name, (C,)) for name in names]
-    if all(output.pointer is None for output in outputs):
+    wanted = [steps.output(name, (C,)) for name in names]
+    if all(output.pointer is None for output in wanted):
         return steps
+    outputs = [steps.vector("invstd"), *(output.pointer for output in wanted), tuple(_steps_of(wanted))]
     count = 0
     partial = steps.scratch(1, FLOAT64)
-    invstd = steps.copy_if_written("invstd", [name for name in names if name in problem.views])
     if problem.views["input"].numel:
         sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), None)
         parts = _Parts.of(steps, sizes, operands, chip)
         count = parts.count
         partial = steps.scratch(2 * count * C, FLOAT64)
-        arguments = [operands[0].pointer, operands[1].pointer, steps.vector("mean"), partial, *sizes, parts.rows]
-        steps.add(
-            Step(
-                sums.batch_norm_part_sums,
-                parts.grid,
-                [*arguments, *(operand.strides for operand in operands)],
-                parts.constants,
-                parts.options,
-            )
-        )
-    finish = _finish(count)
-    pointers = [output.pointer for output in outputs]
-    steps.add(
-        Step(
-            sums.batch_norm_finish_sums,
-            (blocks(C, finish["CHANNELS"]), 1, 1),
-            [partial, invstd, *pointers, count, C, *_strides(outputs)],
-            finish,
-            Options(_FINISH_WARPS, follows=True),
-        )
-    )
+        inputs = [operands[0].pointer, operands[1].pointer, steps.vector("mean")]
+        given = [None, *outputs] if count == 1 else [partial, *[None] * len(outputs)]
+        arguments = [*inputs, *given, *sizes, parts.rows, *_strides_of(operands)]
+        steps.add(Step(sums.batch_norm_part_sums, parts.grid, arguments, parts.constants, parts.options))
+    if count != 1:
+        _add_finish(steps, sums.batch_norm_finish_sums, [partial, *outputs], count, C)
     return steps
 
 
 def stats(problem: Problem, chip: Chip) -> Steps:
     """The moments of every part, then those of the channels."""
-    steps = Steps(problem, [])
+    names = ("mean", "invstd")
+    steps = Steps(problem, names)
     C = problem.views["input"].shape[1]
-    outputs = [steps.output(name, (C,)) for name in ("mean", "invstd")]
+    wanted = [steps.output(name, (C,)) for name in names]
+    eps_bits = float64_bits(problem.attributes["eps"])
+    outputs = [*(output.pointer for output in wanted), tuple(_steps_of(wanted)), eps_bits]
     count = 0
     moments = steps.scratch(1, FLOAT64)
     if problem.views["input"].numel:
@@ -200,20 +221,19 @@ def stats(problem: Problem, chip: Chip) -> Steps:
         parts = _Parts.of(steps, sizes, operands, chip)
         count = parts.count
         moments = steps.scratch(3 * count * C, FLOAT64)
-        arguments = [operands[0].pointer, moments, *sizes, parts.rows, operands[0].strides]
+        given = [None, *outputs] if count == 1 else [moments, *[None] * len(outputs)]
+        arguments = [operands[0].pointer, *given, *sizes, parts.rows, operands[0].strides]
         steps.add(Step(moments_kernels.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
-    finish = _finish(count)
-    arguments = [moments, *(output.pointer for output in outputs), count, C]
-    steps.add(
-        Step(
-            moments_kernels.batch_norm_finish_moments,
-            (blocks(C, finish["CHANNELS"]), 1, 1),
-            [*arguments, float64_bits(problem.attributes["eps"]), *_strides(outputs)],
-            finish,
-            Options(_FINISH_WARPS, follows=True),
-        )
-    )
+    if count != 1:
+        _add_finish(steps, moments_kernels.batch_norm_finish_moments, [moments, *outputs], count, C)
     return steps
+
+
+def _add_finish(steps: Steps, kernel: Any, arguments: list[Any], parts: int, C: int) -> None:
+    """Add the launch that takes the parts of all channels together."""
+    finish = _finish(parts)
+    options = Options(_FINISH_WARPS, follows=True)
+    steps.add(Step(kernel, (blocks(C, finish["CHANNELS"]), 1, 1), [*arguments, parts, C], finish, options))
 
 
 def gather(problem: Problem, chip: Chip) -> Steps:
@@ -231,7 +251,7 @@ def gather(problem: Problem, chip: Chip) -> Steps:
         Step(
             kernels.batch_norm_gather,
             (blocks(C, _GATHER["CHANNELS"]), 1, 1),
-            [*tensors, ranks, C, momentum, eps, *_strides(running + outputs)],
+            [*tensors, ranks, C, momentum, eps, *_steps_of(running + outputs)],
             _GATHER,
         )
     )

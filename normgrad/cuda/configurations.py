@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +87,15 @@ class StreamTile:
 
 @dataclass(frozen=True, slots=True)
 class SumsTile:
-    """A tile of BatchNorm's sums: as ``StreamTile``, ``FOLD`` numbers of which are added up at once."""
+    """A tile of BatchNorm's sums: as ``StreamTile``, ``fold`` numbers of which are added up at once."""
 
     rows: int
     places: int
     channels: int
     warps: int
-    residents: tuple[int, ...]  # programs that may run side by side on a multiprocessor
+    resident: int
     stages: int
-
-    FOLD: ClassVar[int] = 4
+    fold: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +238,7 @@ SHARED_GROUP_WORK = {
     (2, 2): (GroupWork(4096, 2, 4, "32×512×1024", 77), GroupWork(8192, 4, 2, "16×320×4096", 77)),
     (2, 4): (GroupWork(2048, 4, 4, "32×512×1024", 87), GroupWork(2048, 4, 4, "16×320×4096", 89)),
 }
-_FEW_PLACES = 2048
+_FEW_PLACES = 4095
 
 
 def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> GroupWork:
@@ -315,31 +313,42 @@ def stream_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjace
     return StreamTile(*_stream_shape(N, C, P, room, places_adjacent), warps)
 
 
-def sums_tile(N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool) -> SumsTile:
-    """The tile for BatchNorm's sums: vectors of 16 bytes a thread, which keeps sums for each element of one."""
-    warps, residents = 4, (4, 5)
-    room = min(SumsTile.FOLD * warps * 512 // itemsize, chip.largest_tile)
-    stages = staged(3, max(residents), 2 * room * itemsize, chip)
-    return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, residents, stages)
+def sums_tile(
+    N: int, C: int, P: int, itemsize: int, chip: Chip, places_adjacent: bool, in_vectors: bool = True
+) -> SumsTile:
+    """The tile for BatchNorm's sums: 64 bytes of each tensor a thread, in vectors or number by number.
+
+    Where channels lie side by side a program has many sums to add up at its end, so there are few programs. On (16,
+    320, 4096), (64, 64, 3136) and (8, 128, 65536): statistics in 16 bits 88, 66, 90 % of a copy, in float32 91, 79,
+    99; sums in 16 bits 89, 74, 97, in float32 94, 85, 102. With channels side by side: 65, 54, 82 and 75, 67, 94; 72,
+    66, 92 and 87, 76, 100.
+    """
+    warps = 4
+    room = min(warps * 2048 // itemsize, chip.largest_tile)
+    if not places_adjacent:
+        resident, stages = 2, 6
+    else:
+        resident, stages = (3, 4) if in_vectors else (4, 3)
+    stages = staged(stages, resident, 2 * room * itemsize, chip)
+    return SumsTile(*_stream_shape(N, C, P, room, places_adjacent), warps, resident, stages, 16)
 
 
-# What the start and the end of a program that sums up cost, in tiles that the memory could have brought meanwhile.
+# What the start and the end of a program that sums up cost, in tiles that the memory could have brought meanwhile, and
+# another launch, which takes the parts together.
 _START = 12
+_FINISH = 10
 
 
 @functools.cache
-def even_share(work: int, tiles: int, residents: tuple[int, ...], multiprocessors: int) -> tuple[int, int]:
-    """How many tiles of each of so many pieces of work a program takes, and how many programs run side by side.
+def even_share(work: int, tiles: int, resident: int, multiprocessors: int) -> int:
+    """How many tiles of each of so many pieces of work a program takes, where so many run on a multiprocessor.
 
-    Those with which the work is done soonest: few multiprocessors are idle in the last round, and rounds are few.
+    As many as have it done soonest: few multiprocessors are idle in the last round, and rounds are few.
     """
 
-    def cost(share: int, resident: int) -> int:
+    def cost(share: int) -> int:
         rounds = blocks(work * blocks(tiles, share), multiprocessors * resident)
-        return rounds * (share * resident + _START)
+        return rounds * (share * resident + _START) + (_FINISH if share < tiles else 0)
 
-    parts = range(1, max(4 * max(residents) * multiprocessors // max(work, 1), 1) + 1)
-    shares = {blocks(tiles, count) for count in parts}
-    return min(
-        ((share, resident) for share in shares for resident in residents), key=lambda found: (cost(*found), found)
-    )
+    parts = range(1, max(4 * resident * multiprocessors // max(work, 1), 1) + 1)
+    return min({blocks(tiles, count) for count in parts}, key=lambda share: (cost(share), share))

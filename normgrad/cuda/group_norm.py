@@ -73,14 +73,9 @@ def _fold(tile: GroupTile, itemsize: int) -> int:
     return max(min(tile.places * tile.channels // stretch, 8), 1) if tile.groups == 1 else 1
 
 
-def _in_vectors(operands: Sequence[Operand], vector: int) -> list[int]:
-    return [
-        stride if axis == 2 else stride // vector for operand in operands for axis, stride in enumerate(operand.strides)
-    ]
-
-
-def _strides(operands: Sequence[Operand]) -> list[int]:
-    return [stride for operand in operands for stride in operand.strides]
+def _in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
+    strides = (operand.strides for operand in operands)
+    return [(sample // vector, channel // vector, place) for sample, channel, place in strides]
 
 
 def _many(problem: Problem) -> bool:
@@ -180,7 +175,7 @@ def _forward_places(
     counts = N, group, group_blocks, HxW, eps_bits, teams.count
     in_word = 1 if pairs == SINGLE.value else 2
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
-    arguments = [*tensors, *counts, *_in_vectors(operands, vector), *_strides(statistics)]
+    arguments = [*tensors, *counts, *_in_vectors(operands, vector), *(statistic.strides[0] for statistic in statistics)]
     constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize)}
     constants |= {"VECTOR": vector, "PAIRS": pairs}
     assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants, cooperative=teams.large)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import ChannelsTile, Chip, blocks, channels_tile, power_of_two
 from normgrad.cuda.kernels import group_norm_channels as kernels
 from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
@@ -95,7 +96,7 @@ class Blocks:
             own["MASKED"] = True
         every = self._constants(tile.places, operands) | self.grouping | own | dict(constants)
         grid = self.sizes[0] * self.parts * self.count, 1, 1
-        return Step(kernel, grid, [*arguments, *_flat(operands)], every, Options(tile.warps, tile.resident))
+        return Step(kernel, grid, [*arguments, *_strides(operands)], every, Options(tile.warps, tile.resident))
 
     def results(
         self, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any], operands: Sequence[Operand]
@@ -107,14 +108,14 @@ class Blocks:
         return Step(
             kernel,
             grid,
-            [*arguments, *_flat(operands)],
+            [*arguments, *_strides(operands)],
             every,
             Options(tile.result_warps, tile.result_resident, follows=True),
         )
 
 
-def _flat(operands: Sequence[Operand]) -> list[int]:
-    return [stride for operand in operands for stride in operand.strides]
+def _strides(operands: Sequence[Operand]) -> list[Shape]:
+    return [operand.strides for operand in operands]
 
 
 def backward(
@@ -155,7 +156,16 @@ def forward(
     mean, rstd = statistics
     constants = cut.grouping | {"D": cut.depth, "CHANNELS": cut.tile.channels, "PART": cut.part}
     constants |= {"GROUPS": _GROUPS, "ENTRIES": min(_ENTRIES // _GROUPS, power_of_two(cut.parts * cut.over))}
-    made = [moments, totals, mean.pointer, rstd.pointer, group, HxW, eps_bits, *_flat(statistics)]
+    made = [
+        moments,
+        totals,
+        mean.pointer,
+        rstd.pointer,
+        group,
+        HxW,
+        eps_bits,
+        *(statistic.strides[0] for statistic in statistics),
+    ]
     grid = N * blocks(group, _GROUPS), 1, 1
     kernel = forward_kernels.group_norm_channel_statistics
     steps.add(Step(kernel, grid, made, constants, Options(follows=True)))

@@ -125,13 +125,6 @@ class Steps:
             return self._copy_of(name)
         return self.given(name)
 
-    def copy_if_written(self, name: str, written: Sequence[str]) -> Argument:
-        """A small input that is read by the very kernel that writes these outputs."""
-        view = self._problem.views[name]
-        if any(overlap(view, self._problem.views[other]) for other in written):
-            return self._copy_of(name)
-        return self.vector(name)
-
     def output(self, name: str, sizes: Shape) -> Operand:
         """Where a kernel writes a result; None where it is not wanted."""
         view = self._problem.views.get(name)

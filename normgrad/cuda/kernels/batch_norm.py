@@ -37,20 +37,15 @@ def batch_norm_elemt_backward(
     C,
     P,
     ranks,
-    grad_out_sample,
-    grad_out_channel,
-    grad_out_place,
-    input_sample,
-    input_channel,
-    input_place,
-    grad_input_sample,
-    grad_input_channel,
-    grad_input_place,
+    grad_out_strides,  # of sample, channel and place
+    input_strides,
+    grad_input_strides,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,  # the tiles are more than places or channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
+    VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
     RANKS: tl.constexpr,
 ):
     """The gradient of a tile."""
@@ -58,11 +53,9 @@ def batch_norm_elemt_backward(
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
-    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    dy_at = tile_at(
-        grad_out, rows, place_blocks, block, grad_out_sample, grad_out_channel, grad_out_place, PLACES, CHANNELS, WIDE
-    )
-    x_at = tile_at(input, rows, place_blocks, block, input_sample, input_channel, input_place, PLACES, CHANNELS, WIDE)
+    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED, VECTOR)
+    dy_at = tile_at(grad_out, rows, place_blocks, block, grad_out_strides, PLACES, CHANNELS, WIDE, VECTOR)
+    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE, VECTOR)
     dy = tl.load(dy_at, mask=mask)
     x = tl.load(x_at, mask=mask)
     channels = indices(block, CHANNELS)
@@ -77,19 +70,9 @@ def batch_norm_elemt_backward(
         scale = inverse * load_vector(weight, channels, C)
     xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C)
     result = (wide(dy).to(PRECISION) - mean_dy.to(PRECISION) - xmu * slope.to(PRECISION)) * scale.to(PRECISION)
-    target = tile_at(
-        grad_input,
-        rows,
-        place_blocks,
-        block,
-        grad_input_sample,
-        grad_input_channel,
-        grad_input_place,
-        PLACES,
-        CHANNELS,
-        WIDE,
+    put(
+        tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, WIDE, VECTOR), result, mask
     )
-    put(target, result, mask)
 
 
 @triton.jit
@@ -103,25 +86,22 @@ def batch_norm_elemt(
     N,
     C,
     P,
-    input_sample,
-    input_channel,
-    input_place,
-    output_sample,
-    output_channel,
-    output_place,
+    input_strides,  # of sample, channel and place
+    output_strides,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,  # the tiles are more than places or channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
+    VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
 ):
     """The normalised tile."""
     channel_blocks = tl.cdiv(C, CHANNELS)
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
-    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    x_at = tile_at(input, rows, place_blocks, block, input_sample, input_channel, input_place, PLACES, CHANNELS, WIDE)
+    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED, VECTOR)
+    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE, VECTOR)
     x = tl.load(x_at, mask=mask)
     channels = indices(block, CHANNELS)
     # In float64 where float32 is written, so that it is rounded once.
@@ -131,11 +111,7 @@ def batch_norm_elemt(
         result = result * load_vector(weight, channels, C)
     if bias is not None:
         result = result + load_vector(bias, channels, C)
-    put(
-        tile_at(output, rows, place_blocks, block, output_sample, output_channel, output_place, PLACES, CHANNELS, WIDE),
-        result,
-        mask,
-    )
+    put(tile_at(output, rows, place_blocks, block, output_strides, PLACES, CHANNELS, WIDE, VECTOR), result, mask)
 
 
 @triton.jit

@@ -5,15 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_sums import data_of, folded, rows_of
-from normgrad.cuda.kernels.batch_norm_tiles import rows_from, tile_mask
+from normgrad.cuda.kernels.batch_norm_sums import sums_of_rows, work_of
 from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
     int64,
     let_next_launch_begin,
     put,
-    sum_pair,
     wait_for_launch_before,
     wide,
 )
@@ -32,43 +30,21 @@ def _about(pointer, row, place_blocks, channels, C, sample_stride, channel_strid
 
 
 @triton.jit
-def _add_moments(
-    sum_away,
-    sum_squares,
-    input,
-    about,
-    first,
-    end,
-    place_blocks,
-    block,
-    C,
-    P,
-    strides,
-    ROWS: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,
-    FOLD_PLACES: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """The moments' sums, with those of one more tile."""
-    rows = rows_from(first, ROWS, WIDE)
-    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
-    WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
-    away = data_of(input, rows, mask, place_blocks, block, *strides, PLACES, CHANNELS, MASKED, WIDE, WIDER) - about
-    if MASKED:
-        away = tl.where(mask, away, 0.0)
-    sum_away += folded(away, FOLD_ROWS, FOLD_PLACES)
-    sum_squares += folded(away * away, FOLD_ROWS, FOLD_PLACES)
-    return sum_away, sum_squares
+def _put_statistics(centre, variance, channels, C, mean, invstd, strides, eps_bits):
+    """Store the mean and reciprocal deviation of a block of channels."""
+    inverse = 1.0 / tl.sqrt(variance + float64_of_bits(eps_bits))
+    put(mean + channels * strides[0], centre.to(tl.float32), channels < C)
+    put(invstd + channels * strides[1], inverse.to(tl.float32), channels < C)
 
 
 @triton.jit
 def batch_norm_part_moments(
     input,  # [N, C, P]
-    moments,  # float64 [3, parts, C]: how many elements, their mean, Σ(x − mean)²
+    moments,  # float64 [3, parts, C]: how many elements, their mean, Σ(x − mean)²; or None where there is one part
+    mean,  # [C], or None where there are more parts
+    invstd,  # [C], or None
+    output_strides,
+    eps_bits,  # float64
     N,
     C,
     P,
@@ -79,8 +55,8 @@ def batch_norm_part_moments(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,
-    FOLD_PLACES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FOLDS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The moments of a part of the rows, for a block of channels.
@@ -89,75 +65,33 @@ def batch_norm_part_moments(
     number that is far from the rest spoils none.
     """
     let_next_launch_begin()
-    channel_blocks = tl.cdiv(C, CHANNELS)
-    place_blocks = tl.cdiv(P, PLACES)
-    block = tl.program_id(0) % channel_blocks
-    part = tl.program_id(0) // channel_blocks
+    block, part, parts, place_blocks, begin, end = work_of(rows_of_part, N, C, P, PLACES, CHANNELS, WIDE)
     channels = indices(block, CHANNELS)
-    begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
     middle = _median(
         _about(input, begin, place_blocks, channels, C, *strides, PLACES),
         _about(input, (begin + end) // 2, place_blocks, channels, C, *strides, PLACES),
         _about(input, end - 1, place_blocks, channels, C, *strides, PLACES),
     )
-    about = tl.where(middle - middle == 0.0, middle, 0.0)[None, None, :]
-    sum_away = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
-    sum_squares = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
-    whole = (end - begin) // ROWS
-    for turn in tl.range(0, whole, num_stages=STAGES):
-        sum_away, sum_squares = _add_moments(
-            sum_away,
-            sum_squares,
-            input,
-            about,
-            begin + turn * ROWS,
-            end,
-            place_blocks,
-            block,
-            C,
-            P,
-            strides,
-            ROWS,
-            PLACES,
-            CHANNELS,
-            FOLD_ROWS,
-            FOLD_PLACES,
-            MASKED,
-            WIDE,
-        )
-    if begin + whole * ROWS < end:
-        sum_away, sum_squares = _add_moments(
-            sum_away,
-            sum_squares,
-            input,
-            about,
-            begin + whole * ROWS,
-            end,
-            place_blocks,
-            block,
-            C,
-            P,
-            strides,
-            ROWS,
-            PLACES,
-            CHANNELS,
-            FOLD_ROWS,
-            FOLD_PLACES,
-            True,
-            WIDE,
-        )
-    away, squares = sum_pair(sum_away, sum_squares, 1)
-    away, squares = sum_pair(away, squares, 0)
+    about = tl.where(middle - middle == 0.0, middle, 0.0)
+    # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
+    WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
+    data = (None, input, place_blocks, block, C, P, strides, strides)
+    origin = about.to(WIDER)[None, None, :]
+    away, squares = sums_of_rows(begin, end, origin, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
     # The last block of a sample may have fewer places than the others.
     short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
     number = (int64(end - begin) * PLACES - short).to(tl.float64)
     drift = away / number
     spread = squares - drift * away
-    line = moments + int64(part) * C + channels
-    lines = int64(tl.num_programs(0) // channel_blocks) * C
-    tl.store(line, tl.zeros((CHANNELS,), tl.float64) + number, mask=channels < C)
-    tl.store(line + lines, tl.reshape(about, (CHANNELS,)) + drift, mask=channels < C)
-    tl.store(line + 2 * lines, tl.where(spread < 0.0, 0.0, spread), mask=channels < C)
+    spread = tl.where(spread < 0.0, 0.0, spread)
+    if moments is None:
+        _put_statistics(about + drift, spread / number, channels, C, mean, invstd, output_strides, eps_bits)
+    else:
+        line = moments + int64(part) * C + channels
+        lines = int64(parts) * C
+        tl.store(line, tl.zeros((CHANNELS,), tl.float64) + number, mask=channels < C)
+        tl.store(line + lines, about + drift, mask=channels < C)
+        tl.store(line + 2 * lines, spread, mask=channels < C)
 
 
 @triton.jit
@@ -183,11 +117,10 @@ def batch_norm_finish_moments(
     moments,  # float64 [3, parts, C]
     mean,  # [C]
     invstd,  # [C]
+    output_strides,
+    eps_bits,  # float64
     parts,
     C,
-    eps_bits,  # float64
-    mean_stride,
-    invstd_stride,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ONCE: tl.constexpr,  # there are no more parts than ROWS
@@ -195,7 +128,6 @@ def batch_norm_finish_moments(
     """The mean and reciprocal deviation of a block of channels from the moments of their parts."""
     wait_for_launch_before()
     channels = indices(tl.program_id(0), CHANNELS)
-    inside = channels < C
     lines = int64(parts) * C
     number, means, spreads, mask = _moments_of(moments, 0, parts, lines, channels, C, ROWS)
     counted = number
@@ -214,6 +146,5 @@ def batch_norm_finish_moments(
         for start in range(ROWS, parts, ROWS):
             number, means, spreads, mask = _moments_of(moments, start, parts, lines, channels, C, ROWS)
             squares += _squares_about(centre, number, means, spreads, mask)
-    inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / n + float64_of_bits(eps_bits))
-    put(mean + channels * mean_stride, centre.to(tl.float32), inside)
-    put(invstd + channels * invstd_stride, inverse.to(tl.float32), inside)
+    variance = tl.sum(squares, axis=0) / n
+    _put_statistics(centre, variance, channels, C, mean, invstd, output_strides, eps_bits)

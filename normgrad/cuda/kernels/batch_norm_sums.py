@@ -1,8 +1,8 @@
 """The sums over a channel that synchronised BatchNorm is made of; tiles as in ``batch_norm_tiles``.
 
-A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own for each element of
-a vector, so that none waits for another before the end; of a few numbers at a time, whose sum is float32 where those
-have 16 bits. Another launch takes the parts together.
+A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own, so that none waits
+for another before the end; of a few numbers at a time, whose sum is float32 where those have 16 bits. Another launch
+takes the parts together where there are several.
 """
 
 from __future__ import annotations
@@ -23,87 +23,136 @@ from normgrad.cuda.kernels.common import (
 
 
 @triton.jit
-def rows_of(part, rows_of_part, N, place_blocks, WIDE: tl.constexpr):
-    """The first row of a part, and the first that is no longer of it."""
+def work_of(rows_of_part, N, C, P, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+    """A program's block of channels, its part of how many, the blocks of places, its first row and the one after it."""
+    channel_blocks = tl.cdiv(C, CHANNELS)
+    place_blocks = tl.cdiv(P, PLACES)
+    block = tl.program_id(0) % channel_blocks
+    part = tl.program_id(0) // channel_blocks
     begin = part * rows_of_part
     end = N * place_blocks
     if WIDE:
         begin = int64(part) * rows_of_part
         end = int64(N) * place_blocks
-    return begin, tl.minimum(begin + rows_of_part, end)
+    parts = tl.num_programs(0) // channel_blocks
+    return block, part, parts, place_blocks, begin, tl.minimum(begin + rows_of_part, end)
 
 
 @triton.jit
-def data_of(
-    pointer,
-    rows,
-    mask,
-    place_blocks,
-    block,
-    sample_stride,
-    channel_stride,
-    place_stride,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """A tile of data in a wider dtype."""
-    at = tile_at(
-        pointer, rows, place_blocks, block, sample_stride, channel_stride, place_stride, PLACES, CHANNELS, WIDE
-    )
+def _halved(values, AXIS: tl.constexpr, NEAR: tl.constexpr):
+    """A tile's numbers added up two and two along an axis: neighbours, or those half of it apart."""
+    ROWS: tl.constexpr = values.shape[0]
+    PLACES: tl.constexpr = values.shape[1]
+    CHANNELS: tl.constexpr = values.shape[2]
+    if AXIS == 0:
+        result = tl.sum(tl.reshape(values, (2, ROWS // 2, PLACES, CHANNELS)), axis=0)
+    elif NEAR:
+        result = tl.sum(tl.reshape(values, (ROWS, PLACES // 2, 2, CHANNELS)), axis=2)
+    else:
+        result = tl.sum(tl.reshape(values, (ROWS, 2, PLACES // 2, CHANNELS)), axis=1)
+    return result
+
+
+@triton.jit
+def _folded(values, FOLDS: tl.constexpr):
+    """A tile's numbers added up by a few, two and two so that roundings are few, and as float64."""
+    ROWS: tl.constexpr = FOLDS[0]
+    PLACES: tl.constexpr = FOLDS[1]
+    NEIGHBOURS: tl.constexpr = FOLDS[2]
+    for _ in tl.static_range(NEIGHBOURS):
+        values = _halved(values, 1, True)
+    for _ in tl.static_range(PLACES):
+        values = _halved(values, 1, False)
+    for _ in tl.static_range(ROWS):
+        values = _halved(values, 0, False)
+    return values.to(tl.float64)
+
+
+@triton.jit
+def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE, VECTOR):
+    """A tile of data."""
+    at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, WIDE, VECTOR)
     if MASKED:
         values = tl.load(at, mask=mask, other=0.0)
     else:
         values = tl.load(at)
-    return wide(values).to(DTYPE)
+    return values
 
 
 @triton.jit
-def folded(values, FOLD_ROWS: tl.constexpr, FOLD_PLACES: tl.constexpr):
-    """A tile's numbers added up by a few, those that a thread has from far apart."""
-    ROWS: tl.constexpr = values.shape[0] // FOLD_ROWS
-    PLACES: tl.constexpr = values.shape[1] // FOLD_PLACES
-    apart = tl.reshape(values, (FOLD_ROWS, ROWS, FOLD_PLACES, PLACES, values.shape[2]))
-    return tl.sum(tl.sum(apart, axis=2), axis=0).to(tl.float64)
+def _tiles(row, end, data, ROWS: tl.constexpr, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE: tl.constexpr, VECTOR):
+    """The tiles of grad_out and input from a row on, and which elements there are; of the input alone without it."""
+    grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides = data
+    rows = rows_from(row, ROWS, WIDE)
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, True, VECTOR)
+    x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
+    dy = x
+    if grad_out is not None:
+        dy = _data(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
+    return dy, x, mask
 
 
 @triton.jit
-def _add_sums(
-    sum_dy,
-    sum_dy_xmu,
-    grad_out,
-    input,
-    centre,
-    first,
+def _add(first, second, dy, x, mask, centre, ALONE: tl.constexpr, MASKED: tl.constexpr, FOLDS: tl.constexpr):
+    """The sums, with those of one more tile."""
+    away = wide(x).to(centre.dtype) - centre
+    if MASKED:
+        away = tl.where(mask, away, 0.0)  # no 0·Inf in the sums
+    by = away
+    if not ALONE:
+        by = wide(dy).to(centre.dtype)
+    first += _folded(by, FOLDS)
+    second += _folded(by * away, FOLDS)
+    return first, second
+
+
+@triton.jit
+def sums_of_rows(
+    begin,
     end,
-    place_blocks,
-    block,
-    C,
-    P,
-    grad_out_strides,
-    input_strides,
+    centre,
+    data,  # grad_out or None, input, blocks of places, the block of channels, C, P, the strides of both
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,
-    FOLD_PLACES: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FOLDS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """The sums, with those of one more tile."""
-    rows = rows_from(first, ROWS, WIDE)
-    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, MASKED)
-    WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
-    dy = data_of(grad_out, rows, mask, place_blocks, block, *grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
-    x = data_of(input, rows, mask, place_blocks, block, *input_strides, PLACES, CHANNELS, MASKED, WIDE, WIDER)
-    xmu = x - centre
-    if MASKED:
-        xmu = tl.where(mask, xmu, 0.0)  # no 0·Inf in the sums
-    sum_dy += folded(dy, FOLD_ROWS, FOLD_PLACES)
-    sum_dy_xmu += folded(dy * xmu, FOLD_ROWS, FOLD_PLACES)
-    return sum_dy, sum_dy_xmu
+    """Σ grad_out and Σ grad_out·(input − centre) for a block of channels, in the centre's precision.
+
+    Without a grad_out, Σ(input − centre) and Σ(input − centre)².
+    """
+    SUMS: tl.constexpr = (ROWS >> FOLDS[0], PLACES >> (FOLDS[1] + FOLDS[2]), CHANNELS)
+    ALONE: tl.constexpr = data[0] is None
+    first = tl.zeros(SUMS, tl.float64)
+    second = tl.zeros(SUMS, tl.float64)
+    whole = (end - begin) // ROWS
+    for turn in tl.range(0, whole, num_stages=STAGES):
+        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
+        first, second = _add(first, second, dy, x, mask, centre, ALONE, MASKED, FOLDS)
+    if begin + whole * ROWS < end:
+        dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, True, WIDE, VECTOR)
+        first, second = _add(first, second, dy, x, mask, centre, ALONE, True, FOLDS)
+    first, second = sum_pair(first, second, 1)
+    return sum_pair(first, second, 0)
+
+
+@triton.jit
+def _put_gradients(dy, dy_xmu, channels, C, invstd, sum_dy, sum_dy_xmu, grad_weight, grad_bias, strides):
+    """Store a block of channels' sums, and the gradients made of them, where they are wanted."""
+    inside = channels < C
+    if sum_dy is not None:
+        put(sum_dy + channels * strides[0], dy.to(tl.float32), inside)
+    if sum_dy_xmu is not None:
+        put(sum_dy_xmu + channels * strides[1], dy_xmu.to(tl.float32), inside)
+    if grad_weight is not None:
+        inverse = wide(tl.load(invstd + channels, mask=inside, other=0.0)).to(tl.float64)
+        put(grad_weight + channels * strides[2], (dy_xmu * inverse).to(tl.float32), inside)
+    if grad_bias is not None:
+        put(grad_bias + channels * strides[3], dy.to(tl.float32), inside)
 
 
 @triton.jit
@@ -111,7 +160,13 @@ def batch_norm_part_sums(
     grad_out,  # [N, C, P]
     input,  # [N, C, P]
     mean,  # [C]
-    partial,  # float64 [2, parts, C]
+    partial,  # float64 [2, parts, C], or None where there is one part
+    invstd,  # [C]; this and the outputs are None where there are more parts
+    sum_dy,  # [C], or None
+    sum_dy_xmu,  # [C], or None
+    grad_weight,  # [C], or None
+    grad_bias,  # [C], or None
+    output_strides,
     N,
     C,
     P,
@@ -123,73 +178,25 @@ def batch_norm_part_sums(
     CHANNELS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
-    FOLD_ROWS: tl.constexpr,  # how many of a tile's rows and places are added up at once
-    FOLD_PLACES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    FOLDS: tl.constexpr,  # how often a tile is added up two and two: rows, places far apart, and neighbours
     STAGES: tl.constexpr,
 ):
     """Σ grad_out and Σ grad_out·(input − mean) over a part of the rows, for a block of channels."""
     let_next_launch_begin()
-    channel_blocks = tl.cdiv(C, CHANNELS)
-    place_blocks = tl.cdiv(P, PLACES)
-    block = tl.program_id(0) % channel_blocks
-    part = tl.program_id(0) // channel_blocks
+    block, part, parts, place_blocks, begin, end = work_of(rows_of_part, N, C, P, PLACES, CHANNELS, WIDE)
     channels = indices(block, CHANNELS)
-    centre = load_vector(mean, channels, C)
-    begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
-    sum_dy = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
-    sum_dy_xmu = tl.zeros((ROWS // FOLD_ROWS, PLACES // FOLD_PLACES, CHANNELS), tl.float64)
-    whole = (end - begin) // ROWS
-    for turn in tl.range(0, whole, num_stages=STAGES):
-        sum_dy, sum_dy_xmu = _add_sums(
-            sum_dy,
-            sum_dy_xmu,
-            grad_out,
-            input,
-            centre,
-            begin + turn * ROWS,
-            end,
-            place_blocks,
-            block,
-            C,
-            P,
-            grad_out_strides,
-            input_strides,
-            ROWS,
-            PLACES,
-            CHANNELS,
-            FOLD_ROWS,
-            FOLD_PLACES,
-            MASKED,
-            WIDE,
-        )
-    if begin + whole * ROWS < end:
-        sum_dy, sum_dy_xmu = _add_sums(
-            sum_dy,
-            sum_dy_xmu,
-            grad_out,
-            input,
-            centre,
-            begin + whole * ROWS,
-            end,
-            place_blocks,
-            block,
-            C,
-            P,
-            grad_out_strides,
-            input_strides,
-            ROWS,
-            PLACES,
-            CHANNELS,
-            FOLD_ROWS,
-            FOLD_PLACES,
-            True,
-            WIDE,
-        )
-    first, second = sum_pair(sum_dy, sum_dy_xmu, 1)
-    first, second = sum_pair(first, second, 0)
-    line = partial + int64(part) * C + channels
-    tl.store(line, first, mask=channels < C)
-    tl.store(line + int64(tl.num_programs(0) // channel_blocks) * C, second, mask=channels < C)
+    WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
+    centre = load_vector(mean, channels, C).to(WIDER)
+    data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
+    first, second = sums_of_rows(begin, end, centre, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
+    if partial is None:
+        outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
+        _put_gradients(first, second, channels, C, invstd, *outputs, output_strides)
+    else:
+        line = partial + int64(part) * C + channels
+        tl.store(line, first, mask=channels < C)
+        tl.store(line + int64(parts) * C, second, mask=channels < C)
 
 
 @triton.jit
@@ -200,12 +207,9 @@ def batch_norm_finish_sums(
     sum_dy_xmu,  # [C], or None
     grad_weight,  # [C], or None
     grad_bias,  # [C], or None
+    output_strides,
     parts,
     C,
-    sum_dy_stride,
-    sum_dy_xmu_stride,
-    grad_weight_stride,
-    grad_bias_stride,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     ONCE: tl.constexpr,  # there are no more parts than ROWS
@@ -226,13 +230,6 @@ def batch_norm_finish_sums(
             offsets = rows.to(tl.int64)[:, None] * C + channels[None, :]
             first += tl.load(partial + offsets, mask=mask, other=0.0)
             second += tl.load(further + offsets, mask=mask, other=0.0)
+    outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
     dy, dy_xmu = tl.sum(first, axis=0), tl.sum(second, axis=0)
-    if sum_dy is not None:
-        put(sum_dy + channels * sum_dy_stride, dy.to(tl.float32), inside)
-    if sum_dy_xmu is not None:
-        put(sum_dy_xmu + channels * sum_dy_xmu_stride, dy_xmu.to(tl.float32), inside)
-    if grad_weight is not None:
-        inverse = wide(tl.load(invstd + channels, mask=inside, other=0.0)).to(tl.float64)
-        put(grad_weight + channels * grad_weight_stride, (dy_xmu * inverse).to(tl.float32), inside)
-    if grad_bias is not None:
-        put(grad_bias + channels * grad_bias_stride, dy.to(tl.float32), inside)
+    _put_gradients(dy, dy_xmu, channels, C, invstd, *outputs, output_strides)

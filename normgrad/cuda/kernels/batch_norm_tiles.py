@@ -21,11 +21,24 @@ def rows_from(first, ROWS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def tile_mask(rows, end, place_blocks, block, C, P, PLACES: tl.constexpr, CHANNELS: tl.constexpr, MASKED: tl.constexpr):
+def tile_mask(
+    rows,
+    end,
+    place_blocks,
+    block,
+    C,
+    P,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    MASKED: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """Which elements of a tile there are: where MASKED is off, all of the rows before ``end``."""
     mask = (rows < end)[:, None, None]
     if MASKED:
         left = tl.minimum(P - int64(rows % place_blocks) * PLACES, PLACES).to(tl.int32)
+        if VECTOR > 1:
+            left = tl.multiple_of(left, VECTOR)
         places = tl.arange(0, PLACES)[None, :] < left[:, None]
         channels = block * CHANNELS + tl.arange(0, CHANNELS) < C
         mask = mask & places[:, :, None] & channels[None, None, :]
@@ -38,14 +51,14 @@ def tile_at(
     rows,
     place_blocks,
     block,
-    sample_stride,
-    channel_stride,
-    place_stride,
+    strides,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """Pointers to a tile's elements, whose offsets from a row's first have 64 bits only where they need them."""
+    sample_stride, channel_stride, place_stride = strides
     first = int64(rows // place_blocks) * sample_stride + int64(rows % place_blocks) * PLACES * place_stride
     places = tl.arange(0, PLACES)
     channels = tl.arange(0, CHANNELS)
@@ -53,7 +66,11 @@ def tile_at(
         places = places.to(tl.int64)
         channels = channels.to(tl.int64)
     within = places[:, None] * place_stride + channels[None, :] * channel_stride
-    return (pointer + int64(block) * CHANNELS * channel_stride + first)[:, None, None] + within[None, :, :]
+    corner = int64(block) * CHANNELS * channel_stride
+    if VECTOR > 1:  # a hint of 1 would hide what the compiler finds by itself
+        first = tl.multiple_of(first, VECTOR)
+        corner = tl.multiple_of(corner, VECTOR)
+    return (pointer + corner + first)[:, None, None] + within[None, :, :]
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normgrad.cuda.kernels import group_norm_tiles as tiles
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SINGLE,
@@ -25,20 +26,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import (
-    gradient,
-    precise,
-    wider,
-)
-from normgrad.cuda.kernels.group_norm_tiles import (
-    groups_of,
-    in_tile_of,
-    slots_of,
-    strides_of,
-    tile_at,
-    tile_mask,
-    tile_offsets,
-)
+from normgrad.cuda.kernels.formulas import gradient, precise, wider
 
 
 @triton.jit
@@ -56,15 +44,9 @@ def group_norm_backward(
     group_blocks,
     HxW,
     teams,
-    grad_out_sample,
-    grad_out_channel,
-    grad_out_place,
-    input_sample,
-    input_channel,
-    input_place,
-    grad_input_sample,
-    grad_input_channel,
-    grad_input_place,
+    grad_out_strides,  # of sample, channel and place
+    input_strides,
+    grad_input_strides,
     D: tl.constexpr,  # channels of a group
     PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -88,24 +70,16 @@ def group_norm_backward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_sample, input_channel = strides_of(input_sample, input_channel, VECTOR, WIDE)
-    grad_out_sample, grad_out_channel = strides_of(grad_out_sample, grad_out_channel, VECTOR, WIDE)
-    grad_input_sample, grad_input_channel = strides_of(grad_input_sample, grad_input_channel, VECTOR, WIDE)
-    program = tl.program_id(0)
-    part = program % PARTS
-    team = program // PARTS
-    place_part = part % PLACE_PARTS
-    place = int64(place_part) * PLACES
+    input_strides = tiles.strides_of(input_strides, VECTOR, WIDE)
+    grad_out_strides = tiles.strides_of(grad_out_strides, VECTOR, WIDE)
+    grad_input_strides = tiles.strides_of(grad_input_strides, VECTOR, WIDE)
+    team, part, place_part, word, within, in_tile, word_in_tile = tiles.part_of_team(
+        HxW, D, GROUPS, CHANNELS, PLACES, WORDS, PLACE_PARTS, PARTS, VECTOR
+    )
     channel_in_group = (part // PLACE_PARTS) * CHANNELS
-    within = channel_in_group + tl.arange(0, CHANNELS)
-    in_tile = in_tile_of(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
-    word, word_in_tile = place, in_tile
-    if PAIRS != SINGLE:
-        word = int64(place_part) * WORDS
-        word_in_tile = in_tile_of(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS, VECTOR)
-    read_x = tile_offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
-    read_dy = tile_offsets(grad_out_channel, grad_out_place, D, GROUPS, CHANNELS, WORDS, WIDE)
-    written = tile_offsets(grad_input_channel, grad_input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    read_x = tiles.tile_offsets(input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
+    read_dy = tiles.tile_offsets(grad_out_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
+    written = tiles.tile_offsets(grad_input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
     per_group = 1.0 / (float64(D) * float64(HxW))
     items = samples * group_blocks
     if WIDE:
@@ -120,11 +94,11 @@ def group_norm_backward(
             scale_before = tl.zeros((GROUPS, CHANNELS), tl.float32)
     for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
         done = item - LAG * teams
-        sample, groups, known = groups_of(item, items, group, group_blocks, GROUPS)
+        sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        mask = tile_mask(known, word_in_tile, MASKED)
-        x_at = tile_at(input, sample, channel, word, input_sample, input_channel, input_place)
-        dy_at = tile_at(grad_out, sample, channel, word, grad_out_sample, grad_out_channel, grad_out_place)
+        mask = tiles.tile_mask(known, word_in_tile, MASKED)
+        x_at = tiles.tile_at(input, sample, channel, word, input_strides)
+        dy_at = tiles.tile_at(grad_out, sample, channel, word, grad_out_strides)
         x = tl.load(x_at + read_x, mask=mask, other=0)
         dy = tl.load(dy_at + read_dy, mask=mask, other=0)
         statistic = int64(sample) * group + groups
@@ -157,7 +131,7 @@ def group_norm_backward(
                     publish(sum_g, sum_gx, slots + statistic * PARTS + part, known)
         if WANT_INPUT and PHASE != SUMS:
             if LAG:
-                sample, groups, known = groups_of(done, items, group, group_blocks, GROUPS)
+                sample, groups, known = tiles.groups_of(done, items, group, group_blocks, GROUPS)
                 channel = (done % group_blocks) * GROUPS * D + channel_in_group
                 x, x_before = x_before, x
                 dy, dy_before = dy_before, dy
@@ -166,7 +140,7 @@ def group_norm_backward(
                 if weight is not None:
                     scale, scale_before = scale_before, scale
             if PARTS > 1:
-                slot, given = slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 1)
+                slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 1)
                 all_g, all_gx = collect(slot, given, PHASE == WHOLE)
                 sum_g = settled(tl.sum(all_g, axis=1), GROUPS)
                 sum_gx = settled(tl.sum(all_gx, axis=1), GROUPS)
@@ -177,6 +151,6 @@ def group_norm_backward(
                 by_channel = scale[:, :, None]
             g, values = precise(dy, PAIRS), precise(x, PAIRS)
             result = gradient(g, values, mu[:, None, None], rs[:, None, None], by_channel, mean_g, mean_gx)
-            target = tile_at(grad_input, sample, channel, word, grad_input_sample, grad_input_channel, grad_input_place)
-            mask = tile_mask(known, word_in_tile, MASKED)
+            target = tiles.tile_at(grad_input, sample, channel, word, grad_input_strides)
+            mask = tiles.tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)

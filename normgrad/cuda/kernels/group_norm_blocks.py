@@ -32,8 +32,9 @@ def channels_of(group, D: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def tile_offsets(channel_stride, place_stride, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+def tile_offsets(strides, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
     """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    _, channel_stride, place_stride = strides
     places = tl.arange(0, PLACES)
     channels = tl.arange(0, CHANNELS)
     if WIDE:
@@ -43,8 +44,9 @@ def tile_offsets(channel_stride, place_stride, PLACES: tl.constexpr, CHANNELS: t
 
 
 @triton.jit
-def tile_at(pointer, sample, place, word, sample_stride, channel_stride, place_stride):
+def tile_at(pointer, sample, place, word, strides):
     """Where a tile begins."""
+    sample_stride, channel_stride, place_stride = strides
     return pointer + int64(sample) * sample_stride + int64(word) * channel_stride + int64(place) * place_stride
 
 

@@ -52,12 +52,8 @@ def group_norm_channel_sums(
     group,
     blocks,
     HxW,
-    grad_out_sample,
-    grad_out_channel,
-    grad_out_place,
-    input_sample,
-    input_channel,
-    input_place,
+    grad_out_strides,  # of sample, channel and place
+    input_strides,
     D: tl.constexpr,  # channels of a group
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,  # that may have channels in a block
@@ -89,10 +85,10 @@ def group_norm_channel_sums(
     mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
     rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
     begin = int64(part) * (PLACES * STEPS)
-    x_at = tile_at(input, sample, begin, block * WORDS, input_sample, input_channel, input_place)
-    x_at = x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
-    dy_at = tile_at(grad_out, sample, begin, block * WORDS, grad_out_sample, grad_out_channel, grad_out_place)
-    dy_at = dy_at + tile_offsets(grad_out_channel, grad_out_place, PLACES, WORDS, WIDE)
+    x_at = tile_at(input, sample, begin, block * WORDS, input_strides)
+    x_at = x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE)
+    dy_at = tile_at(grad_out, sample, begin, block * WORDS, grad_out_strides)
+    dy_at = dy_at + tile_offsets(grad_out_strides, PLACES, WORDS, WIDE)
     all_g = tl.zeros((ROWS, CHANNELS), PRECISION)
     all_gx = tl.zeros((ROWS, CHANNELS), PRECISION)
     rest_g = tl.zeros((ROWS, CHANNELS), tl.float32)
@@ -100,8 +96,8 @@ def group_norm_channel_sums(
     for step in tl.range(0, STEPS, num_stages=STAGES):
         left = HxW - begin - step * PLACES
         mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-        x = tl.load(x_at + int64(step) * PLACES * input_place, mask=mask, other=0)
-        dy = tl.load(dy_at + int64(step) * PLACES * grad_out_place, mask=mask, other=0)
+        x = tl.load(x_at + int64(step) * PLACES * input_strides[2], mask=mask, other=0)
+        dy = tl.load(dy_at + int64(step) * PLACES * grad_out_strides[2], mask=mask, other=0)
         g = wider(dy, PAIRS, EXACT)
         x_hat = (wider(x, PAIRS, EXACT) - mu) * rs
         if MASKED:  # 0·Inf must not reach the sums
@@ -139,15 +135,9 @@ def group_norm_channel_gradients(
     blocks,
     tiles,  # of a block's places
     HxW,
-    grad_out_sample,
-    grad_out_channel,
-    grad_out_place,
-    input_sample,
-    input_channel,
-    input_place,
-    grad_input_sample,
-    grad_input_channel,
-    grad_input_place,
+    grad_out_strides,
+    input_strides,
+    grad_input_strides,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -166,11 +156,11 @@ def group_norm_channel_gradients(
     C = channels_of(group, D, WIDE)
     sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, WIDE)
     place = int64(tile) * PLACES
-    x_at = tile_at(input, sample, place, block * WORDS, input_sample, input_channel, input_place)
-    dy_at = tile_at(grad_out, sample, place, block * WORDS, grad_out_sample, grad_out_channel, grad_out_place)
+    x_at = tile_at(input, sample, place, block * WORDS, input_strides)
+    dy_at = tile_at(grad_out, sample, place, block * WORDS, grad_out_strides)
     mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-    x = tl.load(x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE), mask=mask, other=0)
-    dy = tl.load(dy_at + tile_offsets(grad_out_channel, grad_out_place, PLACES, WORDS, WIDE), mask=mask, other=0)
+    x = tl.load(x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE), mask=mask, other=0)
+    dy = tl.load(dy_at + tile_offsets(grad_out_strides, PLACES, WORDS, WIDE), mask=mask, other=0)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     known = channels < C
     statistic = int64(sample) * group + channels // D
@@ -193,6 +183,6 @@ def group_norm_channel_gradients(
     mean_g = of_channels(sum_g * per_group, block, D, CHANNELS, GROUPS)[None, :]
     mean_gx = of_channels(sum_gx * per_group, block, D, CHANNELS, GROUPS)[None, :]
     result = gradient(precise(dy, PAIRS), precise(x, PAIRS), mu, rs, scale, mean_g, mean_gx)
-    target = tile_at(grad_input, sample, place, block * WORDS, grad_input_sample, grad_input_channel, grad_input_place)
-    written = tile_offsets(grad_input_channel, grad_input_place, PLACES, WORDS, WIDE)
+    target = tile_at(grad_input, sample, place, block * WORDS, grad_input_strides)
+    written = tile_offsets(grad_input_strides, PLACES, WORDS, WIDE)
     put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)

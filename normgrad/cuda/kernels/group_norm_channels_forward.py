@@ -58,13 +58,13 @@ def _usual_number(
     block,
     mask,
     last,
-    channel_stride,
-    place_stride,
+    strides,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
     """The middle one of three numbers of each group, those of the first places up to the last; 0 for NaN and Inf."""
+    _, channel_stride, place_stride = strides
     a = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
     x_at += tl.minimum(last, 1) * place_stride
     b = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
@@ -89,9 +89,7 @@ def group_norm_channel_moments(
     group,
     blocks,
     HxW,
-    input_sample,
-    input_channel,
-    input_place,
+    input_strides,  # of sample, channel and place
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -117,19 +115,19 @@ def group_norm_channel_moments(
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
     begin = int64(part) * (PLACES * STEPS)
-    x_at = tile_at(input, sample, begin, block * WORDS, input_sample, input_channel, input_place)
+    x_at = tile_at(input, sample, begin, block * WORDS, input_strides)
     # About a number of the group: a constant one has no variance at all, and a number far from the rest spoils none.
-    last, strides = HxW - begin - 1, (input_channel, input_place)
-    about = _usual_number(x_at, channels // D, block, channels < C, last, *strides, D, CHANNELS, PAIRS)
-    origin = _usual_number(x_at, groups, block, there, last, *strides, D, CHANNELS, PAIRS)
+    last = HxW - begin - 1
+    about = _usual_number(x_at, channels // D, block, channels < C, last, input_strides, D, CHANNELS, PAIRS)
+    origin = _usual_number(x_at, groups, block, there, last, input_strides, D, CHANNELS, PAIRS)
     about = about.to(PRECISION)[None, :]
-    x_at = x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE)
+    x_at = x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE)
     all_away = tl.zeros((ROWS, CHANNELS), tl.float64)
     all_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
     for step in tl.range(0, STEPS, num_stages=STAGES):
         left = HxW - begin - step * PLACES
         mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-        x = tl.load(x_at + int64(step) * PLACES * input_place, mask=mask, other=0)
+        x = tl.load(x_at + int64(step) * PLACES * input_strides[2], mask=mask, other=0)
         away = numbers(x, PAIRS).to(PRECISION) - about
         if MASKED:
             away = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), away, 0.0)
@@ -143,6 +141,30 @@ def group_norm_channel_moments(
     squares = tl.where(squares < 0.0, 0.0, squares)
     entry = entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER)
     publish_wide(origin.to(tl.float64) + drift, squares, moments + entry * 2, there)
+
+
+@triton.jit
+def _moments_of(
+    moments,
+    begin,
+    sample,
+    groups,
+    known,
+    group,
+    HxW,
+    D: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr,
+    OVER: tl.constexpr,
+    PART: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    """The moments of ENTRIES of each group's entries, how many elements those have, and which of them there are."""
+    entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
+    centres, squares = collect_wide(moments + entries * 2, given, False)
+    entry = (begin + tl.arange(0, ENTRIES))[None, :]
+    block = groups[:, None] * D // CHANNELS + entry % OVER
+    return centres, squares, _count(groups[:, None], entry // OVER, block, HxW, D, CHANNELS, PART), given
 
 
 @triton.jit
@@ -172,21 +194,18 @@ def group_norm_channel_statistics(
     groups = int64(tl.program_id(0) % shares) * GROUPS + tl.arange(0, GROUPS)
     known = groups < group
     whole = float64(D) * float64(HxW)
-    first_block = groups[:, None] * D // CHANNELS
     total = tl.zeros((GROUPS, ENTRIES), tl.float64)
     for begin in range(0, PARTS * OVER, ENTRIES):
-        entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-        centres, squares = collect_wide(moments + entries * 2, given, False)
-        entry = (begin + tl.arange(0, ENTRIES))[None, :]
-        count = _count(groups[:, None], entry // OVER, first_block + entry % OVER, HxW, D, CHANNELS, PART)
+        centres, _, count, given = _moments_of(
+            moments, begin, sample, groups, known, group, HxW, D, CHANNELS, PARTS, OVER, PART, ENTRIES
+        )
         total += tl.where(given, centres * count, 0.0)
     centre = divided(tl.sum(total, axis=1), whole, 1.0 / whole)
     total = tl.zeros((GROUPS, ENTRIES), tl.float64)
     for begin in range(0, PARTS * OVER, ENTRIES):
-        entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-        centres, squares = collect_wide(moments + entries * 2, given, False)
-        entry = (begin + tl.arange(0, ENTRIES))[None, :]
-        count = _count(groups[:, None], entry // OVER, first_block + entry % OVER, HxW, D, CHANNELS, PART)
+        centres, squares, count, given = _moments_of(
+            moments, begin, sample, groups, known, group, HxW, D, CHANNELS, PARTS, OVER, PART, ENTRIES
+        )
         apart = centres - centre[:, None]
         total += tl.where(given, squares + apart * apart * count, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(total, axis=1) / whole + float64_of_bits(eps_bits))
@@ -208,12 +227,8 @@ def group_norm_channel_outputs(
     blocks,
     tiles,  # of a block's places
     HxW,
-    input_sample,
-    input_channel,
-    input_place,
-    output_sample,
-    output_channel,
-    output_place,
+    input_strides,
+    output_strides,
     D: tl.constexpr,
     CHANNELS: tl.constexpr,
     PLACES: tl.constexpr,
@@ -227,9 +242,9 @@ def group_norm_channel_outputs(
     C = channels_of(group, D, WIDE)
     sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, WIDE)
     place = int64(tile) * PLACES
-    x_at = tile_at(input, sample, place, block * WORDS, input_sample, input_channel, input_place)
+    x_at = tile_at(input, sample, place, block * WORDS, input_strides)
     mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-    x = tl.load(x_at + tile_offsets(input_channel, input_place, PLACES, WORDS, WIDE), mask=mask, other=0)
+    x = tl.load(x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE), mask=mask, other=0)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     known = channels < C
     statistic = int64(sample) * group + channels // D
@@ -243,6 +258,6 @@ def group_norm_channel_outputs(
     if bias is not None:
         shift = wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
     result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
-    target = tile_at(output, sample, place, block * WORDS, output_sample, output_channel, output_place)
-    written = tile_offsets(output_channel, output_place, PLACES, WORDS, WIDE)
+    target = tile_at(output, sample, place, block * WORDS, output_strides)
+    written = tile_offsets(output_strides, PLACES, WORDS, WIDE)
     put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)

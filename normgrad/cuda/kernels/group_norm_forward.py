@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normgrad.cuda.kernels import group_norm_tiles as tiles
 from normgrad.cuda.kernels.common import (
     INTERPRETED,
     OUTPUTS,
@@ -24,20 +25,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import (
-    normalised,
-    precise,
-    wider,
-)
-from normgrad.cuda.kernels.group_norm_tiles import (
-    groups_of,
-    in_tile_of,
-    slots_of,
-    strides_of,
-    tile_at,
-    tile_mask,
-    tile_offsets,
-)
+from normgrad.cuda.kernels.formulas import normalised, precise, wider
 
 
 @triton.jit
@@ -108,12 +96,8 @@ def group_norm_forward(
     HxW,
     eps_bits,  # float64
     teams,
-    input_sample,
-    input_channel,
-    input_place,
-    output_sample,
-    output_channel,
-    output_place,
+    input_strides,  # of sample, channel and place
+    output_strides,
     mean_stride,
     rstd_stride,
     D: tl.constexpr,
@@ -136,22 +120,14 @@ def group_norm_forward(
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_sample, input_channel = strides_of(input_sample, input_channel, VECTOR, WIDE)
-    output_sample, output_channel = strides_of(output_sample, output_channel, VECTOR, WIDE)
-    program = tl.program_id(0)
-    part = program % PARTS
-    team = program // PARTS
-    place_part = part % PLACE_PARTS
-    place = int64(place_part) * PLACES
+    input_strides = tiles.strides_of(input_strides, VECTOR, WIDE)
+    output_strides = tiles.strides_of(output_strides, VECTOR, WIDE)
+    team, part, _, word, within, in_tile, word_in_tile = tiles.part_of_team(
+        HxW, D, GROUPS, CHANNELS, PLACES, WORDS, PLACE_PARTS, PARTS, VECTOR
+    )
     channel_in_group = (part // PLACE_PARTS) * CHANNELS
-    within = channel_in_group + tl.arange(0, CHANNELS)
-    in_tile = in_tile_of(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
-    word, word_in_tile = place, in_tile
-    if PAIRS != SINGLE:
-        word = int64(place_part) * WORDS
-        word_in_tile = in_tile_of(word, within, HxW // 2, D, GROUPS, CHANNELS, WORDS, VECTOR)
-    read = tile_offsets(input_channel, input_place, D, GROUPS, CHANNELS, WORDS, WIDE)
-    written = tile_offsets(output_channel, output_place, D, GROUPS, CHANNELS, WORDS, WIDE)
+    read = tiles.tile_offsets(input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
+    written = tiles.tile_offsets(output_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
     per_group = 1.0 / whole
@@ -167,10 +143,10 @@ def group_norm_forward(
         x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
     for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
         done = item - LAG * teams
-        sample, groups, known = groups_of(item, items, group, group_blocks, GROUPS)
+        sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        x_at = tile_at(input, sample, channel, word, input_sample, input_channel, input_place)
-        x = tl.load(x_at + read, mask=tile_mask(known, word_in_tile, MASKED), other=0)
+        x_at = tiles.tile_at(input, sample, channel, word, input_strides)
+        x = tl.load(x_at + read, mask=tiles.tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = wider(x, PAIRS, EXACT)
@@ -183,7 +159,9 @@ def group_norm_forward(
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
             squares = away * away
-            if FOLD > 1:  # no thread adds up many numbers one by one
+            if GROUPS > 1:  # whose threads add up many numbers one by one
+                squares = squares.to(tl.float64)
+            if FOLD > 1:  # no thread does
                 squares = tl.sum(tl.reshape(squares, (GROUPS, FOLD, CHANNELS * PLACES // FOLD)), axis=1)[:, None, :]
             squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
             squares = tl.where(squares < 0.0, 0.0, squares)
@@ -194,13 +172,13 @@ def group_norm_forward(
                 publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, known)
         if PHASE != SUMS:
             if LAG:
-                sample, groups, known = groups_of(done, items, group, group_blocks, GROUPS)
+                sample, groups, known = tiles.groups_of(done, items, group, group_blocks, GROUPS)
                 channel = (done % group_blocks) * GROUPS * D + channel_in_group
                 x, x_before = x_before, x
             channels = groups[:, None] * D + within[None, :]
             known_channels = known[:, None] & (within < D)[None, :]
             if PARTS > 1:
-                slot, given = slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
+                slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
                 centres, all_squares = collect_wide(slot, given, PHASE == WHOLE)
                 centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_group)
                 apart = centres - centre[:, None]
@@ -215,8 +193,8 @@ def group_norm_forward(
             if bias is not None:
                 shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
             result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift)
-            target = tile_at(output, sample, channel, word, output_sample, output_channel, output_place)
-            mask = tile_mask(known, word_in_tile, MASKED)
+            target = tiles.tile_at(output, sample, channel, word, output_strides)
+            mask = tiles.tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
             statistic = int64(sample) * group + groups
             first = known & (part == 0)

@@ -12,17 +12,47 @@ from normgrad.cuda.kernels.common import int64
 
 
 @triton.jit
-def strides_of(sample, channel, VECTOR: tl.constexpr, WIDE: tl.constexpr):
-    """The strides of samples and channels, which come in vectors: so the compiler knows what divides them."""
+def strides_of(in_vectors, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """A tensor's strides: those of samples and channels come in vectors, so the compiler knows what divides them."""
+    sample, channel, place = in_vectors
     if WIDE:
         channel = int64(channel)
-    return int64(sample) * VECTOR, channel * VECTOR
+    return int64(sample) * VECTOR, channel * VECTOR, place
+
+
+@triton.jit
+def part_of_team(
+    HxW,
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACES: tl.constexpr,
+    WORDS: tl.constexpr,
+    PLACE_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """A program's team, its part of that, and what it has of a group.
+
+    That is: its part of the places, its first word, its channels, and which elements and words of a tile there are.
+    """
+    PER_WORD: tl.constexpr = PLACES // WORDS
+    program = tl.program_id(0)
+    part = program % PARTS
+    place_part = part % PLACE_PARTS
+    within = (part // PLACE_PARTS) * CHANNELS + tl.arange(0, CHANNELS)
+    place = int64(place_part) * PLACES
+    in_tile = in_tile_of(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
+    word, word_in_tile = place, in_tile
+    if PER_WORD > 1:
+        word = int64(place_part) * WORDS
+        word_in_tile = in_tile_of(word, within, HxW // PER_WORD, D, GROUPS, CHANNELS, WORDS, VECTOR)
+    return program // PARTS, part, place_part, word, within, in_tile, word_in_tile
 
 
 @triton.jit
 def tile_offsets(
-    channel_stride,
-    place_stride,
+    strides,
     D: tl.constexpr,
     GROUPS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -30,6 +60,7 @@ def tile_offsets(
     WIDE: tl.constexpr,
 ):
     """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    _, channel_stride, place_stride = strides
     places = tl.arange(0, PLACES)
     channels = tl.arange(0, GROUPS)[:, None] * D + tl.arange(0, CHANNELS)[None, :]
     if WIDE:
@@ -39,8 +70,9 @@ def tile_offsets(
 
 
 @triton.jit
-def tile_at(pointer, sample, channel, place, sample_stride, channel_stride, place_stride):
+def tile_at(pointer, sample, channel, place, strides):
     """Where a tile begins."""
+    sample_stride, channel_stride, place_stride = strides
     return pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(place) * place_stride
 
 
