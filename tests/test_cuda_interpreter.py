@@ -188,7 +188,7 @@ def test_the_output_may_be_an_input(shift: int) -> None:
     assert report, report.text
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("shape", [(3, 5, 49), (40, 2, 64)])  # a part for each channel, and several
 @pytest.mark.parametrize("shift", [0, 60])
@@ -196,7 +196,7 @@ def test_the_sums_of_channels_may_be_written_over_what_they_are_sums_of(
     shape: tuple[int, int, int], shift: int
 ) -> None:
     C = shape[1]
-    memory, dy = _random((int(np.prod(shape)) + 80,), np.float32, 1), _random(shape, np.float32, 2)
+    memory, dy = random_data((int(np.prod(shape)) + 80,), np.float32, 1), random_data(shape, np.float32, 2)
     x, out = memory[: dy.size].reshape(shape), [memory[shift + place * C :][:C] for place in range(4)]
     exact, sizes = oracle.batch_norm_stats(x), terms.batch_norm_stats(x)
     before = memory.copy()
@@ -204,7 +204,7 @@ def test_the_sums_of_channels_may_be_written_over_what_they_are_sums_of(
     assert all(compare(*judged) for judged in zip(out, exact, sizes, strict=False))
     memory[:] = before
     mean, invstd = out[1], out[0]
-    mean[:], invstd[:] = _random((C,), np.float32, 3), _scales((C,), 4)
+    mean[:], invstd[:] = random_data((C,), np.float32, 3), scales((C,), 4)
     given = [array.copy() for array in (dy, x, mean, invstd)]
     normgrad.batch_norm_reduce_backward(dy, x, mean, invstd, None, out=tuple(out))
     exact, sizes = (module.batch_norm_reduce_backward(*given, None) for module in (oracle, terms))
