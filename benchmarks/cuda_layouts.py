@@ -6,6 +6,7 @@ The status is 1 if something is wrong.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +20,10 @@ from normgrad.testing import compare, oracle, terms
 Problems = list[str]
 
 
-def judged(operator: str, arguments: tuple[Any, ...], label: str) -> Problems:
+def judged(operator: str, arguments: tuple[Any, ...], label: str, out: tuple[Any, ...] | None = None) -> Problems:
     """A plain call against the oracle."""
     right = expected(operator, arguments)  # first, since the call may write into its arguments
-    results = getattr(normgrad, operator)(*arguments)
+    results = getattr(normgrad, operator)(*arguments, out=out)
     torch.cuda.synchronize()
     results = results if isinstance(results, tuple) else (results,)
     found = []
@@ -156,20 +157,47 @@ def special_values() -> Problems:
     return found
 
 
-def near_zero() -> Problems:
-    """Rows and columns of float32 near 1e-40 beside others, and squares too small for float32 beside no eps."""
-    found = []
+def near_zero_of(case: tuple[int, int, torch.dtype]) -> Problems:
+    """LayerNorm near 1e-40: rows and columns beside others, also in place, with tiny and with large factors."""
+    M, N, dtype = case
+    found: Problems = []
     generator = torch.Generator("cuda").manual_seed(1)
-    for M, N in ((5, 300), (70, 300), (70, 9000)):
-        dy, x, w = (torch.randn(s, device="cuda", generator=generator) + 0.5 for s in ((M, N), (M, N), (N,)))
-        rows = torch.rand(M, 1, device="cuda", generator=generator) + 0.5
-        small = dy * 1e-40
-        small[1], small[2] = 0, dy[2]
-        found += judged("layer_norm_backward", (small, x, [N], rows, rows, w), f"rows near zero {M}×{N}")
-        dy[:, ::5] *= 1e-40
-        found += judged("layer_norm_backward", (dy, x, [N], rows, rows, w), f"columns near zero {M}×{N}")
-        found += judged("layer_norm", (x * 1e-25, [N], w, w, 0.0), f"no eps {M}×{N}")
+
+    def data(*shape: int, size: float = 1.0, like: torch.dtype = dtype) -> torch.Tensor:
+        made = torch.randn(shape, device="cuda", generator=generator, dtype=torch.float64) + 0.5
+        return (made * size).float().to(like)
+
+    label = f"{dtype} {M}×{N}"
+    x, w, mean = data(M, N), data(N), data(M, 1, like=torch.float32)
+    rstd = torch.rand(M, 1, device="cuda", generator=generator) + 0.5
+    for size, weights, scale in ((1e-40, 1, 1), (1e-30, 1e-15, 1e10), (1e-30, 1e-16, 1e4)):
+        dy = data(M, N, size=size)
+        dy[1], dy[2] = 0, x[2]
+        given = (dy, x, [N], mean, rstd * scale, w * weights)
+        found += judged("layer_norm_backward", given, f"rows of {size} and {weights} {label}")
+        out = (dy, torch.empty_like(w), torch.empty_like(w))
+        found += judged("layer_norm_backward", given, f"in place, rows of {size} and {weights} {label}", out)
+    dy, large = data(M, N, size=1e-12), data(M, N, size=1e31)
+    found += judged("layer_norm_backward", (dy, large, [N], mean, rstd * 1e-31), f"large data {label}")
+    dy = data(M, N)
+    dy[:, ::5] = data(M, (N + 4) // 5, size=1e-40)
+    found += judged("layer_norm_backward", (dy, x, [N], mean, rstd, w), f"columns {label}")
+    for size, eps in ((1e-25, 0.0), (1e-40, 1e-5), (1e-38, 1e-26))[: 3 if dtype == torch.float32 else 1]:
+        small = data(M, N, size=size)
+        small[1], small[2] = 0, x[2]
+        found += judged("layer_norm", (small, [N], w, w, eps), f"numbers of {size}, eps {eps} {label}")
+        found += judged("layer_norm", (small, [N], w, None, eps), f"numbers of {size}, eps {eps}, no bias {label}")
+        out = (small, torch.empty_like(mean), torch.empty_like(mean))
+        found += judged("layer_norm", (small, [N], w, None, eps), f"in place, {size}, eps {eps} {label}", out)
     return found
+
+
+def near_zero() -> Problems:
+    """The same of several sizes at a time, since they are many kernels to compile."""
+    sizes = ((5, 300), (70, 300), (9, 4000), (70, 9000), (6, 70000))
+    cases = [(M, N, dtype) for M, N in sizes for dtype in (torch.float32, torch.bfloat16)]
+    with multiprocessing.get_context("spawn").Pool(len(cases)) as pool:
+        return list(itertools.chain.from_iterable(pool.map(near_zero_of, cases, chunksize=1)))
 
 
 def at_the_mean() -> Problems:

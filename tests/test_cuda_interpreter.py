@@ -6,9 +6,6 @@ interpreter is also one of the backends that every other test runs on.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import ml_dtypes
@@ -21,23 +18,17 @@ from normgrad.testing import compare, oracle, terms
 from normgrad.testing.cases import make_cases
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
+from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-ON = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-@pytest.mark.skipif(ON, reason="this is the run with the interpreter on")
+@only_elsewhere
 def test_with_the_interpreter_on() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert "passed" in run.stdout
-
-
-pytestmark_on = pytest.mark.skipif(not ON, reason="Triton's interpreter is off")
+    run_with_it(__file__)
 
 
 @pytest.fixture
@@ -52,28 +43,7 @@ def interpreted(poisoned: None) -> None:
     """Calls run in the interpreter, in memory that starts as NaN."""
 
 
-def _judge(operator: str, *args: Any) -> None:
-    results = getattr(normgrad, operator)(*args)
-    expected, magnitudes = getattr(oracle, operator)(*args), getattr(terms, operator)(*args)
-    if not isinstance(expected, tuple):
-        results, expected, magnitudes = (results,), (expected,), (magnitudes,)
-    for result, exact, magnitude in zip(results, expected, magnitudes, strict=False):
-        if exact is None:
-            assert result is None
-        else:
-            report = compare(result, exact, magnitude)
-            assert report, report.text
-
-
-def _random(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
-    return (np.random.default_rng(seed).normal(size=shape) + 0.5).astype(dtype)
-
-
-def _scales(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(0.5, 2, size=shape).astype(np.float32)
-
-
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "N"), [(9, 1), (7, 48), (3, 300), (0, 5), (2, 0)])
@@ -82,20 +52,22 @@ class TestLayerNorm:
         "mask", [(True, True, True), (True, False, False), (False, True, False), (False, True, True)]
     )
     def test_backward(self, dtype: Any, M: int, N: int, mask: tuple[bool, ...]) -> None:
-        dy, x = _random((M, N), dtype, 1), _random((M, N), dtype, 2)
-        mean, rstd = _random((M, 1), np.float32, 3), _scales((M, 1), 4)
-        _judge("layer_norm_backward", dy, x, [N], mean, rstd, _random((N,), dtype, 5), None, mask)
+        dy, x = random_data((M, N), dtype, 1), random_data((M, N), dtype, 2)
+        mean, rstd = random_data((M, 1), np.float32, 3), scales((M, 1), 4)
+        judge("layer_norm_backward", dy, x, [N], mean, rstd, random_data((N,), dtype, 5), None, mask)
 
     def test_forward(self, dtype: Any, M: int, N: int) -> None:
-        _judge("layer_norm", _random((M, N), dtype, 1), [N], _random((N,), dtype, 2), _random((N,), dtype, 3))
+        judge(
+            "layer_norm", random_data((M, N), dtype, 1), [N], random_data((N,), dtype, 2), random_data((N,), dtype, 3)
+        )
 
     def test_columns_apart(self, dtype: Any, M: int, N: int) -> None:
-        dy, x = _random((N, M), dtype, 1).T, _random((M, 2 * N), dtype, 2)[:, ::2]
-        mean, rstd = _random((2 * M, 1), np.float32, 3)[::2], _scales((M, 1), 4)
-        _judge("layer_norm_backward", dy, x, [N], mean, rstd, _random((2 * N,), dtype, 5)[::2])
+        dy, x = random_data((N, M), dtype, 1).T, random_data((M, 2 * N), dtype, 2)[:, ::2]
+        mean, rstd = random_data((2 * M, 1), np.float32, 3)[::2], scales((M, 1), 4)
+        judge("layer_norm_backward", dy, x, [N], mean, rstd, random_data((2 * N,), dtype, 5)[::2])
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -107,21 +79,21 @@ class TestGroupNorm:
     def _data(sizes: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
         N, C, HxW, _ = sizes
         if channels_last:
-            return _random((N, HxW, C), dtype, seed).transpose(0, 2, 1)
-        return _random((N, C, HxW), dtype, seed)
+            return random_data((N, HxW, C), dtype, seed).transpose(0, 2, 1)
+        return random_data((N, C, HxW), dtype, seed)
 
     def test_backward(self, dtype: Any, channels_last: bool, sizes: tuple[int, ...]) -> None:
         N, C, _, group = sizes
         dy, x = (self._data(sizes, dtype, channels_last, seed) for seed in (1, 2))
-        mean, rstd = _random((N, group), np.float32, 3), _scales((N, group), 4)
-        _judge("group_norm_backward", dy, x, mean, rstd, _random((C,), dtype, 5), *sizes)
+        mean, rstd = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        judge("group_norm_backward", dy, x, mean, rstd, random_data((C,), dtype, 5), *sizes)
 
     def test_forward(self, dtype: Any, channels_last: bool, sizes: tuple[int, ...]) -> None:
-        weight, bias = _random((sizes[1],), dtype, 2), _random((sizes[1],), dtype, 3)
-        _judge("group_norm", self._data(sizes, dtype, channels_last, 1), weight, bias, *sizes)
+        weight, bias = random_data((sizes[1],), dtype, 2), random_data((sizes[1],), dtype, 3)
+        judge("group_norm", self._data(sizes, dtype, channels_last, 1), weight, bias, *sizes)
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -130,42 +102,44 @@ class TestBatchNorm:
     @staticmethod
     def _data(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
         N, C, P = shape
-        return _random((N, P, C), dtype, seed).transpose(0, 2, 1) if channels_last else _random(shape, dtype, seed)
+        return (
+            random_data((N, P, C), dtype, seed).transpose(0, 2, 1) if channels_last else random_data(shape, dtype, seed)
+        )
 
     def test_every_step(self, dtype: Any, channels_last: bool, shape: tuple[int, ...]) -> None:
         C = shape[1]
         dy, x = (self._data(shape, dtype, channels_last, seed) for seed in (1, 2))
-        mean, weight, sum_dy = (_random((C,), np.float32, seed) for seed in (3, 4, 5))
-        invstd = _scales((C,), 6)
+        mean, weight, sum_dy = (random_data((C,), np.float32, seed) for seed in (3, 4, 5))
+        invstd = scales((C,), 6)
         counter = np.array([5, 7], np.int32)
-        _judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sum_dy, sum_dy, counter)
-        _judge("batch_norm_elemt", x, weight, mean, mean, invstd)
-        _judge("batch_norm_stats", x)
-        _judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)
+        judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sum_dy, sum_dy, counter)
+        judge("batch_norm_elemt", x, weight, mean, mean, invstd)
+        judge("batch_norm_stats", x)
+        judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("P", [49, 64])
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_statistics_of_special_values(dtype: Any, P: int, odd: float) -> None:
-    x = _random((6, 3, P), dtype, 1)
+    x = random_data((6, 3, P), dtype, 1)
     x[0, 0, 0] = odd
     x[3, 1, 5] = odd
-    _judge("batch_norm_stats", x)
+    judge("batch_norm_stats", x)
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("shape", [(40, 2, 64), (7, 2, 49)])
 def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) -> None:
-    x = _random(shape, np.float32, 1) * np.float32(1e-3) + np.float32(300)
+    x = random_data(shape, np.float32, 1) * np.float32(1e-3) + np.float32(300)
     x[0, 1, 0] = 1000
-    _judge("batch_norm_stats", x)
+    judge("batch_norm_stats", x)
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -174,26 +148,26 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: in
     sizes = 2, 12, 40, 4
     x = TestGroupNorm._data(sizes, dtype, channels_last, 1)
     x[0, 3, place] = 1000
-    _judge("group_norm", x, None, None, *sizes)
+    judge("group_norm", x, None, None, *sizes)
     x[...] = 300
-    _judge("group_norm", x, None, None, *sizes)
+    judge("group_norm", x, None, None, *sizes)
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gather(dtype: Any) -> None:
-    x, mean, invstd = _random((2, 5), dtype, 1), _random((20, 5), np.float32, 2), _scales((20, 5), 3)
+    x, mean, invstd = random_data((2, 5), dtype, 1), random_data((20, 5), np.float32, 2), scales((20, 5), 3)
     counts = np.arange(20, dtype=np.int32)
-    _judge("batch_norm_gather_stats_with_counts", x, mean, invstd, None, None, 0.1, 1e-5, counts)
+    judge("batch_norm_gather_stats_with_counts", x, mean, invstd, None, None, 0.1, 1e-5, counts)
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("N", [48, 300])
 def test_a_row_has_the_same_bits_in_every_batch(N: int) -> None:
-    dy, x = _random((9, N), np.float32, 1), _random((9, N), np.float32, 2)
-    mean, rstd = _random((9, 1), np.float32, 3), _scales((9, 1), 4)
+    dy, x = random_data((9, N), np.float32, 1), random_data((9, N), np.float32, 2)
+    mean, rstd = random_data((9, 1), np.float32, 3), scales((9, 1), 4)
     whole = normgrad.layer_norm_backward(dy, x, [N], mean, rstd)[0]
     for row in range(9):
         alone = slice(row, row + 1)
@@ -201,20 +175,20 @@ def test_a_row_has_the_same_bits_in_every_batch(N: int) -> None:
         assert part.tobytes() == whole[alone].tobytes()
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("shift", [0, 1, 48])
 def test_the_output_may_be_an_input(shift: int) -> None:
-    memory = _random((6 * 48,), np.float32, 1)
+    memory = random_data((6 * 48,), np.float32, 1)
     x, out = memory[: 3 * 48].reshape(3, 48), memory[shift : shift + 3 * 48].reshape(3, 48)
-    dy, mean, rstd = _random((3, 48), np.float32, 2), _random((3, 1), np.float32, 3), _scales((3, 1), 4)
+    dy, mean, rstd = random_data((3, 48), np.float32, 2), random_data((3, 1), np.float32, 3), scales((3, 1), 4)
     expected, magnitude = (module.layer_norm_backward(dy, x, [48], mean, rstd)[0] for module in (oracle, terms))
     normgrad.layer_norm_backward(dy, x, [48], mean, rstd, output_mask=(True, False, False), out=(out, None, None))
     report = compare(out, expected, magnitude)
     assert report, report.text
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("shape", [(3, 5, 49), (40, 2, 64)])  # a part for each channel, and several
 @pytest.mark.parametrize("shift", [0, 60])
@@ -222,7 +196,7 @@ def test_the_sums_of_channels_may_be_written_over_what_they_are_sums_of(
     shape: tuple[int, int, int], shift: int
 ) -> None:
     C = shape[1]
-    memory, dy = _random((int(np.prod(shape)) + 80,), np.float32, 1), _random(shape, np.float32, 2)
+    memory, dy = random_data((int(np.prod(shape)) + 80,), np.float32, 1), random_data(shape, np.float32, 2)
     x, out = memory[: dy.size].reshape(shape), [memory[shift + place * C :][:C] for place in range(4)]
     exact, sizes = oracle.batch_norm_stats(x), terms.batch_norm_stats(x)
     before = memory.copy()
@@ -230,7 +204,7 @@ def test_the_sums_of_channels_may_be_written_over_what_they_are_sums_of(
     assert all(compare(*judged) for judged in zip(out, exact, sizes, strict=False))
     memory[:] = before
     mean, invstd = out[1], out[0]
-    mean[:], invstd[:] = _random((C,), np.float32, 3), _scales((C,), 4)
+    mean[:], invstd[:] = random_data((C,), np.float32, 3), scales((C,), 4)
     given = [array.copy() for array in (dy, x, mean, invstd)]
     normgrad.batch_norm_reduce_backward(dy, x, mean, invstd, None, out=tuple(out))
     exact, sizes = (module.batch_norm_reduce_backward(*given, None) for module in (oracle, terms))
@@ -252,7 +226,7 @@ BUDGETS = {
 }
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("operator", "kind"), BUDGETS)
 def test_float32_has_few_roundings(operator: str, kind: str) -> None:
@@ -267,7 +241,7 @@ def test_float32_has_few_roundings(operator: str, kind: str) -> None:
         assert np.max(found.share_of_bound) <= budget, name
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("shape", [(6, 19, 77), (41, 37, 1), (300, 2, 4)])
 def test_variances_of_float16_are_not_rounded_down(shape: tuple[int, ...]) -> None:
@@ -277,48 +251,15 @@ def test_variances_of_float16_are_not_rounded_down(shape: tuple[int, ...]) -> No
     assert np.max(np.abs(found - exact) / exact) <= 2**-24 * 1.01
 
 
-@pytestmark_on
+@only_there
 @pytest.mark.usefixtures("interpreted")
 def test_float32_near_the_smallest_numbers() -> None:
     tiny = np.float32(1e-40)
-    weight = _random((6,), np.float32, 5)
-    dy, x = _random((7, 6), np.float32, 1) * tiny, _random((7, 6), np.float32, 2)
-    _judge("layer_norm_backward", dy, x, [6], _random((7, 1), np.float32, 3), _scales((7, 1), 4), weight)
-    dy, x = _random((3, 6, 20), np.float32, 1) * tiny, _random((3, 6, 20), np.float32, 2)
-    _judge("group_norm_backward", dy, x, _random((3, 2), np.float32, 3), _scales((3, 2), 4), weight, 3, 6, 20, 2)
-    mean, invstd, sums = _random((6,), np.float32, 3), _scales((6,), 4), _random((6,), np.float32, 6) * tiny
-    _judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sums, sums, np.array([60], np.int32))
-    _judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)
-
-
-@pytestmark_on
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("size", [1e-40, 1e-43])
-@pytest.mark.parametrize("N", [48, 300])
-@pytest.mark.parametrize("M", [5, 70])
-@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True)])
-def test_rows_near_the_smallest_numbers(size: float, N: int, M: int, mask: tuple[bool, ...]) -> None:
-    dy, x = _random((M, N), np.float32, 1) * np.float32(size), _random((M, N), np.float32, 2)
-    dy[1], dy[2], dy[3, 0] = 0, _random((N,), np.float32, 7), np.nan  # beside rows that are not
-    mean, rstd, weight = _random((M, 1), np.float32, 3), _scales((M, 1), 4), _random((N,), np.float32, 5)
-    _judge("layer_norm_backward", dy, x, [N], mean, rstd, weight, None, mask)
-    _judge("layer_norm_backward", np.float32(1e-20) * x, x, [N], mean, rstd, np.float32(1e-20) * weight, None, mask)
-
-
-@pytestmark_on
-@pytest.mark.usefixtures("interpreted")
-def test_columns_near_the_smallest_numbers() -> None:
-    dy, x = _random((70, 48), np.float32, 1), _random((70, 48), np.float32, 2)
-    dy[:, ::5] *= np.float32(1e-40)
-    x[:, 1::5] = _random((70, 10), np.float32, 3) * np.float32(1e-40)
-    _judge("layer_norm_backward", dy, x, [48], np.zeros((70, 1), np.float32), _scales((70, 1), 4))
-
-
-@pytestmark_on
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("N", [48, 300])
-@pytest.mark.parametrize(("size", "eps"), [(1e-25, 0.0), (1e-38, 0.0), (1e-40, 1e-90)])
-def test_squares_too_small_for_float32_count_beside_a_smaller_eps(dtype: Any, N: int, size: float, eps: float) -> None:
-    x = (_random((5, N), np.float32, 1) * np.float32(size)).astype(dtype)
-    _judge("layer_norm", x, [N], _random((N,), dtype, 2), _random((N,), dtype, 3), eps)
+    weight = random_data((6,), np.float32, 5)
+    dy, x = random_data((7, 6), np.float32, 1) * tiny, random_data((7, 6), np.float32, 2)
+    judge("layer_norm_backward", dy, x, [6], random_data((7, 1), np.float32, 3), scales((7, 1), 4), weight)
+    dy, x = random_data((3, 6, 20), np.float32, 1) * tiny, random_data((3, 6, 20), np.float32, 2)
+    judge("group_norm_backward", dy, x, random_data((3, 2), np.float32, 3), scales((3, 2), 4), weight, 3, 6, 20, 2)
+    mean, invstd, sums = random_data((6,), np.float32, 3), scales((6,), 4), random_data((6,), np.float32, 6) * tiny
+    judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, sums, sums, np.array([60], np.int32))
+    judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)

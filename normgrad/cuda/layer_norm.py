@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from normgrad.contract.dtypes import FLOAT32, INT32
+from normgrad.contract.dtypes import FLOAT16, FLOAT32, INT32
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.cuda.configurations import NARROW, Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
@@ -14,13 +15,16 @@ from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
 from normgrad.cuda.kernels.layer_norm_forward import layer_norm_forward
-from normgrad.cuda.launch import FLOAT64, Argument, Options, Step, float64_bits
+from normgrad.cuda.launch import FLOAT64, Argument, Given, Options, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps, paired, paired_vector, sums_tile
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
 _FEW_ROWS = 64
 _FEW_COLUMNS = NARROW.columns
+# Of the launch that sums up over the teams: elements at a time, and programs on a multiprocessor.
+_WIDEST_SUMS = 4096
+_RESIDENT_SUMS = 4
 # Beside a smaller one the squares that float32 rounds as subnormals count.
 _SMALL_EPS = 2.0**-90
 
@@ -43,10 +47,10 @@ def _constants(tile: RowTile, N: int, operands: Sequence[Operand]) -> dict[str, 
     }
 
 
-def _read_again(problem: Problem, outputs: Sequence[str]) -> bool:
-    """Whether the data is still there once these outputs have been written."""
-    data = [problem.views[name] for name in ("grad_out", "input")]
-    return not any(overlap(problem.views[name], view) for name in outputs if name in problem.views for view in data)
+def _in_place(problem: Problem, operands: Sequence[Operand], outputs: Sequence[str]) -> bool:
+    """Whether outputs are written where these operands, which are the data as the kernels read it, lie."""
+    data = [problem.views[operand.pointer.name] for operand in operands if isinstance(operand.pointer, Given)]
+    return any(overlap(problem.views[name], view) for name in outputs if name in problem.views for view in data)
 
 
 def _finish(
@@ -54,23 +58,28 @@ def _finish(
     sizes: Sequence[int],
     outputs: Sequence[Operand],
     tile: RowTile,
+    teams: Teams,
     chip: Chip,
     rounded: bool,
 ) -> Step:
     """The sums over the teams, and what is near zero once more."""
-    teams, _, N, *_ = sizes
-    width, height = sums_tile(teams, N)
+    _, _, N, *_ = sizes
+    width, height = sums_tile(teams.count, N)
+    while width * height < _WIDEST_SUMS and blocks(N, width) * len(outputs) > _RESIDENT_SUMS * chip.multiprocessors:
+        width *= 2  # so that all programs run side by side
     grid = (blocks(N, width) if outputs else chip.multiprocessors, max(len(outputs), 1), 1)
     first, second = (*outputs, *2 * [Operand(None, (1,))])[:2]
     constants = {
         "ROWS": height,
         "COLUMNS": width,
         "TILE_ROWS": tile.rows,
-        "FLAGS": power_of_two(blocks(teams, grid[0] * grid[1])),
+        "TEAMS": power_of_two(blocks(teams.count, grid[0] * grid[1])),
+        "PARTS": teams.parts,
+        "PADDED_PARTS": power_of_two(teams.parts),
         "ROUNDED": rounded,
     }
     arguments = [first.pointer, second.pointer, *tensors, *first.strides, *second.strides, *sizes]
-    return Step(layer_norm_finish, grid, arguments, constants, Options(warps=8, resident=4, follows=True))
+    return Step(layer_norm_finish, grid, arguments, constants, Options(warps=8, resident=_RESIDENT_SUMS, follows=True))
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
@@ -79,53 +88,61 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     wanted = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
     steps = Steps(problem, ["grad_input", *wanted])
     outputs = [steps.output(name, (N,)) for name in wanted]
-    tile = row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
-    want_input = "grad_input" in problem.views
-    teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
-    few = steps.itemsize == 4 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
-    partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
     if M * N == 0:
         if wanted and N:
-            steps.sum_columns(partial, 0, N, outputs)
-    elif want_input or wanted:
-        operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
-        pairs, (grad_out, x, grad_input) = paired(operands, N)
-        vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
-        slots = Slots.of(steps, teams, M)
-        unshared = _read_again(problem, [*wanted, "grad_input"])
-        rounds = steps.itemsize == 4 and want_input and not tile.exact
-        doubtful = steps.scratch(teams.count, INT32) if rounds and unshared else None
-        tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, doubtful, slots.memory]
-        assemble(
-            steps,
-            teams,
-            slots,
-            layer_norm_backward,
-            tile,
-            [*tensors, M, N, teams.count, *grad_out.strides, *x.strides, *grad_input.strides],
-            {
-                **_constants(tile, N, [grad_out, x, grad_input]),
-                "PREFETCH": tile.prefetch,
-                "STAGES": tile.stages,
-                "LATER": tile.later,
-                "PAIRS": pairs,
-                "EXACT": tile.exact,
-                "FEW": few,
-                "WANT_INPUT": want_input,
-                "WANT_WEIGHT": "grad_weight" in wanted,
-                "WANT_BIAS": "grad_bias" in wanted,
-            },
-        )
-        narrow = "grad_weight" not in wanted or problem.views["grad_weight"].dtype != FLOAT32
-        if doubtful is None and (narrow or few or not unshared):
-            if wanted:
-                steps.sum_columns(partial, teams.count, N, outputs)
-        else:
-            pointers = [operand.pointer for operand in operands]
-            tensors = [partial, *pointers[:2], *vectors, pointers[2], doubtful]
-            sizes = [teams.count, M, N, *(stride for operand in operands for stride in operand.strides)]
-            steps.add(_finish(tensors, sizes, outputs, tile, chip, not (narrow or few)))
+            steps.sum_columns(steps.scratch(1, FLOAT32), 0, N, outputs)
+    elif wanted or "grad_input" in problem.views:
+        _gradients(problem, chip, steps, wanted, outputs)
     return steps
+
+
+def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str], outputs: Sequence[Operand]) -> None:
+    M, N = _sizes(problem)
+    dtype = problem.views["input"].dtype
+    want_input = "grad_input" in problem.views
+    operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
+    tile = row_tile(N, dtype.itemsize, chip)
+    in_place = dtype != FLOAT16 and _in_place(problem, operands[:2], [*wanted, "grad_input"])
+    if in_place:  # nothing can be computed once more
+        tile = replace(tile, exact=True, prefetch=False, later=1)
+    teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
+    few = in_place or (dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS))
+    rounded = not few and "grad_weight" in wanted and problem.views["grad_weight"].dtype != FLOAT16
+    sums = {"grad_weight": "grad_weight" in wanted, "grad_bias": "grad_bias" in wanted or rounded}
+    partial = steps.scratch(max(sum(sums.values()) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
+    pairs, (grad_out, x, grad_input) = paired(operands, N)
+    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
+    slots = Slots.of(steps, teams, 2 * M if tile.exact else M)
+    rounds = want_input and dtype != FLOAT16 and not tile.exact
+    doubtful = steps.scratch(teams.count * teams.parts, INT32) if rounds else None
+    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, doubtful, slots.memory]
+    assemble(
+        steps,
+        teams,
+        slots,
+        layer_norm_backward,
+        tile,
+        [*tensors, M, N, teams.count, *grad_out.strides, *x.strides, *grad_input.strides],
+        {
+            **_constants(tile, N, [grad_out, x, grad_input]),
+            "PREFETCH": tile.prefetch,
+            "STAGES": tile.stages,
+            "LATER": tile.later,
+            "PAIRS": pairs,
+            "EXACT": tile.exact,
+            "FEW": few,
+            "WANT_INPUT": want_input,
+            "WANT_WEIGHT": sums["grad_weight"],
+            "WANT_BIAS": sums["grad_bias"],
+        },
+    )
+    if rounds or rounded:
+        pointers = [operand.pointer for operand in operands]
+        tensors = [partial, *pointers[:2], *vectors, pointers[2], doubtful]
+        sizes = [teams.count, M, N, *(stride for operand in operands for stride in operand.strides)]
+        steps.add(_finish(tensors, sizes, outputs, tile, teams, chip, rounded))
+    elif wanted:
+        steps.sum_columns(partial, teams.count, N, outputs)
 
 
 def forward(problem: Problem, chip: Chip) -> Steps:
@@ -137,7 +154,10 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     tile = forward_row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
-    pairs, (x, output) = paired([steps.data("input", (M, N)), steps.output("output", (M, N))], N)
+    operands = [steps.data("input", (M, N)), steps.output("output", (M, N))]
+    # Beside a small eps squares that are rounded as subnormals count, and in place nothing can be computed once more.
+    in_place = problem.views["input"].dtype == FLOAT32 and _in_place(problem, operands[:1], ["output", "mean", "rstd"])
+    pairs, (x, output) = paired(operands, N)
     # In pairs where they share the registers with rows that are still to be written.
     kept_as = pairs if tile.parts > 1 else SINGLE.value
     vectors = [paired_vector(steps.vector(name), kept_as) for name in ("weight", "bias")]
@@ -155,7 +175,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         | {
             "STAGES": tile.stages,
             "PAIRS": pairs,
-            "EXACT": problem.attributes["eps"] < _SMALL_EPS,
+            "EXACT": in_place or problem.attributes["eps"] < _SMALL_EPS,
         },
     )
     return steps

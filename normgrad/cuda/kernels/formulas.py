@@ -7,11 +7,6 @@ import triton.language as tl
 
 from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, low, numbers
 
-# Float32 below this may have been rounded as subnormals on its way; and the ``size_above_zero`` of that and of 0.
-NEAR_ZERO = tl.constexpr(2.0**-90)
-SMALL_SIZE = tl.constexpr(((127 - 90) << 23) - 1)
-LARGEST_SIZE = tl.constexpr(0xFFFFFFFF)
-
 
 @triton.jit
 def precise(data, KIND: tl.constexpr):
@@ -32,12 +27,6 @@ def precise(data, KIND: tl.constexpr):
 def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
     """Loaded data in float32, or where it is to be EXACT, as the formulas take it."""
     return precise(data, KIND) if EXACT else numbers(data, KIND)
-
-
-@triton.jit
-def size_above_zero(value):
-    """An integer that grows with a value that is not negative, but is larger than all others where that is 0."""
-    return value.to(tl.uint32, bitcast=True) - 1
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from normgrad.cuda.kernels.common import (
     SUMS,
     WHOLE,
     collect,
+    collect_wide,
     float64,
     high,
     indices,
@@ -24,15 +25,25 @@ from normgrad.cuda.kernels.common import (
     look,
     look_again,
     publish,
-    put_numbers,
+    publish_wide,
     settled,
     sum_pair,
     two_of,
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import LARGEST_SIZE, SMALL_SIZE, gradient, precise, size_above_zero, wider
+from normgrad.cuda.kernels.formulas import gradient, precise, wider
 from normgrad.cuda.kernels.layer_norm_tiles import first_of, offsets_in, row_mask, slots_of
+from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked, next_turn, put_results
+
+
+@triton.jit
+def _exactly(data, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """Loaded data in float32, or where it is to be EXACT in float64."""
+    result = wider(data, KIND, EXACT)
+    if EXACT:
+        result = result.to(tl.float64)
+    return result
 
 
 @triton.jit
@@ -44,8 +55,8 @@ def layer_norm_backward(
     weight,  # [N], or None
     grad_input,  # [M, N], or None
     partial,  # float32 or float64 [wanted, teams, N]: the weight sums of each team
-    doubtful,  # int32 [teams]: there is a row so small that a subnormal's rounding counts; None where none does
-    slots,  # int64 [M, PARTS]
+    doubtful,  # int32 [teams, PARTS]: there is a row so small that a subnormal's rounding counts; None where none does
+    slots,  # int64 [M, PARTS], or of EXACT sums [M, PARTS, 2]
     M,
     N,
     teams,
@@ -65,7 +76,7 @@ def layer_norm_backward(
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
-    EXACT: tl.constexpr,  # float32 is computed with as float64
+    EXACT: tl.constexpr,  # all is computed with as float64
     FEW: tl.constexpr,  # so are the weight sums alone, of rows or columns so few that each rounding is seen
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
@@ -88,7 +99,8 @@ def layer_norm_backward(
     written = offsets_in(grad_input_row, grad_input_column, ROWS, WORDS, WIDE)
     weight_sum = tl.zeros((COLUMNS,), tl.float64)
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
-    smallest = tl.full((ROWS,), LARGEST_SIZE, tl.uint32)
+    small_rows = tl.zeros((ROWS,), tl.uint32)
+    turn = tl.full((), 1, tl.uint32)
     scale = None
     if weight is not None:
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
@@ -138,8 +150,8 @@ def layer_norm_backward(
         rows = indices(tile, ROWS)
         mu = wide(mu)
         rs = wide(rs)
-        g = wider(dy, PAIRS, EXACT)
-        x_hat = (wider(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
+        g = _exactly(dy, PAIRS, EXACT)
+        x_hat = (_exactly(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
@@ -156,7 +168,10 @@ def layer_norm_backward(
                     g *= wider(scale, SINGLE, EXACT)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                 if PARTS > 1:
-                    publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
+                    if EXACT:
+                        publish_wide(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
+                    else:
+                        publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
             if PHASE != SUMS:
                 rows = indices(done, ROWS)
                 known = rows < M
@@ -173,27 +188,45 @@ def layer_norm_backward(
                     rs, rs_earlier = rs_earlier, kept(rs)
                     all_g, all_gx = two_of(look_again(seen, places))
                 elif PARTS > 1:
-                    places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 1)
-                    all_g, all_gx = collect(places, given, PHASE == WHOLE)
+                    places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2 if EXACT else 1)
+                    if EXACT:
+                        all_g, all_gx = collect_wide(places, given, PHASE == WHOLE)
+                    else:
+                        all_g, all_gx = collect(places, given, PHASE == WHOLE)
                 if PARTS > 1:
-                    mean_g = high(tl.sum(all_g, axis=1) * per_row)
-                    mean_gx = high(tl.sum(all_gx, axis=1) * per_row)
+                    mean_g = tl.sum(all_g, axis=1) * per_row
+                    mean_gx = tl.sum(all_gx, axis=1) * per_row
+                    if not EXACT:
+                        mean_g = high(mean_g)
+                        mean_gx = high(mean_gx)
                 else:
                     mean_g = sum_g.to(tl.float64) * per_row
                     mean_gx = sum_gx.to(tl.float64) * per_row
-                if doubtful is not None:
-                    smallest = tl.minimum(smallest, size_above_zero(tl.abs(high(mean_g)) + tl.abs(high(mean_gx))))
                 if PARTS > 1:
                     mean_g = settled(mean_g, ROWS)
                     mean_gx = settled(mean_gx, ROWS)
-                g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
+                if doubtful is not None:
+                    size = tl.abs(high(mean_g)) * tl.minimum(tl.abs(rs), 1.0)
+                    small_rows = marked(small_rows, (size < NEAR_ZERO) & known, turn)
+                    turn = next_turn(turn)
+                g, values = _exactly(dy, PAIRS, EXACT), _exactly(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g[:, None], mean_gx[:, None])
                 target = first_of(grad_input, done, part, grad_input_row, grad_input_column, ROWS, WORDS)
                 mask = row_mask(known, word_in_row, MASKED)
-                put_numbers(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
+                put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
     if doubtful is not None:
-        small = tl.max((smallest < SMALL_SIZE).to(tl.int32), axis=0)
-        tl.store(doubtful + team, small, mask=part == 0)
+        some = 0
+        if any_of(small_rows != 0):
+            turn = tl.full((), 1 << LAG, tl.uint32)
+            for tile in range(team, tiles, teams):
+                rows = indices(tile, ROWS)
+                small = (small_rows & turn != 0) & (rows < M)
+                turn = next_turn(turn)
+                if any_of(small):  # gradients that are 0 are right as they are
+                    first = first_of(grad_out, tile, part, grad_out_row, grad_out_column, ROWS, WORDS)
+                    dy = tl.load(first + read_dy, mask=row_mask(small, word_in_row, MASKED), other=0)
+                    some |= any_of(~are_zeros(dy)).to(tl.int32)
+        tl.store(doubtful + program, some)
     if PHASE != OUTPUTS:
         line = partial + int64(team) * N + columns
         if WANT_WEIGHT:

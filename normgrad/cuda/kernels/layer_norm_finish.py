@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import float64, indices, int64, put, wait_for_launch_before, wide
-from normgrad.cuda.kernels.formulas import NEAR_ZERO
+from normgrad.cuda.kernels.common import float64, indices, int64, wait_for_launch_before, wide
+from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, is_above_zero_below, put_float64
 
 _CHUNK = tl.constexpr(512)
 # Half of what makes a row doubtful, so that every row below it is in a team that was found to have one.
@@ -38,33 +38,36 @@ def _row(grad_out, input, mu, rs, weight, grad_input, N, grad_out_column, input_
     """The gradient of a row, if it is near zero."""
     sum_g = tl.zeros((_CHUNK,), tl.float64)
     sum_gx = tl.zeros((_CHUNK,), tl.float64)
+    sizes = tl.zeros((_CHUNK,), tl.float64)
     for chunk in range(tl.cdiv(N, _CHUNK)):
         g, x_hat = _terms(grad_out, input, weight, mu, rs, indices(chunk, _CHUNK), N, grad_out_column, input_column)
         sum_g += g
         sum_gx += g * x_hat
+        sizes += tl.abs(g)
+    share = tl.minimum(tl.abs(rs), 1.0) / float64(N)
+    is_small = is_above_zero_below(tl.sum(sizes, axis=0) * share, _SMALL)
     mean_g = tl.sum(sum_g, axis=0) / float64(N)
     mean_gx = tl.sum(sum_gx, axis=0) / float64(N)
-    size = tl.abs(mean_g) + tl.abs(mean_gx)
-    chunks = tl.where((size < _SMALL) & (size > 0.0), tl.cdiv(N, _CHUNK), 0)
+    chunks = tl.where(is_small, tl.cdiv(N, _CHUNK), 0)
     for chunk in range(chunks):
         columns = indices(chunk, _CHUNK)
         g, x_hat = _terms(grad_out, input, weight, mu, rs, columns, N, grad_out_column, input_column)
         result = rs * (g - mean_g - x_hat * mean_gx)
-        put(grad_input + columns * grad_input_column, result.to(tl.float32), columns < N)
+        put_float64(grad_input + columns * grad_input_column, result, columns < N)
 
 
 @triton.jit
 def layer_norm_finish(
     first,  # [N]: the weight's gradient, or the bias's where that is not wanted; None where neither is
     second,  # [N], or None
-    partial,  # float32 or float64 [wanted, K, N]
+    partial,  # float32 or float64 [wanted, K, N]; where products are ROUNDED [2, K, N]
     grad_out,  # [M, N]
     input,  # [M, N]
     mean,  # [M]
     rstd,  # [M]
     weight,  # [N], or None
     grad_input,  # [M, N], or None
-    doubtful,  # int32 [K]: teams with rows near zero; or None
+    doubtful,  # int32 [K, PARTS]: programs of teams with rows near zero; or None
     first_stride,
     second_stride,
     K,
@@ -79,7 +82,9 @@ def layer_norm_finish(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILE_ROWS: tl.constexpr,  # of the tiles that the teams have walked over
-    FLAGS: tl.constexpr,  # how many of these a program looks after
+    TEAMS: tl.constexpr,  # how many of these a program looks after
+    PARTS: tl.constexpr,  # the programs of a team
+    PADDED_PARTS: tl.constexpr,
     ROUNDED: tl.constexpr,  # the first is the weight's gradient, of rounded products
 ):
     """The sums over the teams in float64, in their order, and once more what rows and columns are near zero."""
@@ -88,8 +93,10 @@ def layer_norm_finish(
     programs = tl.num_programs(0) * tl.num_programs(1)
     program = which * tl.num_programs(0) + tl.program_id(0)
     if doubtful is not None:  # early, since the answer takes as long as the sums do
-        teams = program + tl.arange(0, FLAGS) * programs
-        flags = tl.load(doubtful + teams, mask=teams < K, other=0)
+        parts = tl.arange(0, PADDED_PARTS)
+        teams = program + tl.arange(0, TEAMS) * programs
+        of_teams = (teams < K)[:, None] & (parts < PARTS)[None, :]
+        flags = tl.load(doubtful + teams[:, None] * PARTS + parts[None, :], mask=of_teams, other=0)
     if first is not None:
         columns = indices(tl.program_id(0), COLUMNS)
         inside = columns < N
@@ -102,8 +109,16 @@ def layer_norm_finish(
             total += tl.load(base + place, mask=mask, other=0.0).to(tl.float64)
         result = tl.sum(total, axis=0)
         if ROUNDED:
-            small = ((tl.abs(result) < NEAR_ZERO) & (result != 0.0)) & (inside & (which == 0))
-            if tl.max(small.to(tl.int32), axis=0) != 0:
+            small = (tl.abs(result) < NEAR_ZERO) & (inside & (which == 0))
+            if any_of(small):  # unless there are but zeros to be summed up
+                some = tl.zeros((ROWS, COLUMNS), tl.int1)
+                for start in range(0, K, ROWS):
+                    rows = start + tl.arange(0, ROWS)
+                    mask = (rows < K)[:, None] & small[None, :]
+                    place = (K + rows.to(tl.int64))[:, None] * N + columns[None, :]
+                    some = some | (tl.load(partial + place, mask=mask, other=0.0) != 0.0)
+                small = small & ((result != 0.0) | (tl.max(some.to(tl.int32), axis=0) != 0))
+            if any_of(small):
                 total = tl.zeros((ROWS, COLUMNS), tl.float64)
                 for block in range(tl.cdiv(M, ROWS)):
                     rows = indices(block, ROWS)
@@ -114,14 +129,15 @@ def layer_norm_finish(
                     total += dy * ((x - mu[:, None]) * rs[:, None])
                 result = tl.where(small, tl.sum(total, axis=0), result)
         if which == 0:
-            put(first + columns * first_stride, result.to(tl.float32), inside)
+            put_float64(first + columns * first_stride, result, inside)
         else:
             if second is not None:
-                put(second + columns * second_stride, result.to(tl.float32), inside)
+                put_float64(second + columns * second_stride, result, inside)
     if doubtful is not None:  # noqa: SIM102 - one is known at compile time
-        if tl.max(flags, axis=0) != 0:
+        if tl.max(flags) != 0:
             for team in range(program, K, programs):
-                tiles = tl.where(tl.load(doubtful + team) != 0, tl.cdiv(M, TILE_ROWS), 0)
+                of_team = tl.load(doubtful + team * PARTS + parts, mask=parts < PARTS, other=0)
+                tiles = tl.where(any_of(of_team), tl.cdiv(M, TILE_ROWS), 0)
                 for tile in range(team, tiles, K):
                     for row in range(tile * TILE_ROWS, tl.minimum(tile * TILE_ROWS + TILE_ROWS, M)):
                         _row(

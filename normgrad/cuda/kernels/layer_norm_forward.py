@@ -14,17 +14,114 @@ from normgrad.cuda.kernels.common import (
     divided,
     float64,
     float64_of_bits,
-    high,
     indices,
     numbers,
     publish_wide,
-    put,
-    put_numbers,
     settled,
     wait_for_launch_before,
 )
 from normgrad.cuda.kernels.formulas import away_from, normalised
 from normgrad.cuda.kernels.layer_norm_tiles import first_of, of_columns, offsets_in, row_mask, slots_of, unpacked
+from normgrad.cuda.kernels.near_zero import (
+    LARGEST_SIZE,
+    NEAR_MEAN,
+    NEAR_MEAN_SIZE,
+    any_of,
+    marked,
+    mean_size,
+    next_turn,
+    put_float64,
+    put_results,
+    size_above_zero,
+)
+
+# Half of what marks a row, so that every row below it was marked, whatever other rows there are.
+_NEARER = tl.constexpr(2.0**-61)
+
+
+@triton.jit
+def _some_columns(
+    input, rows, tile, place, N, row_stride, column_stride, FEW: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr
+):
+    """A few columns of some rows of a tile in float64, and which of their words there are."""
+    ROWS: tl.constexpr = rows.shape[0]
+    WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
+    mask = rows[:, None] & (indices(place, WORDS) < (N if PAIRS == SINGLE else N // 2))[None, :]
+    source = first_of(input, tile, place, row_stride, column_stride, ROWS, WORDS)
+    x = tl.load(source + offsets_in(row_stride, column_stride, ROWS, WORDS, WIDE), mask=mask, other=0)
+    return numbers(x, PAIRS).to(tl.float64), mask
+
+
+@triton.jit
+def _statistics(
+    input,
+    rows,
+    tile,
+    N,
+    row_stride,
+    column_stride,
+    CHUNKS: tl.constexpr,
+    FEW: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """The means of some rows of a tile and the sums of their squares about them, in float64."""
+    total = tl.zeros((rows.shape[0], FEW), tl.float64)
+    for chunk in range(CHUNKS):
+        values, _ = _some_columns(input, rows, tile, chunk, N, row_stride, column_stride, FEW, WIDE, PAIRS)
+        total += values
+    centre = tl.sum(total, axis=1) / float64(N)
+    squares = tl.zeros((rows.shape[0], FEW), tl.float64)
+    for chunk in range(CHUNKS):
+        values, _ = _some_columns(input, rows, tile, chunk, N, row_stride, column_stride, FEW, WIDE, PAIRS)
+        away = tl.where((indices(chunk, FEW) < N)[None, :], values - centre[:, None], 0.0)
+        squares += away * away
+    return centre, tl.sum(squares, axis=1)
+
+
+@triton.jit
+def _once_more(
+    rows,
+    centre,
+    inverse,
+    input,
+    weight,
+    bias,
+    output,
+    tile,
+    part,
+    N,
+    strides,  # of the input's rows and columns, and of the output's
+    CHUNKS: tl.constexpr,
+    FEW: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Some rows of a tile by way of float64, a few columns at a time."""
+    ROWS: tl.constexpr = rows.shape[0]
+    WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
+    written = offsets_in(strides[2], strides[3], ROWS, WORDS, WIDE)
+    for chunk in range(CHUNKS):
+        place = part * CHUNKS + chunk
+        values, mask = _some_columns(input, rows, tile, place, N, strides[0], strides[1], FEW, WIDE, PAIRS)
+        factor, term = None, None
+        if weight is not None:
+            factor = unpacked(of_columns(weight, place, N, FEW), PAIRS)
+        if bias is not None:
+            term = unpacked(of_columns(bias, place, N, FEW), PAIRS)
+        result = normalised(values, centre[:, None], inverse[:, None], factor, term)
+        target = first_of(output, tile, place, strides[2], strides[3], ROWS, WORDS)
+        put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
+
+
+@triton.jit
+def _of_parts(slots, rows, M, counts, whole, per_row, PARTS: tl.constexpr, PADDED: tl.constexpr, WAIT: tl.constexpr):
+    """The means of rows and the sums of their squares about them, from those of their parts."""
+    places, given = slots_of(slots, rows, M, PARTS, PADDED, 2)
+    centres, all_squares = collect_wide(places, given, WAIT)
+    centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
+    between = centres - centre[:, None]
+    return centre, tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
 
 
 @triton.jit
@@ -60,6 +157,7 @@ def layer_norm_forward(
     """The normalised rows of a team and their statistics."""
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
+    CAREFUL: tl.constexpr = not EXACT and input.dtype.element_ty == tl.float32
     program = tl.program_id(0)
     part = program % PARTS
     team = program // PARTS
@@ -82,6 +180,9 @@ def layer_norm_forward(
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
+    nearest = tl.full((ROWS,), LARGEST_SIZE, tl.uint32)
+    near_rows = tl.zeros((ROWS,), tl.uint32)
+    turn = tl.full((), 1, tl.uint32)
     for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
         rows = indices(tile, ROWS)
@@ -106,14 +207,17 @@ def layer_norm_forward(
                 known = known & (rows >= 0)
                 x, x_before = x_before, x
             if PARTS > 1:
-                places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2)
-                centres, all_squares = collect_wide(places, given, PHASE == WHOLE)
-                centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
-                between = centres - centre[:, None]
-                squares = tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
+                centre, squares = _of_parts(slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE)
                 centre = settled(centre, ROWS)
                 squares = settled(squares, ROWS)
             inverse = 1.0 / tl.sqrt(squares * per_row + eps)
+            if CAREFUL:
+                size = mean_size(centre, inverse)
+                if PARTS > 1:  # what is cheaper beside the waiting, but leaves out means of 0
+                    nearest = tl.minimum(nearest, size_above_zero(size))
+                else:
+                    near_rows = marked(near_rows, (size < NEAR_MEAN) & known, turn)
+                    turn = next_turn(turn)
             factor = None
             term = None
             if weight is not None:
@@ -122,14 +226,41 @@ def layer_norm_forward(
                 term = unpacked(shift, PAIRS)
             values = numbers(x, PAIRS)
             if EXACT:
-                result = normalised(values.to(tl.float64), centre[:, None], inverse[:, None], factor, term)
-                result = result.to(tl.float32)
-            else:
-                result = normalised(values, centre[:, None], inverse[:, None], factor, term)
+                values = values.to(tl.float64)
+            result = normalised(values, centre[:, None], inverse[:, None], factor, term)
             target = first_of(output, done, part, output_row, output_column, ROWS, WORDS)
-            put_numbers(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
+            put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
             if mean is not None:
-                put(mean + rows * mean_stride, high(centre), first)
+                put_float64(mean + rows * mean_stride, centre, first)
             if rstd is not None:
-                put(rstd + rows * rstd_stride, high(inverse), first)
+                put_float64(rstd + rows * rstd_stride, inverse, first)
+    if CAREFUL and PHASE != SUMS:
+        CHUNKS: tl.constexpr = 8 if COLUMNS >= 256 else 1
+        FEW: tl.constexpr = COLUMNS // CHUNKS
+        if any_of(nearest < NEAR_MEAN_SIZE if PARTS > 1 else near_rows != 0):
+            tl.debug_barrier()  # what is written once more must be what stays
+            turn = tl.full((), 1, tl.uint32)
+            for tile in range(team, tl.cdiv(M, ROWS), teams):
+                rows = indices(tile, ROWS)
+                near = rows < M
+                if PARTS == 1:
+                    near = near & (near_rows & turn != 0)
+                    turn = next_turn(turn)
+                if any_of(near):
+                    if PARTS > 1:
+                        centre, squares = _of_parts(
+                            slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE
+                        )
+                        is_zero = centre == 0.0
+                    else:
+                        centre, squares = _statistics(
+                            input, near, tile, N, input_row, input_column, CHUNKS, FEW, WIDE, PAIRS
+                        )
+                        is_zero = (centre == 0.0) & (squares == 0.0)  # and right as it is
+                    inverse = 1.0 / tl.sqrt(squares * per_row + eps)
+                    near = near & (mean_size(centre, inverse) < _NEARER) & ~is_zero
+                    strides = (input_row, input_column, output_row, output_column)
+                    tensors = (input, weight, bias, output)
+                    if any_of(near):
+                        _once_more(near, centre, inverse, *tensors, tile, part, N, strides, CHUNKS, FEW, WIDE, PAIRS)

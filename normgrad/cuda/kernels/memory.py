@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import EMPTY, indices, let_next_launch_begin, put, wait_for_launch_before
+from normgrad.cuda.kernels.common import EMPTY, indices, let_next_launch_begin, wait_for_launch_before
+from normgrad.cuda.kernels.near_zero import put_float64
 
 
 @triton.jit
@@ -72,10 +73,10 @@ def sum_columns(
         rows = start + tl.arange(0, ROWS)
         mask = (rows < end)[:, None] & inside[None, :]
         total += tl.load(base + rows.to(tl.int64)[:, None] * N + columns[None, :], mask=mask, other=0.0).to(tl.float64)
-    result = tl.sum(total, axis=0).to(tl.float32)
+    result = tl.sum(total, axis=0)
     target = stretch.to(tl.int64) * N + columns
     if which == 0:
-        put(first + target * first_stride, result, inside)
+        put_float64(first + target * first_stride, result, inside)
     else:
         if second is not None:
-            put(second + target * second_stride, result, inside)
+            put_float64(second + target * second_stride, result, inside)

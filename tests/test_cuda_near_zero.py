@@ -1,0 +1,126 @@
+"""LayerNorm on the GPU near the smallest numbers, where float32 products are rounded as subnormals; as interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+BFLOAT16 = ml_dtypes.bfloat16
+EITHER = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
+
+
+@only_elsewhere
+def test_with_the_interpreter_on() -> None:
+    run_with_it(__file__)
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Calls run in the interpreter."""
+    monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
+    return "interpreter"
+
+
+def _sized(shape: tuple[int, ...], dtype: Any, size: float, seed: int) -> np.ndarray:
+    return (random_data(shape, np.float64, seed) * size).astype(np.float32).astype(dtype)
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
+class TestBackward:
+    @pytest.mark.parametrize("size", [1e-40, 1e-43])
+    @pytest.mark.parametrize("N", [48, 300])
+    @pytest.mark.parametrize("M", [5, 70])
+    @pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True)])
+    def test_rows(self, size: float, N: int, M: int, mask: tuple[bool, ...]) -> None:
+        dy, x = random_data((M, N), np.float32, 1) * np.float32(size), random_data((M, N), np.float32, 2)
+        dy[1], dy[2], dy[3, 0] = 0, random_data((N,), np.float32, 7), np.nan  # beside rows that are not
+        mean, rstd, weight = random_data((M, 1), np.float32, 3), scales((M, 1), 4), random_data((N,), np.float32, 5)
+        judge("layer_norm_backward", dy, x, [N], mean, rstd, weight, None, mask)
+        judge("layer_norm_backward", np.float32(1e-20) * x, x, [N], mean, rstd, np.float32(1e-20) * weight, None, mask)
+
+    def test_columns(self) -> None:
+        dy, x = random_data((70, 48), np.float32, 1), random_data((70, 48), np.float32, 2)
+        dy[:, ::5] *= np.float32(1e-40)
+        x[:, 1::5] = random_data((70, 10), np.float32, 3) * np.float32(1e-40)
+        judge("layer_norm_backward", dy, x, [48], np.zeros((70, 1), np.float32), scales((70, 1), 4))
+
+    @EITHER
+    @pytest.mark.parametrize("N", [48, 300])
+    @pytest.mark.parametrize("in_place", [False, True])
+    @pytest.mark.parametrize(("size", "weights", "rstd"), [(1e-40, 1, 1), (1e-30, 1e-15, 1e10), (1e-30, 1e-16, 1e4)])
+    def test_tiny_products_beside_a_large_factor(
+        self, dtype: Any, N: int, in_place: bool, size: float, weights: float, rstd: float
+    ) -> None:
+        """In the last case every product with a weight is rounded to 0 in float32."""
+        dy, x, weight = _sized((5, N), dtype, size, 1), random_data((5, N), dtype, 2), _sized((N,), dtype, weights, 5)
+        dy[1], dy[2] = 0, random_data((N,), dtype, 7)
+        statistics = random_data((5, 1), np.float32, 3), scales((5, 1), 4) * np.float32(rstd)
+        out = (dy, np.empty(N, dtype), np.empty(N, dtype)) if in_place else None
+        judge("layer_norm_backward", dy, x, [N], *statistics, weight, out=out)
+
+    @EITHER
+    @pytest.mark.parametrize("N", [48, 300])
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_data_so_large_that_rstd_times_a_gradient_is_tiny(self, dtype: Any, N: int, in_place: bool) -> None:
+        dy, x = _sized((5, N), dtype, 1e-12, 1), _sized((5, N), dtype, 1e31, 2)
+        rstd = scales((5, 1), 4) * np.float32(1e-31)
+        out = (x, np.empty(N, dtype), np.empty(N, dtype)) if in_place else None
+        judge("layer_norm_backward", dy, x, [N], np.zeros((5, 1), np.float32), rstd, out=out)
+
+    def test_results_between_two_subnormal_bfloat16(self) -> None:
+        """A float32 between them would be half way: what was rounded to that was rounded to the wrong one."""
+        dy = np.zeros((3, 16), BFLOAT16)
+        dy[:, 0] = np.float32(2.0**-132)
+        rstd = np.array([[0.75 + 2.0**-18], [0.75 - 2.0**-18], [0.25 + 2.0**-18]], np.float32)
+        ones = np.ones((16,), BFLOAT16)
+        judge("layer_norm_backward", dy, np.zeros((3, 16), BFLOAT16), [16], np.zeros((3, 1), np.float32), rstd, ones)
+
+    @EITHER
+    @pytest.mark.parametrize("mask", [(True, True, True), (False, True, False)])
+    def test_columns_whose_products_are_all_rounded_to_zero(self, dtype: Any, mask: tuple[bool, ...]) -> None:
+        dy, x = np.full((80, 16), 2.0**-100, dtype), np.full((80, 16), 2.0**-51, dtype)
+        x[:, 8:], dy[:, 3] = 1, 0
+        statistics = np.zeros((80, 1), np.float32), np.ones((80, 1), np.float32)
+        judge("layer_norm_backward", dy, x, [16], *statistics, None, None, mask)
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
+class TestForward:
+    @EITHER
+    @pytest.mark.parametrize("N", [48, 300])
+    @pytest.mark.parametrize(("size", "eps"), [(1e-25, 0.0), (1e-38, 0.0), (1e-40, 1e-90)])
+    def test_squares_too_small_for_float32_count_beside_a_smaller_eps(
+        self, dtype: Any, N: int, size: float, eps: float
+    ) -> None:
+        x = (random_data((5, N), np.float32, 1) * np.float32(size)).astype(dtype)
+        judge("layer_norm", x, [N], random_data((N,), dtype, 2), random_data((N,), dtype, 3), eps)
+
+    @pytest.mark.parametrize("N", [48, 300])
+    @pytest.mark.parametrize("in_place", [False, True])
+    @pytest.mark.parametrize(("size", "eps"), [(1e-40, 1e-5), (1e-43, 1e-12), (1e-38, 1e-26)])
+    def test_rows_near_their_mean(self, N: int, in_place: bool, size: float, eps: float) -> None:
+        x = _sized((6, N), np.float32, size, 1)
+        x[1], x[2] = 0, random_data((N,), np.float32, 7)  # beside rows that are not
+        out = (x, np.empty((6, 1), np.float32), np.empty((6, 1), np.float32)) if in_place else None
+        judge("layer_norm", x, [N], random_data((N,), np.float32, 2), None, eps, out=out)
+
+    def test_rows_around_a_mean_of_zero(self) -> None:
+        x = _sized((3, 48), np.float32, 1e-41, 1)
+        x[:, 24:] = -x[:, :24]
+        judge("layer_norm", x, [48], random_data((48,), np.float32, 2))
+
+    @pytest.mark.parametrize("N", [16, 300])
+    def test_a_number_near_the_mean_of_others_that_are_not(self, N: int) -> None:
+        x = np.zeros((2, N), np.float32)
+        x[:, 0], x[:, 1], x[:, 2] = 1, -1, np.float32(1e-40)
+        judge("layer_norm", x, [N], _sized((N,), np.float32, 1e3, 2))
