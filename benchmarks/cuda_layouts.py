@@ -204,16 +204,16 @@ def at_the_mean() -> Problems:
     """Of numbers that equal their mean the result is the bias, however large the weight and small the deviation."""
     found = []
     generator = torch.Generator("cuda").manual_seed(1)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for C, P, group in ((6, 15, 3), (32, 49, 4), (256, 49, 2), (2, 3136, 2), (8, 9000, 2)):
+    for dtype in (torch.float32, torch.bfloat16):
+        for C, P, group in ((6, 15, 3), (256, 49, 2), (2, 3136, 2), (8, 9000, 2)):
             x = torch.round(3 * torch.randn(20, C, P, device="cuda", generator=generator))
             x[:5] = 1
             w = torch.full((C,), 3008.0, device="cuda", dtype=dtype)
             for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
                 label = f"at the mean {dtype} {C}×{P}"
                 found += judged("group_norm", (order, w, None, 20, C, P, group, 1e-12), label + " groups")
-                found += judged("layer_norm", (order, [P], None, None, 1e-12), label + " rows")
-                found += judged("batch_norm_stats", (order, 1e-12), label + " channels")
+            found += judged("layer_norm", (x.to(dtype), [P], None, None, 1e-12), label + " rows")
+            found += judged("batch_norm_stats", (x.to(dtype), 1e-12), label + " channels")
     return found
 
 
@@ -222,14 +222,14 @@ def outliers() -> Problems:
     found = []
     generator = torch.Generator("cuda").manual_seed(1)
     for dtype in (torch.float32, torch.bfloat16):
-        for C, P, group in ((60, 64, 60), (32, 49, 4), (64, 1000, 8), (8, 9000, 2), (2, 40000, 2)):
+        for C, P, group in ((60, 64, 60), (32, 49, 4), (64, 1000, 8), (8, 9000, 2)):
             x = torch.randn(8, C, P, device="cuda", generator=generator)
             x[..., :: max(P // 3, 1)] *= 10.0 ** (1 + 7 * torch.rand(8, C, 1, device="cuda", generator=generator))
             for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
                 label = f"outliers {dtype} {C}×{P}"
                 found += judged("group_norm", (order, None, None, 8, C, P, group), label + " groups")
-                found += judged("layer_norm", (order, [P]), label + " rows")
-                found += judged("batch_norm_stats", (order,), label + " channels")
+            found += judged("layer_norm", (x.to(dtype), [P]), label + " rows")
+            found += judged("batch_norm_stats", (x.to(dtype),), label + " channels")
     return found
 
 
