@@ -60,7 +60,7 @@ def exact_results(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor
 
 
 def assert_near(found: list[torch.Tensor], exact: list[torch.Tensor], pytorchs: Sequence[torch.Tensor] = ()) -> None:
-    """One rounding to the result's dtype, and what float32 rounds in between: half of PyTorch's error if terms cancel."""
+    """One rounding to the result's dtype and what float32 rounds between: half of PyTorch's error if terms cancel."""
     for mine, right, theirs in zip(found, exact, pytorchs or exact, strict=True):
         step = torch.finfo(mine.dtype).eps
         largest, lost = (value.abs().max() if right.numel() else 0.0 for value in (right, theirs.double() - right))
