@@ -217,6 +217,22 @@ def at_the_mean() -> Problems:
     return found
 
 
+def places_apart() -> Problems:
+    """GroupNorm with other places between those of a channel, in tiles of which a warp has several channels."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for N, C, P, group in ((1, 60, 2047, 1), (2, 16, 3136, 8), (2, 512, 64, 4), (3, 12, 50, 4)):
+            x = torch.randn(N, C, P, device="cuda", generator=generator).to(dtype)
+            statistics = torch.zeros(N, group, device="cuda"), torch.ones(N, group, device="cuda")
+            views = [x.repeat_interleave(step, -1)[..., ::step] for step in (2, 16)]
+            for view in (*views, x[..., :1].expand(N, C, P)):
+                label = f"places apart {dtype} {C}×{P} {view.stride()}"
+                found += judged("group_norm", (view, None, None, N, C, P, group), label)
+                found += judged("group_norm_backward", (view, view, *statistics, None, N, C, P, group), label)
+    return found
+
+
 def outliers() -> Problems:
     """One number is nearly all of the variance, and adding the others to its square rounds each time the same way."""
     found = []
@@ -225,6 +241,11 @@ def outliers() -> Problems:
         for C, P, group in ((60, 64, 60), (32, 49, 4), (64, 1000, 8), (8, 9000, 2)):
             x = torch.randn(8, C, P, device="cuda", generator=generator)
             x[..., :: max(P // 3, 1)] *= 10.0 ** (1 + 7 * torch.rand(8, C, 1, device="cuda", generator=generator))
+            x[0], x[0, :, 1], x[0, :, 9] = (
+                torch.randn(C, P, device="cuda", generator=generator),
+                2.0**25,
+                -(2.0**25),
+            )  # their sum is 0
             for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
                 label = f"outliers {dtype} {C}×{P}"
                 found += judged("group_norm", (order, None, None, 8, C, P, group), label + " groups")
@@ -240,6 +261,7 @@ CHECKS: list[Callable[[], Problems]] = [
     special_values,
     near_zero,
     at_the_mean,
+    places_apart,
     outliers,
 ]
 

@@ -13,6 +13,7 @@ import pytest
 import normgrad
 from normgrad.contract.check import check
 from normgrad.contract.plan import Problem
+from support.layouts import sums_over_threads_apart
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -30,9 +31,23 @@ ROWS, WIDE_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (3, 5, 49), (32, 5
 GROUPS, MORE_GROUPS = (2, 12, 50, 4), [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1)]
 
 
+# Groups of which a warp has several channels, where their places lie apart.
+GROUPS_APART = [(1, 60, 2047, 1), (2, 16, 3136, 8)]
+
+
 def _data(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Any:
     made = torch.zeros(shape, dtype=dtype)
     return made.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else made
+
+
+def _places_apart(dtype: torch.dtype) -> list[tuple[str, dict[str, tuple[Any, ...]]]]:
+    """GroupNorm with other places between those of a channel, and with one number for all of them."""
+    found = []
+    for N, C, HxW, group in GROUPS_APART:
+        x = torch.zeros((N, C, 2 * HxW), dtype=dtype)[:, :, ::2]
+        found.append((f"apart-{N}x{C}x{HxW}x{group}", {"group_norm": (x, None, None, N, C, HxW, group)}))
+    x = torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64)
+    return [*found, ("one-for-all", {"group_norm": (x, None, None, 2, 512, 64, 4)})]
 
 
 def _vector(*shape: int) -> np.ndarray:
@@ -82,6 +97,7 @@ CALLS = [
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
+        *_places_apart(dtype),
         ("contiguous-parts", _batch_norm(dtype, False, LARGE_IMAGES)),
         ("channels_last-parts", _batch_norm(dtype, True, LARGE_IMAGES)),
     ]
@@ -115,6 +131,7 @@ def test_every_launch_compiles(
     for step in steps:
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
         assert kernel.asm["cubin"]
+        assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
         # And two pointers to memory that Triton may bring.
         assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.resident:  # those that wait for each other have to be there together

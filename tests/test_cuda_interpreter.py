@@ -156,6 +156,32 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: in
 @only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("places", [40, 150])
+def test_group_norm_beside_outliers_whose_sum_is_0(dtype: Any, channels_last: bool, places: int) -> None:
+    """Their roundings would be all that is left of them in the mean, and many times the other numbers' own."""
+    sizes = 2, 4, places, 2
+    x = TestGroupNorm._data(sizes, dtype, channels_last, 1)
+    size = 2.0**15 if dtype is np.float16 else 2.0**25
+    x[:, :, 1], x[:, :, 9] = size, -size
+    judge("group_norm", x, None, None, *sizes)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_group_norm_of_numbers_whose_deviation_and_weight_have_no_product_in_float32(dtype: Any) -> None:
+    sizes = 2, 4, 150, 2
+    small = 2.0**-10 if dtype is np.float16 else 2.0**-60
+    for size, scale in ((small, 2.0**120), (1 / small, 2.0**-120)):
+        x = (TestGroupNorm._data(sizes, np.float64, False, 1) * size).astype(dtype)
+        weight = (random_data((4,), np.float64, 2) * scale).astype(np.float32)
+        judge("group_norm", x, weight, weight, *sizes, 0.0)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gather(dtype: Any) -> None:
     x, mean, invstd = random_data((2, 5), dtype, 1), random_data((20, 5), np.float32, 2), scales((20, 5), 3)
     counts = np.arange(20, dtype=np.int32)

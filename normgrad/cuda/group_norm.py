@@ -67,8 +67,14 @@ def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
     return math.gcd(_VECTOR, *words, *(stride for strides in present for stride in strides[:2]))
 
 
-def _fold(tile: GroupTile, itemsize: int) -> int:
-    """In how many stretches a tile of one group falls, of each of which every thread has a vector; 8 at the most."""
+def _fold(tile: GroupTile, itemsize: int, places_adjacent: bool) -> int:
+    """In how many stretches a tile of one group falls, of each of which every thread has a vector; 8 at the most.
+
+    Elsewhere neighbours in a warp may have different channels. Once stretches are added up, the threads with different
+    numbers are then not side by side, and Triton sums up over others.
+    """
+    if not places_adjacent:
+        return 1
     stretch = tile.warps * 32 * VECTOR_ACCESS // itemsize
     return max(min(tile.places * tile.channels // stretch, 8), 1) if tile.groups == 1 else 1
 
@@ -176,6 +182,6 @@ def _forward_places(
     in_word = 1 if pairs == SINGLE.value else 2
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *(statistic.strides[0] for statistic in statistics)]
-    constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize)}
+    constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize, x.strides[2] == 1)}
     constants |= {"VECTOR": vector, "PAIRS": pairs}
     assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants, cooperative=teams.large)

@@ -60,6 +60,24 @@ def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
 
 
 @triton.jit
+def near_and_rest(centre, dtype: tl.constexpr):
+    """The number of a dtype that is nearest to a centre of float64, and what the centre is more than that.
+
+    The sum of the squares about that number is as much more than about the centre itself as the square of the rest, for
+    each of them.
+    """
+    near = centre.to(dtype)
+    return near, centre - near.to(tl.float64)
+
+
+@triton.jit
+def left_out_of(rest, inverse):
+    """What the rest of a centre takes off the results, in float32; nothing where the centre is infinite."""
+    left_out = high(-rest * inverse)
+    return tl.where(left_out == left_out, left_out, 0.0)
+
+
+@triton.jit
 def normalised(x, centre, inverse, scale, shift):
     """``(x − centre)·inverse·scale + shift``, of float64 in few steps."""
     if x.dtype == tl.float64:

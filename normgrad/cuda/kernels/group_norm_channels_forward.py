@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels.common import (
-    BFLOAT16_PAIRS,
     SINGLE,
     collect_wide,
     divided,
@@ -24,7 +23,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import normalised, precise
+from normgrad.cuda.kernels.formulas import left_out_of, near_and_rest, normalised, precise
 from normgrad.cuda.kernels.group_norm_blocks import (
     block_groups,
     channels_of,
@@ -105,9 +104,6 @@ def group_norm_channel_moments(
 ):
     """The moments of a part of a block."""
     let_next_launch_begin()
-    # As float32, squares of float16 would nearly all be rounded down: an odd number's is 1 more than a multiple of 8.
-    BFLOAT16: tl.constexpr = PAIRS == BFLOAT16_PAIRS or input.dtype.element_ty == tl.bfloat16
-    PRECISION: tl.constexpr = tl.float32 if BFLOAT16 else tl.float64
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
     C = channels_of(group, D, WIDE)
@@ -120,7 +116,7 @@ def group_norm_channel_moments(
     last = HxW - begin - 1
     about = _usual_number(x_at, channels // D, block, channels < C, last, input_strides, D, CHANNELS, PAIRS)
     origin = _usual_number(x_at, groups, block, there, last, input_strides, D, CHANNELS, PAIRS)
-    about = about.to(PRECISION)[None, :]
+    about = about.to(tl.float64)[None, :]
     x_at = x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE)
     all_away = tl.zeros((ROWS, CHANNELS), tl.float64)
     all_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
@@ -128,12 +124,13 @@ def group_norm_channel_moments(
         left = HxW - begin - step * PLACES
         mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
         x = tl.load(x_at + int64(step) * PLACES * input_strides[2], mask=mask, other=0)
-        away = numbers(x, PAIRS).to(PRECISION) - about
+        # In float64, since the output near the mean is only as precise as the mean is.
+        away = numbers(x, PAIRS).to(tl.float64) - about
         if MASKED:
             away = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), away, 0.0)
         sum_away, sum_squares = presummed(away, away * away, PLACES, ROWS, CHANNELS)
-        all_away += sum_away.to(tl.float64)
-        all_squares += sum_squares.to(tl.float64)
+        all_away += sum_away
+        all_squares += sum_squares
     sum_away, sum_squares = sum_pair(all_away, all_squares, 0)
     sum_away, sum_squares = of_groups(sum_away, sum_squares, block, D, CHANNELS, GROUPS)
     drift = sum_away / _count(groups, part, block, HxW, D, CHANNELS, PLACES * STEPS)
@@ -257,7 +254,16 @@ def group_norm_channel_outputs(
         factor = wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
     if bias is not None:
         shift = wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
-    result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
+    values = precise(x, PAIRS)
+    if values.dtype == tl.float64:
+        result = normalised(values, centre, inverse, factor, shift)
+    else:
+        near, rest = near_and_rest(centre, tl.float32)
+        result = (values - near) * high(inverse) + left_out_of(rest, inverse)
+        if factor is not None:
+            result = result * factor
+        if shift is not None:
+            result = result + shift
     target = tile_at(output, sample, place, block * WORDS, output_strides)
     written = tile_offsets(output_strides, PLACES, WORDS, WIDE)
     put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)

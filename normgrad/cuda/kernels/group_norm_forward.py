@@ -25,7 +25,12 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import normalised, precise, wider
+from normgrad.cuda.kernels.formulas import left_out_of, near_and_rest, normalised, precise, wider
+
+# Powers of two as the bits of float32: 1, and the range of those that have a reciprocal there.
+_ONE = tl.constexpr(0x3F800000)
+_SMALLEST = tl.constexpr(0x00800000)
+_LARGEST = tl.constexpr(0x7E800000)
 
 
 @triton.jit
@@ -53,31 +58,39 @@ def _inverse_root(value):
 
 
 @triton.jit
-def _near(values, centre):
-    """How far values are from a number near a centre of float64, in their own precision, and how far that is from it.
-
-    The sum of their squares is as much more than about the centre itself as the square of that rest, for each of them.
-    """
-    near = centre
-    if values.dtype == tl.float32:
-        near = centre.to(tl.float32)
-    return values - near[:, None, None], centre - near.to(tl.float64)
+def _power_of_two(inverse, near):
+    """The power of two below a reciprocal deviation, and its reciprocal; 1 where its product with near overflows."""
+    bits = tl.minimum(tl.maximum(inverse.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST), _LARGEST)
+    bits = tl.where(tl.abs(near) * bits.to(tl.float32, bitcast=True) < float("inf"), bits, _ONE)
+    return bits.to(tl.float32, bitcast=True), (2 * _ONE - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _normalised(x, centre, inverse, factor, shift):
-    """``(x − centre)·inverse·factor + shift``; of float32, what rounding leaves out of the centre comes in last."""
+def _normalised(x, centre, inverse, factor, shift, LAG: tl.constexpr):
+    """``(x − centre)·inverse·factor + shift``; of float32, what rounding leaves out of the centre comes in last.
+
+    With a LAG the distances are not at hand from the sums. They are made times a power of two, and the rest of the
+    reciprocal deviation comes in with the weight, as one factor: neither is out of float32's range.
+    """
     if x.dtype == tl.float64:
         result = normalised(x, centre[:, None, None], inverse[:, None, None], factor, shift)
     else:
-        away, rest = _near(x, centre)
-        left_out = high(-rest * inverse)
-        left_out = tl.where(left_out == left_out, left_out, 0.0)
-        result = away * high(inverse)[:, None, None] + left_out[:, None, None]
-        if factor is not None:
-            result = result * factor
-        if shift is not None:
-            result = result + shift
+        near, rest = near_and_rest(centre, tl.float32)
+        left_out = left_out_of(rest, inverse)[:, None, None]
+        if LAG and factor is not None:
+            power, reciprocal = _power_of_two(high(inverse), near)
+            term = left_out * factor
+            term = tl.where(tl.abs(term) < float("inf"), term, 0.0)
+            if shift is not None:
+                term = term + shift
+            scale = high(inverse * reciprocal)[:, None, None] * factor
+            result = (x * power[:, None, None] - (near * power)[:, None, None]) * scale + term
+        else:
+            result = (x - near[:, None, None]) * high(inverse)[:, None, None] + left_out
+            if factor is not None:
+                result = result * factor
+            if shift is not None:
+                result = result + shift
     return result
 
 
@@ -131,7 +144,6 @@ def group_norm_forward(
     whole = float64(D) * float64(HxW)
     eps = float64_of_bits(eps_bits)
     per_group = 1.0 / whole
-    FEW: tl.constexpr = 8 if PLACES > 8 else PLACES
     count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
     per_part = 1.0 / count
     counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
@@ -149,20 +161,19 @@ def group_norm_forward(
         x = tl.load(x_at + read, mask=tiles.tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
-            values = wider(x, PAIRS, EXACT)
-            if input.dtype.element_ty != tl.float32:  # the sum of a few numbers of 16 bits has room in float32
-                values = tl.sum(tl.reshape(values, (GROUPS, CHANNELS, PLACES // FEW, FEW)), axis=3)
-            centre = divided(_sum_of_groups(values.to(tl.float64)), count, per_part)
+            centre = divided(_sum_of_groups(wider(x, PAIRS, EXACT).to(tl.float64)), count, per_part)
             if GROUPS == 1:  # or the compiler would move the tile to the threads that have the centre
                 centre = settled(centre, GROUPS)
-            away, rest = _near(wider(x, PAIRS, EXACT), centre)
+            values = wider(x, PAIRS, EXACT)
+            near, rest = near_and_rest(centre, values.dtype)
+            away = values - near[:, None, None]
             if MASKED:
                 away = tl.where(in_tile, away, 0.0)
             squares = away * away
-            if GROUPS > 1:  # whose threads add up many numbers one by one
-                squares = squares.to(tl.float64)
-            if FOLD > 1:  # no thread does
+            if FOLD > 1:  # no thread adds up many numbers one by one
                 squares = tl.sum(tl.reshape(squares, (GROUPS, FOLD, CHANNELS * PLACES // FOLD)), axis=1)[:, None, :]
+            else:
+                squares = squares.to(tl.float64)
             squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
             squares = tl.where(squares < 0.0, 0.0, squares)
             if PARTS > 1:
@@ -192,7 +203,7 @@ def group_norm_forward(
                 factor = wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
             if bias is not None:
                 shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
-            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift)
+            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift, LAG)
             target = tiles.tile_at(output, sample, channel, word, output_strides)
             mask = tiles.tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)

@@ -1,0 +1,67 @@
+"""Which threads hold what of the tensors that compiled code sums up, read from Triton's GPU dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+#: The elements to which each bit of a register's, lane's or warp's number leads, as steps along the dimensions.
+Bases = dict[str, list[list[int]]]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _blocked(text: str, shape: list[int]) -> Bases:
+    fields = {name: _integers(values) for name, values in re.findall(r"(\w+) = \[([^\]]*)\]", text)}
+    reached = [1] * len(shape)
+    bases: Bases = {}
+    for level, field in (("register", "sizePerThread"), ("lane", "threadsPerWarp"), ("warp", "warpsPerCTA")):
+        bases[level] = []
+        for dimension in fields["order"]:
+            for _ in range(fields[field][dimension].bit_length() - 1):
+                step = reached[dimension] if reached[dimension] < shape[dimension] else 0
+                bases[level].append([step if place == dimension else 0 for place in range(len(shape))])
+                reached[dimension] *= 2
+    return bases
+
+
+def _bases(layout: str, shape: list[int], named: dict[str, str]) -> Bases:
+    layout = named.get(layout, layout)
+    if sliced := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
+        dimension = int(sliced[1])
+        parent = _bases(sliced[2], [*shape[:dimension], 1, *shape[dimension:]], named)
+        return {level: [[*b[:dimension], *b[dimension + 1 :]] for b in bases] for level, bases in parent.items()}
+    if layout.startswith("#ttg.linear"):
+        found = {level: re.search(level + r" = (\[\]|\[\[.*?\]\])", layout) for level in ("register", "lane", "warp")}
+        return {
+            level: [_integers(basis) for basis in re.findall(r"\[([^\[\]]+)\]", match[1])]
+            for level, match in found.items()
+            if match
+        }
+    assert layout.startswith("#ttg.blocked"), layout
+    return _blocked(layout, shape)
+
+
+def _apart(bases: list[list[int]], axis: int) -> bool:
+    """Whether others come between the bits that lead along an axis, or one leads along another as well."""
+    held = [bit for bit, basis in enumerate(bases) if basis[axis]]
+    between = bool(held) and held[-1] - held[0] + 1 > len(held)
+    return between or any(sum(map(bool, bases[bit])) > 1 for bit in held)
+
+
+_AXIS = r'"tt\.reduce"\([^)]*\) <\{axis = (\d+) : i32[^}]*\}>'
+_TENSOR = r"\}\)(?: \{[^}]*\})? : \(tensor<((?:\d+x)+)\w+, ([^\n]*?)>[,)]"
+_REDUCE = re.compile(f"{_AXIS}.*?{_TENSOR}", re.S)
+
+
+def sums_over_threads_apart(code: str) -> Iterator[str]:
+    """The reductions whose threads along the axis are not side by side: Triton 3.6 takes them for that."""
+    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
+    found = list(_REDUCE.finditer(code))
+    assert len(found) == code.count('"tt.reduce"')
+    for axis, sizes, layout in (match.groups() for match in found):
+        bases = _bases(layout, _integers(sizes), named)
+        if _apart(bases["lane"], int(axis)) or _apart(bases["warp"], int(axis)):
+            yield f"axis {axis} of {sizes}: {bases}"
