@@ -200,6 +200,22 @@ def near_zero() -> Problems:
         return list(itertools.chain.from_iterable(pool.map(near_zero_of, cases, chunksize=1)))
 
 
+def channels_near_zero() -> Problems:
+    """BatchNorm's sums of products that float32 rounds as subnormals, beside a channel of zeros."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float16, torch.bfloat16):
+        for shape in ((2, 3, 196), (300, 70, 1), (40, 3, 49), (8, 64, 4096)):
+            dy, x = (torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(2))
+            v = torch.rand(shape[1], device="cuda", generator=generator) + 0.5
+            mean = v.clone()
+            x[:, 0], mean[0], dy[:, 2] = x[:, 0] * 1e-40, 1e-41, 0
+            for order in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+                label = f"channels near zero {dtype} {shape} {order.stride()}"
+                found += judged("batch_norm_reduce_backward", (dy, order, mean, v, v), label)
+    return found
+
+
 def at_the_mean() -> Problems:
     """Of numbers that equal their mean the result is the bias, however large the weight and small the deviation."""
     found = []
@@ -260,6 +276,7 @@ CHECKS: list[Callable[[], Problems]] = [
     gathered,
     special_values,
     near_zero,
+    channels_near_zero,
     at_the_mean,
     places_apart,
     outliers,

@@ -1,4 +1,4 @@
-"""LayerNorm on the GPU near the smallest numbers, where float32 products are rounded as subnormals; as interpreted."""
+"""The GPU's kernels near the smallest numbers, where float32 products are rounded as subnormals; as interpreted."""
 
 from __future__ import annotations
 
@@ -124,3 +124,22 @@ class TestForward:
         x = np.zeros((2, N), np.float32)
         x[:, 0], x[:, 1], x[:, 2] = 1, -1, np.float32(1e-40)
         judge("layer_norm", x, [N], _sized((N,), np.float32, 1e3, 2))
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+@pytest.mark.parametrize("shape", [(2, 3, 196), (40, 3, 64), (300, 3, 1)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_sums_of_channels(dtype: Any, shape: tuple[int, ...], channels_last: bool) -> None:
+    """Beside a channel of zeros and one of ordinary numbers."""
+    dy, x = random_data(shape, dtype, 1), random_data(shape, dtype, 2)
+    mean = random_data((3,), np.float32, 3)
+    x[:, 0], mean[0] = _sized(shape, BFLOAT16, 1e-40, 4)[:, 0].astype(dtype), 1e-41
+    dy[:, 2] = 0
+    if channels_last:
+        dy, x = (np.ascontiguousarray(data.transpose(0, 2, 1)).transpose(0, 2, 1) for data in (dy, x))
+    judge("batch_norm_reduce_backward", dy, x, mean, scales((3,), 5), random_data((3,), np.float32, 6))
+    small = np.float32(1e-20)
+    dy, x = _sized(shape, BFLOAT16, 1e-25, 1), _sized(shape, BFLOAT16, 1e-24, 2)  # all products are 0 in float32
+    judge("batch_norm_reduce_backward", dy, x, mean * small, scales((3,), 5) / small, None)

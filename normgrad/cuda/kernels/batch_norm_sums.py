@@ -20,6 +20,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
+from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of
 
 
 @triton.jit
@@ -190,6 +191,15 @@ def batch_norm_part_sums(
     centre = load_vector(mean, channels, C).to(WIDER)
     data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
     first, second = sums_of_rows(begin, end, centre, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
+    if input.dtype.element_ty != tl.float32:
+        # Float32 products may have been rounded as subnormals. Where both sums are 0 all is taken for zeros.
+        tiny = (tl.abs(second) < NEAR_ZERO) & ((first != 0.0) | (second != 0.0)) & (channels < C)
+        if any_of(tiny):
+            FEWER: tl.constexpr = ROWS >> FOLDS[0]
+            FOLD: tl.constexpr = (0, FOLDS[1], FOLDS[2])
+            exact = centre.to(tl.float64)
+            _, further = sums_of_rows(begin, end, exact, data, FEWER, PLACES, CHANNELS, True, WIDE, VECTOR, FOLD, 1)
+            second = tl.where(tiny, further, second)
     if partial is None:
         outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
         _put_gradients(first, second, channels, C, invstd, *outputs, output_strides)

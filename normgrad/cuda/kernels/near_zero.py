@@ -1,4 +1,4 @@
-"""LayerNorm near zero: where float32 products are rounded as subnormals, and how results come out of float64 there."""
+"""Near zero: where float32 products are rounded as subnormals, and how results come out of float64 there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, high, put, put_numbers
 
-# Gradients whose means are below this may have been rounded as subnormals.
+# Gradients whose means, and products whose sums, are below this may have been rounded as subnormals.
 NEAR_ZERO = tl.constexpr(2.0**-90)
 # Means below which numbers may be so close to them that the difference, or what it is normalised to, is a subnormal.
 NEAR_MEAN = tl.constexpr(2.0**-60)
