@@ -257,11 +257,8 @@ def outliers() -> Problems:
         for C, P, group in ((60, 64, 60), (32, 49, 4), (64, 1000, 8), (8, 9000, 2)):
             x = torch.randn(8, C, P, device="cuda", generator=generator)
             x[..., :: max(P // 3, 1)] *= 10.0 ** (1 + 7 * torch.rand(8, C, 1, device="cuda", generator=generator))
-            x[0], x[0, :, 1], x[0, :, 9] = (
-                torch.randn(C, P, device="cuda", generator=generator),
-                2.0**25,
-                -(2.0**25),
-            )  # their sum is 0
+            x[0] = torch.randn(C, P, device="cuda", generator=generator)
+            x[0, :, 1], x[0, :, 9] = 2.0**15, -(2.0**15)  # nothing of these is left in the mean
             for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
                 label = f"outliers {dtype} {C}×{P}"
                 found += judged("group_norm", (order, None, None, 8, C, P, group), label + " groups")
