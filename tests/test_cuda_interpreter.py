@@ -167,15 +167,24 @@ def test_group_norm_beside_outliers_whose_sum_is_0(dtype: Any, channels_last: bo
 
 
 @only_there
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_group_norm_of_numbers_whose_deviation_and_weight_have_no_product_in_float32(dtype: Any) -> None:
-    sizes = 2, 4, 150, 2
-    small = 2.0**-10 if dtype is np.float16 else 2.0**-60
-    for size, scale in ((small, 2.0**120), (1 / small, 2.0**-120)):
-        x = (TestGroupNorm._data(sizes, np.float64, False, 1) * size).astype(dtype)
-        weight = (random_data((4,), np.float64, 2) * scale).astype(np.float32)
-        judge("group_norm", x, weight, weight, *sizes, 0.0)
+@pytest.mark.parametrize(
+    ("offset", "size", "weight"),
+    [(0, 1, 1), (1e4, 1, 1), (0, 2.0**-60, 2.0**120), (0, 2.0**60, 2.0**-120), (2.0**127, 0, 1), (0, 1, np.inf)],
+)
+def test_programs_that_share_groups_normalise_as_others_do(offset: float, size: float, weight: float) -> None:
+    """Also where the product of rstd and weight is out of float32's range."""
+    import torch
+
+    from support.normalising import normalise
+
+    x = torch.from_numpy((random_data((64,), np.float64, 1) * size + offset).astype(np.float32))
+    exact = x.double()
+    statistics = torch.stack([exact.mean(), 1 / (exact.var(correction=0) + size**2 * 1e-5 + (size == 0)).sqrt()])
+    shared, alone = torch.empty(64), torch.empty(64)
+    for results, lag in ((shared, True), (alone, False)):
+        with np.errstate(all="ignore"):
+            normalise[(1,)](x, statistics, torch.tensor([weight], dtype=torch.float32), results, lag)
+    torch.testing.assert_close(shared, alone, rtol=2**-21, atol=0, equal_nan=True)
 
 
 @only_there

@@ -62,7 +62,7 @@ def _power_of_two(inverse, near):
     """The power of two below a reciprocal deviation, and its reciprocal; 1 where its product with near overflows."""
     bits = tl.minimum(tl.maximum(inverse.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST), _LARGEST)
     bits = tl.where(tl.abs(near) * bits.to(tl.float32, bitcast=True) < float("inf"), bits, _ONE)
-    return bits.to(tl.float32, bitcast=True), (2 * _ONE - bits).to(tl.float32, bitcast=True)
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
