@@ -7,9 +7,10 @@ import pytest
 
 import normgrad
 from normgrad.contract.arrays import aligned_empty
+from normgrad.cpu.operands import goes_past_caches
 from support.dtypes import FLOATS, NUMPY
 
-ROWS, COLUMNS = 4352, 1024  # more than 8 MB in 16 bits: from there on results are streamed where they are aligned
+ROWS, COLUMNS = 4352, 1024
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +18,10 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGRAD_BACKEND", "cpu")
 
 
-def _places(dtype: str, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Arrays for the same result: at a multiple of 64 bytes, and one element after one."""
+def _places(dtype: str, shape: tuple[int, ...], read: int) -> list[np.ndarray]:
+    """Arrays for the same result, large enough to be streamed: at a multiple of 64 bytes, and one element after one."""
     size = int(np.prod(shape))
+    assert goes_past_caches(size * np.dtype(NUMPY[dtype]).itemsize, read)
     aligned = aligned_empty(shape, np.dtype(NUMPY[dtype]))
     shifted = aligned_empty((size + 64,), np.dtype(NUMPY[dtype]))[1 : size + 1].reshape(shape)
     assert aligned.ctypes.data % 64 == 0
@@ -44,7 +46,7 @@ def test_layer_norm_backward(dtype: str) -> None:
     x, dy = _data(dtype, shape, 1), _data(dtype, shape, 2)
     mean, rstd = np.zeros((ROWS, 1), np.float32), np.full((ROWS, 1), 0.7, np.float32)
     weight = np.linspace(0.1, 3, COLUMNS).astype(NUMPY[dtype])
-    places = _places(dtype, shape)
+    places = _places(dtype, shape, read=2)
     for place in places:
         normgrad.layer_norm_backward(
             dy, x, [COLUMNS], mean, rstd, weight, output_mask=[True, False, False], out=(place, None, None)
@@ -55,8 +57,8 @@ def test_layer_norm_backward(dtype: str) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_batch_norm_elemt(dtype: str) -> None:
-    shape = (16, 34, 128, 64)
-    x, places = _data(dtype, shape, 3), _places(dtype, shape)
+    shape = (32, 34, 128, 64)
+    x, places = _data(dtype, shape, 3), _places(dtype, shape, read=1)
     mean, invstd = np.linspace(-1, 1, 34).astype(np.float32), np.linspace(1e-3, 3, 34).astype(np.float32)
     for place in places:
         normgrad.batch_norm_elemt(x, None, None, mean, invstd, 1e-5, out=place)

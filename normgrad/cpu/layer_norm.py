@@ -13,7 +13,7 @@ from normgrad.cpu import layer_norm_forward_fields as forward
 from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, collapsed_together, is_contiguous
 from normgrad.cpu.kinds import CODES, TAGS
-from normgrad.cpu.operands import Operands
+from normgrad.cpu.operands import Operands, goes_past_caches
 from normgrad.cpu.row_sizes import GROUP, OUTER_RANK, SEGMENT, STAGED_ROWS, STRETCH, SUMS, TILE
 from normgrad.cpu.steps import Place, Step, SteppedKernel
 from normgrad.cpu.variants import Kernel
@@ -21,7 +21,7 @@ from normgrad.cpu.variants import Kernel
 _BACKWARD = Kernel("normgrad.cpu.layer_norm_backward", "layer_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.layer_norm_forward", "layer_norm")
 _BLOCK = 1 << 16  # elements of a block of rows, about
-_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
+_FEWEST = 1 << 15  # elements of a block of rows at least, for several threads to have some
 _FIRST_CACHE, _SECOND_CACHE = 16 << 10, 512 << 10  # bytes for rows that are worked on
 _PAIR = 32  # columns that are worked on at once
 _FEW_ROWS = 48  # up to so many, a float32 rounding of one term shows in the weight gradients
@@ -138,7 +138,8 @@ def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     A block costs 32 bytes a column, here at most about 4 % of the traffic.
     """
     size, affordable = rows * columns, int(0.004 * rows * itemsize)
-    fewest = min(8, rows // (2 * TILE)) if size >= pool.SHARED_FROM else 1
+    # A power of two of them, that two or four threads share evenly, from the size on from which two are faster.
+    fewest = min(8, rows // (2 * TILE), 1 << (size // _FEWEST).bit_length() >> 1) if size >= pool.LENT_FROM else 1
     blocks = max(1, min(64, affordable, size // _BLOCK), fewest)
     tiles = -(-rows // (blocks * TILE))
     block_rows = max(1, tiles) * TILE
@@ -213,7 +214,10 @@ class _Rows:
 
     def is_large(self, name: str) -> bool:
         """Whether a result is large enough to go past the caches."""
-        return name in self._strides and self._operands.view(name).numel * self.itemsize >= _STREAMED_FROM
+        if name not in self._strides:
+            return False
+        nbytes, read = self._operands.view(name).numel * self.itemsize, len(self._strides) - 1
+        return goes_past_caches(nbytes, read)
 
     def can_stream(self, name: str) -> bool:
         """Whether a result is large, and its rows can be aligned to cache lines."""

@@ -12,14 +12,13 @@ from normgrad.cpu import pool
 from normgrad.cpu.axes import collapsed, strides_along
 from normgrad.cpu.copy_steps import fill_step
 from normgrad.cpu.kinds import CODES
-from normgrad.cpu.operands import Operands
+from normgrad.cpu.operands import Operands, goes_past_caches
 from normgrad.cpu.steps import Place, Step
 from normgrad.cpu.variants import Kernel
 
 _ROW_CHUNK = 2048  # places
 _COLUMN_CHUNK = 128  # places
 _GRAIN = 32768  # elements that are taken at a time
-_STREAMED_FROM = 8 << 20  # bytes: results from this size on go past the caches
 _APART_FROM = 1 << 18  # elements of few units, whose threads would have nothing to do
 _LANES = 32
 
@@ -98,8 +97,9 @@ class Layout:
             desc[position + 1 : position + 4] = self.strides[name]
             desc[position + 4] = CODES[self.operands.laid(name).dtype]
             self.places.append((position, self.operands.place(name)))
-        itemsize = self.operands.view("input").dtype.itemsize
-        desc[at.STREAM] = samples * channels * places * itemsize >= _STREAMED_FROM
+        if at.RESULT in self.tensors.values():
+            nbytes = samples * channels * places * self.operands.view("input").dtype.itemsize
+            desc[at.STREAM] = goes_past_caches(nbytes, len(self.tensors) - 1)
 
     def vector(self, name: str, position: int) -> None:
         """Describe a small tensor, if it is there."""
@@ -126,7 +126,9 @@ class Layout:
     def step(self, kernel: Kernel, *tags: Any) -> Step:
         """The step that calls a kernel with this descriptor."""
         samples, channels, places = self.sizes
-        return Step(kernel, self.desc, tuple(self.places), tags, pool.shared(samples * channels * places))
+        several = self.desc[at.UNITS] * self.desc[at.UNIT_CHUNKS] > 1
+        shared = pool.shared(samples * channels * places) if several else 0
+        return Step(kernel, self.desc, tuple(self.places), tags, shared)
 
 
 def fills(operands: Operands, value: float, *names: str) -> list[Step]:

@@ -14,6 +14,15 @@ from normgrad.cpu.steps import Place, Step, SteppedKernel, Workspace
 Layout = TypeVar("Layout")
 
 
+# Bytes up to which a result stays in the caches beside what is read, by how many tensors of its size are.
+_KEPT = {1: 16 << 20, 2: 7 << 20}
+
+
+def goes_past_caches(nbytes: int, read: int) -> bool:
+    """Whether a result of so many bytes is too large for the caches, where ``read`` tensors of its size are read."""
+    return nbytes > _KEPT[read]
+
+
 class Operands:
     """The tensors of a problem with the steps that bring them in and out."""
 

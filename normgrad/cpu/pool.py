@@ -30,7 +30,7 @@ THREAD_NAME = "normgrad-helper"
 #: Elements from which on two threads that are awake are faster than one, and from which on waking one up pays.
 SHARED_FROM, _WOKEN_FROM = 1 << 18, 1 << 19
 #: Elements from which on PyTorch's threads help, which are awake between its operators.
-LENT_FROM = 1 << 17
+LENT_FROM = 1 << 16
 _SERIES = 1e-3  # seconds: calls that follow each other so closely wake a helper for the next ones
 
 _SERVE = Kernel("normgrad.cpu.waiting", "serve")
