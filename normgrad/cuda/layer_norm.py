@@ -16,7 +16,7 @@ from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
 from normgrad.cuda.kernels.layer_norm_forward import layer_norm_forward
 from normgrad.cuda.launch import FLOAT64, Argument, Given, Options, Step, float64_bits
-from normgrad.cuda.problem import Operand, Steps, paired, paired_vector, sums_tile
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired, paired_vector, sums_tile
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
@@ -25,6 +25,8 @@ _FEW_COLUMNS = NARROW.columns
 # Of the launch that sums up over the teams: elements at a time, and programs on a multiprocessor.
 _WIDEST_SUMS = 4096
 _RESIDENT_SUMS = 4
+# Squares of a thread's numbers that are added up as float32.
+_CHAIN = 8
 # Beside a smaller one the squares that float32 rounds as subnormals count.
 _SMALL_EPS = 2.0**-90
 
@@ -51,6 +53,18 @@ def _in_place(problem: Problem, operands: Sequence[Operand], outputs: Sequence[s
     """Whether outputs are written where these operands, which are the data as the kernels read it, lie."""
     data = [problem.views[operand.pointer.name] for operand in operands if isinstance(operand.pointer, Given)]
     return any(overlap(problem.views[name], view) for name in outputs if name in problem.views for view in data)
+
+
+def _fold(tile: RowTile, itemsize: int) -> int:
+    """In how many stretches a program's columns fall, of each of which every thread has a vector.
+
+    Up to eight numbers of a thread are added up as float32: it has no more where one stretch is enough, and two of each
+    stretch where numbers come in pairs.
+    """
+    threads = tile.warps * 32
+    if tile.columns <= _CHAIN * threads:
+        return 1
+    return min(tile.columns * itemsize // (threads * VECTOR_ACCESS), _CHAIN * itemsize // FLOAT32.itemsize)
 
 
 def _finish(
@@ -174,6 +188,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         _constants(tile, N, [x, output])
         | {
             "STAGES": tile.stages,
+            "FOLD": _fold(tile, problem.views["input"].dtype.itemsize),
             "PAIRS": pairs,
             "EXACT": in_place or problem.attributes["eps"] < _SMALL_EPS,
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, low, numbers
+from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, numbers
 
 
 @triton.jit
@@ -30,13 +30,13 @@ def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def away_from(values, centre):
-    """How far values are from a centre of float64, in their own precision."""
-    if values.dtype == tl.float64:
-        result = values - centre
-    else:
-        result = values - high(centre) - low(centre)
-    return result
+def nearest_to(centre, dtype: tl.constexpr):
+    """The nearest number of a dtype to a centre of float64, and how far from it the centre is.
+
+    The sum of squares about that number is more than about the centre by the square of that rest, for each of them.
+    """
+    number = centre.to(dtype)
+    return number, centre - number.to(tl.float64)
 
 
 @triton.jit
@@ -79,14 +79,20 @@ def left_out_of(rest, inverse):
 
 @triton.jit
 def normalised(x, centre, inverse, scale, shift):
-    """``(x − centre)·inverse·scale + shift``, of float64 in few steps."""
+    """``(x − centre)·inverse·scale + shift``: of float64 in few steps, of float32 by the float32 next to the centre.
+
+    What that leaves out of the centre comes in as a part of the result, where a subnormal's rounding counts least.
+    """
     if x.dtype == tl.float64:
         factor = inverse
         if scale is not None:
             factor = factor * scale
-        result = away_from(x, centre) * factor
+        result = (x - centre) * factor
     else:
-        result = away_from(x, centre) * high(inverse)
+        number, rest = nearest_to(centre, tl.float32)
+        left_out = high(-rest * inverse)
+        left_out = tl.where(left_out == left_out, left_out, 0.0)  # of infinite centres
+        result = (x - number) * high(inverse) + left_out
         if scale is not None:
             result = result * scale
     if shift is not None:

@@ -20,19 +20,16 @@ from normgrad.cuda.kernels.common import (
     settled,
     wait_for_launch_before,
 )
-from normgrad.cuda.kernels.formulas import away_from, normalised
+from normgrad.cuda.kernels.formulas import nearest_to, normalised
 from normgrad.cuda.kernels.layer_norm_tiles import first_of, of_columns, offsets_in, row_mask, slots_of, unpacked
 from normgrad.cuda.kernels.near_zero import (
-    LARGEST_SIZE,
     NEAR_MEAN,
-    NEAR_MEAN_SIZE,
     any_of,
     marked,
     mean_size,
     next_turn,
     put_float64,
     put_results,
-    size_above_zero,
 )
 
 # Half of what marks a row, so that every row below it was marked, whatever other rows there are.
@@ -125,6 +122,21 @@ def _of_parts(slots, rows, M, counts, whole, per_row, PARTS: tl.constexpr, PADDE
 
 
 @triton.jit
+def _sums(squares, FOLD: tl.constexpr, PAIRS: tl.constexpr):
+    """Sums of rows in float64, of a thread's numbers up to eight as float32: there an outlier's square meets few."""
+    ROWS: tl.constexpr = squares.shape[0]
+    COLUMNS: tl.constexpr = squares.shape[1]
+    if FOLD == 1:
+        result = tl.sum(squares, axis=1).to(tl.float64)
+    else:
+        few = tl.sum(tl.reshape(squares, (ROWS, FOLD, COLUMNS // FOLD)), axis=1)
+        if PAIRS != SINGLE:
+            few = tl.sum(tl.reshape(few, (ROWS, COLUMNS // FOLD // 2, 2)), axis=2)
+        result = tl.sum(few.to(tl.float64), axis=1)
+    return result
+
+
+@triton.jit
 def layer_norm_forward(
     input,  # [M, N]
     weight,  # [N], in pairs perhaps, or None
@@ -150,6 +162,7 @@ def layer_norm_forward(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     PAIRS: tl.constexpr,
     EXACT: tl.constexpr,  # all is computed as float64, for an eps beside which the smallest squares count
     PHASE: tl.constexpr,
@@ -180,7 +193,7 @@ def layer_norm_forward(
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
-    nearest = tl.full((ROWS,), LARGEST_SIZE, tl.uint32)
+    nearest = tl.full((ROWS,), float("inf"), tl.float32)
     near_rows = tl.zeros((ROWS,), tl.uint32)
     turn = tl.full((), 1, tl.uint32)
     for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
@@ -194,10 +207,14 @@ def layer_norm_forward(
             if EXACT:
                 values = values.to(tl.float64)
             centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
-            away = away_from(values, centre[:, None])
+            number, rest = nearest_to(centre, values.dtype)
+            away = values - number[:, None]
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
-            squares = tl.sum(away * away, axis=1).to(tl.float64)
+            squares = _sums(away * away, FOLD, PAIRS)
+            if FOLD > 1 and PARTS == 1:
+                squares = settled(squares, ROWS)
+            squares -= rest * rest * count
             if PARTS > 1:
                 publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
         if PHASE != SUMS:
@@ -213,8 +230,8 @@ def layer_norm_forward(
             inverse = 1.0 / tl.sqrt(squares * per_row + eps)
             if CAREFUL:
                 size = mean_size(centre, inverse)
-                if PARTS > 1:  # what is cheaper beside the waiting, but leaves out means of 0
-                    nearest = tl.minimum(nearest, size_above_zero(size))
+                if PARTS > 1:  # what is cheaper beside the waiting
+                    nearest = tl.where((size < nearest) & known, size, nearest)
                 else:
                     near_rows = marked(near_rows, (size < NEAR_MEAN) & known, turn)
                     turn = next_turn(turn)
@@ -238,7 +255,7 @@ def layer_norm_forward(
     if CAREFUL and PHASE != SUMS:
         CHUNKS: tl.constexpr = 8 if COLUMNS >= 256 else 1
         FEW: tl.constexpr = COLUMNS // CHUNKS
-        if any_of(nearest < NEAR_MEAN_SIZE if PARTS > 1 else near_rows != 0):
+        if any_of(nearest < NEAR_MEAN if PARTS > 1 else near_rows != 0):
             tl.debug_barrier()  # what is written once more must be what stays
             turn = tl.full((), 1, tl.uint32)
             for tile in range(team, tl.cdiv(M, ROWS), teams):
@@ -252,14 +269,13 @@ def layer_norm_forward(
                         centre, squares = _of_parts(
                             slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE
                         )
-                        is_zero = centre == 0.0
                     else:
                         centre, squares = _statistics(
                             input, near, tile, N, input_row, input_column, CHUNKS, FEW, WIDE, PAIRS
                         )
-                        is_zero = (centre == 0.0) & (squares == 0.0)  # and right as it is
+                        near = near & ((centre != 0.0) | (squares != 0.0))  # zeros are right as they are
                     inverse = 1.0 / tl.sqrt(squares * per_row + eps)
-                    near = near & (mean_size(centre, inverse) < _NEARER) & ~is_zero
+                    near = near & (mean_size(centre, inverse) < _NEARER)
                     strides = (input_row, input_column, output_row, output_column)
                     tensors = (input, weight, bias, output)
                     if any_of(near):
