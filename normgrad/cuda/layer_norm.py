@@ -69,7 +69,7 @@ def _fold(tile: RowTile, itemsize: int) -> int:
 
 def _finish(
     tensors: Sequence[Argument],
-    sizes: Sequence[int],
+    sizes: Sequence[Any],
     outputs: Sequence[Operand],
     tile: RowTile,
     teams: Teams,
@@ -136,7 +136,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
         slots,
         layer_norm_backward,
         tile,
-        [*tensors, M, N, teams.count, *grad_out.strides, *x.strides, *grad_input.strides],
+        [*tensors, M, N, teams.count, grad_out.strides, x.strides, grad_input.strides],
         {
             **_constants(tile, N, [grad_out, x, grad_input]),
             "PREFETCH": tile.prefetch,
@@ -153,7 +153,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     if rounds or rounded:
         pointers = [operand.pointer for operand in operands]
         tensors = [partial, *pointers[:2], *vectors, pointers[2], doubtful]
-        sizes = [teams.count, M, N, *(stride for operand in operands for stride in operand.strides)]
+        sizes = [teams.count, M, N, *(operand.strides for operand in operands)]
         steps.add(_finish(tensors, sizes, outputs, tile, teams, chip, rounded))
     elif wanted:
         steps.sum_columns(partial, teams.count, N, outputs)
@@ -184,7 +184,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         slots,
         layer_norm_forward,
         tile,
-        [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
+        [*tensors, *counts, x.strides, output.strides, *mean.strides, *rstd.strides],
         _constants(tile, N, [x, output])
         | {
             "STAGES": tile.stages,

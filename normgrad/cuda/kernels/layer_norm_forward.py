@@ -21,7 +21,16 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
 )
 from normgrad.cuda.kernels.formulas import nearest_to, normalised
-from normgrad.cuda.kernels.layer_norm_tiles import first_of, of_columns, offsets_in, row_mask, slots_of, unpacked
+from normgrad.cuda.kernels.layer_norm_tiles import (
+    first_of,
+    of_columns,
+    offsets_in,
+    part_of_team,
+    row_mask,
+    rows_of,
+    slots_of,
+    unpacked,
+)
 from normgrad.cuda.kernels.near_zero import (
     NEAR_MEAN,
     any_of,
@@ -37,15 +46,13 @@ _NEARER = tl.constexpr(2.0**-61)
 
 
 @triton.jit
-def _some_columns(
-    input, rows, tile, place, N, row_stride, column_stride, FEW: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr
-):
+def _some_columns(input, rows, tile, place, N, strides, FEW: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr):
     """A few columns of some rows of a tile in float64, and which of their words there are."""
     ROWS: tl.constexpr = rows.shape[0]
     WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
     mask = rows[:, None] & (indices(place, WORDS) < (N if PAIRS == SINGLE else N // 2))[None, :]
-    source = first_of(input, tile, place, row_stride, column_stride, ROWS, WORDS)
-    x = tl.load(source + offsets_in(row_stride, column_stride, ROWS, WORDS, WIDE), mask=mask, other=0)
+    source = first_of(input, tile, place, strides, ROWS, WORDS)
+    x = tl.load(source + offsets_in(strides, ROWS, WORDS, WIDE), mask=mask, other=0)
     return numbers(x, PAIRS).to(tl.float64), mask
 
 
@@ -55,8 +62,7 @@ def _statistics(
     rows,
     tile,
     N,
-    row_stride,
-    column_stride,
+    strides,
     CHUNKS: tl.constexpr,
     FEW: tl.constexpr,
     WIDE: tl.constexpr,
@@ -65,12 +71,12 @@ def _statistics(
     """The means of some rows of a tile and the sums of their squares about them, in float64."""
     total = tl.zeros((rows.shape[0], FEW), tl.float64)
     for chunk in range(CHUNKS):
-        values, _ = _some_columns(input, rows, tile, chunk, N, row_stride, column_stride, FEW, WIDE, PAIRS)
+        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, WIDE, PAIRS)
         total += values
     centre = tl.sum(total, axis=1) / float64(N)
     squares = tl.zeros((rows.shape[0], FEW), tl.float64)
     for chunk in range(CHUNKS):
-        values, _ = _some_columns(input, rows, tile, chunk, N, row_stride, column_stride, FEW, WIDE, PAIRS)
+        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, WIDE, PAIRS)
         away = tl.where((indices(chunk, FEW) < N)[None, :], values - centre[:, None], 0.0)
         squares += away * away
     return centre, tl.sum(squares, axis=1)
@@ -88,7 +94,8 @@ def _once_more(
     tile,
     part,
     N,
-    strides,  # of the input's rows and columns, and of the output's
+    input_strides,
+    output_strides,
     CHUNKS: tl.constexpr,
     FEW: tl.constexpr,
     WIDE: tl.constexpr,
@@ -97,17 +104,17 @@ def _once_more(
     """Some rows of a tile by way of float64, a few columns at a time."""
     ROWS: tl.constexpr = rows.shape[0]
     WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
-    written = offsets_in(strides[2], strides[3], ROWS, WORDS, WIDE)
+    written = offsets_in(output_strides, ROWS, WORDS, WIDE)
     for chunk in range(CHUNKS):
         place = part * CHUNKS + chunk
-        values, mask = _some_columns(input, rows, tile, place, N, strides[0], strides[1], FEW, WIDE, PAIRS)
+        values, mask = _some_columns(input, rows, tile, place, N, input_strides, FEW, WIDE, PAIRS)
         factor, term = None, None
         if weight is not None:
             factor = unpacked(of_columns(weight, place, N, FEW), PAIRS)
         if bias is not None:
             term = unpacked(of_columns(bias, place, N, FEW), PAIRS)
         result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-        target = first_of(output, tile, place, strides[2], strides[3], ROWS, WORDS)
+        target = first_of(output, tile, place, output_strides, ROWS, WORDS)
         put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
 
 
@@ -149,10 +156,8 @@ def layer_norm_forward(
     N,
     eps_bits,  # float64
     teams,
-    input_row,
-    input_column,
-    output_row,
-    output_column,
+    input_strides,  # of row and column
+    output_strides,
     mean_stride,
     rstd_stride,
     ROWS: tl.constexpr,
@@ -171,14 +176,9 @@ def layer_norm_forward(
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     CAREFUL: tl.constexpr = not EXACT and input.dtype.element_ty == tl.float32
-    program = tl.program_id(0)
-    part = program % PARTS
-    team = program // PARTS
-    columns = indices(part, COLUMNS)
-    in_row = (columns < N)[None, :]
-    word_in_row = in_row if PAIRS == SINGLE else (indices(part, WORDS) < N // 2)[None, :]
-    read = offsets_in(input_row, input_column, ROWS, WORDS, WIDE)
-    written = offsets_in(output_row, output_column, ROWS, WORDS, WIDE)
+    team, part, _, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
+    read = offsets_in(input_strides, ROWS, WORDS, WIDE)
+    written = offsets_in(output_strides, ROWS, WORDS, WIDE)
     eps = float64_of_bits(eps_bits)
     whole = float64(N)
     per_row = 1.0 / whole
@@ -200,7 +200,7 @@ def layer_norm_forward(
         done = tile - LAG * teams
         rows = indices(tile, ROWS)
         mask = row_mask(rows < M, word_in_row, MASKED)
-        x = tl.load(first_of(input, tile, part, input_row, input_column, ROWS, WORDS) + read, mask=mask, other=0)
+        x = tl.load(first_of(input, tile, part, input_strides, ROWS, WORDS) + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = numbers(x, PAIRS)
@@ -218,10 +218,8 @@ def layer_norm_forward(
             if PARTS > 1:
                 publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
         if PHASE != SUMS:
-            rows = indices(done, ROWS)
-            known = rows < M
+            rows, known = rows_of(done, M, ROWS, LAG)
             if LAG:
-                known = known & (rows >= 0)
                 x, x_before = x_before, x
             if PARTS > 1:
                 centre, squares = _of_parts(slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE)
@@ -245,7 +243,7 @@ def layer_norm_forward(
             if EXACT:
                 values = values.to(tl.float64)
             result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-            target = first_of(output, done, part, output_row, output_column, ROWS, WORDS)
+            target = first_of(output, done, part, output_strides, ROWS, WORDS)
             put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
             if mean is not None:
@@ -270,13 +268,11 @@ def layer_norm_forward(
                             slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE
                         )
                     else:
-                        centre, squares = _statistics(
-                            input, near, tile, N, input_row, input_column, CHUNKS, FEW, WIDE, PAIRS
-                        )
+                        centre, squares = _statistics(input, near, tile, N, input_strides, CHUNKS, FEW, WIDE, PAIRS)
                         near = near & ((centre != 0.0) | (squares != 0.0))  # zeros are right as they are
                     inverse = 1.0 / tl.sqrt(squares * per_row + eps)
                     near = near & (mean_size(centre, inverse) < _NEARER)
-                    strides = (input_row, input_column, output_row, output_column)
                     tensors = (input, weight, bias, output)
+                    strides = (input_strides, output_strides)
                     if any_of(near):
-                        _once_more(near, centre, inverse, *tensors, tile, part, N, strides, CHUNKS, FEW, WIDE, PAIRS)
+                        _once_more(near, centre, inverse, *tensors, tile, part, N, *strides, CHUNKS, FEW, WIDE, PAIRS)
