@@ -30,16 +30,6 @@ def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def nearest_to(centre, dtype: tl.constexpr):
-    """The nearest number of a dtype to a centre of float64, and how far from it the centre is.
-
-    The sum of squares about that number is more than about the centre by the square of that rest, for each of them.
-    """
-    number = centre.to(dtype)
-    return number, centre - number.to(tl.float64)
-
-
-@triton.jit
 def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
     """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 with the small terms first.
 
@@ -89,10 +79,8 @@ def normalised(x, centre, inverse, scale, shift):
             factor = factor * scale
         result = (x - centre) * factor
     else:
-        number, rest = nearest_to(centre, tl.float32)
-        left_out = high(-rest * inverse)
-        left_out = tl.where(left_out == left_out, left_out, 0.0)  # of infinite centres
-        result = (x - number) * high(inverse) + left_out
+        near, rest = near_and_rest(centre, tl.float32)
+        result = (x - near) * high(inverse) + left_out_of(rest, inverse)
         if scale is not None:
             result = result * scale
     if shift is not None:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels.common import float64, indices, int64, wait_for_launch_before, wide
+from normgrad.cuda.kernels.memory import put_sums, sums_over
 from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, is_above_zero_below, put_float64
 
 _CHUNK = tl.constexpr(512)
@@ -106,14 +107,7 @@ def layer_norm_finish(
     if first is not None:
         columns = indices(tl.program_id(0), COLUMNS)
         inside = columns < N
-        total = tl.zeros((ROWS, COLUMNS), tl.float64)
-        base = partial + which.to(tl.int64) * K * N
-        for start in range(0, K, ROWS):
-            rows = start + tl.arange(0, ROWS)
-            mask = (rows < K)[:, None] & inside[None, :]
-            place = rows.to(tl.int64)[:, None] * N + columns[None, :]
-            total += tl.load(base + place, mask=mask, other=0.0).to(tl.float64)
-        result = tl.sum(total, axis=0)
+        result = sums_over(partial + which.to(tl.int64) * K * N, 0, K, columns, N, ROWS, COLUMNS)
         if ROUNDED:
             small = (tl.abs(result) < NEAR_ZERO) & (inside & (which == 0))
             if any_of(small):  # unless there are but zeros to be summed up
@@ -134,11 +128,7 @@ def layer_norm_finish(
                     mu, rs = _as_float64(mean + rows, rows < M), _as_float64(rstd + rows, rows < M)
                     total += dy * ((x - mu[:, None]) * rs[:, None])
                 result = tl.where(small, tl.sum(total, axis=0), result)
-        if which == 0:
-            put_float64(first + columns * first_stride, result, inside)
-        else:
-            if second is not None:
-                put_float64(second + columns * second_stride, result, inside)
+        put_sums(first, second, which, columns, result, first_stride, second_stride, inside)
     if doubtful is not None:  # noqa: SIM102 - one is known at compile time
         if tl.max(flags) != 0:
             for team in range(program, K, programs):

@@ -20,7 +20,7 @@ from normgrad.cuda.kernels.common import (
     settled,
     wait_for_launch_before,
 )
-from normgrad.cuda.kernels.formulas import nearest_to, normalised
+from normgrad.cuda.kernels.formulas import near_and_rest, normalised
 from normgrad.cuda.kernels.layer_norm_tiles import (
     first_of,
     of_columns,
@@ -207,7 +207,7 @@ def layer_norm_forward(
             if EXACT:
                 values = values.to(tl.float64)
             centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
-            number, rest = nearest_to(centre, values.dtype)
+            number, rest = near_and_rest(centre, values.dtype)
             away = values - number[:, None]
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
