@@ -153,6 +153,45 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: in
     judge("group_norm", x, None, None, *sizes)
 
 
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a GPU's size, whose float32 sums are made as there: each thread adds up what it has one by one.
+
+    Those are 32 numbers of a wide row, as far apart as there are threads, and all numbers of a short sum.
+    """
+    from triton.runtime.interpreter import ReduceOps
+
+    from normgrad.cuda import interpreter
+    from normgrad.cuda.configurations import Chip
+
+    summed = ReduceOps.sum
+
+    def added_up(reduction: Any, data: Any) -> Any:
+        if data.dtype.name != "fp32" or reduction.axis is None:
+            return summed(reduction, data)
+        values = np.moveaxis(data.handle.data, reduction.axis, 0)
+        threads = max(len(values) // 32, 32) if len(values) > 32 else 1
+        values = np.add.accumulate(values.reshape(-1, threads, *values.shape[1:]))[-1]
+        while len(values) > 1:
+            values = values[: len(values) // 2] + values[len(values) // 2 :]
+        return reduction.to_tensor(values[0], data.dtype)
+
+    monkeypatch.setattr(ReduceOps, "sum", added_up)
+    monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, concurrent=False))
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted", "one_by_one")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("N", [500, 1000, 1001, 20000])
+def test_layer_norm_beside_outliers(dtype: Any, N: int) -> None:
+    """Adding the others to an outlier's square rounds each time the same way."""
+    generator = np.random.default_rng(30)
+    x = generator.normal(size=(200 if N < 20000 else 4, N))
+    x[:, :: N // 3] *= 10 ** generator.uniform(1, 3 if dtype == np.float16 else 8, size=(len(x), 1))
+    judge("layer_norm", x.astype(dtype), [N])
+
+
 @only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)

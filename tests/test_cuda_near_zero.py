@@ -114,10 +114,19 @@ class TestForward:
         out = (x, np.empty((6, 1), np.float32), np.empty((6, 1), np.float32)) if in_place else None
         judge("layer_norm", x, [N], random_data((N,), np.float32, 2), None, eps, out=out)
 
-    def test_rows_around_a_mean_of_zero(self) -> None:
-        x = _sized((3, 48), np.float32, 1e-41, 1)
-        x[:, 24:] = -x[:, :24]
-        judge("layer_norm", x, [48], random_data((48,), np.float32, 2))
+    @pytest.mark.parametrize("N", [48, 300])
+    def test_bfloat16_near_its_mean(self, N: int) -> None:
+        """Where the mean lies between two float32 is seen in results next to the middle of two bfloat16."""
+        for size in (1e-38, 1e-40, 3e-41):
+            x, weight = _sized((200, N), BFLOAT16, size, 1), _sized((N,), BFLOAT16, 1e3, 2)
+            judge("layer_norm", x, [N], weight)
+
+    @pytest.mark.parametrize("N", [48, 300])
+    def test_rows_around_a_mean_of_zero(self, N: int) -> None:
+        x = _sized((7, N), np.float32, 1e-41, 1)
+        x[:, N // 2 :] = -x[:, : N // 2]
+        x[4], x[5], x[6, 0] = 0, random_data((N,), np.float32, 7), np.nan  # beside rows that are not
+        judge("layer_norm", x, [N], _sized((N,), np.float32, 1e3, 2))
 
     @pytest.mark.parametrize("N", [16, 300])
     def test_a_number_near_the_mean_of_others_that_are_not(self, N: int) -> None:

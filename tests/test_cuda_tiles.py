@@ -32,6 +32,7 @@ from normgrad.cuda.group_norm import _vector
 from normgrad.cuda.group_norm_channels import Blocks
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
+from normgrad.cuda.layer_norm import _fold as row_fold
 from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
 from normgrad.cuda.teams import Teams
 
@@ -218,3 +219,17 @@ def _even(array: np.ndarray) -> bool:
     """What the package finds of an array's address."""
     problem = mock.Mock(views={"input": as_view(array)})
     return Steps(problem, []).data("input", array.shape).even
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_thread_adds_up_eight_squares_of_a_row_at_the_most(chip: Chip, itemsize: int) -> None:
+    for columns in [*range(1, 2000), 5000, 9000, 16384, 16385, 65536, 65537, 300000]:
+        tile = forward_row_tile(columns, itemsize, chip)
+        threads, fold = 32 * tile.warps, row_fold(tile, itemsize)
+        if fold == 1:
+            assert tile.columns <= 8 * threads
+        else:
+            assert fold * (4 // itemsize) <= 8
+            assert tile.columns % fold == 0
+            assert tile.columns // fold >= threads * (16 // itemsize)

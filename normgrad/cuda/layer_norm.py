@@ -16,7 +16,7 @@ from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
 from normgrad.cuda.kernels.layer_norm_forward import layer_norm_forward
 from normgrad.cuda.launch import FLOAT64, Argument, Given, Options, Step, float64_bits
-from normgrad.cuda.problem import Operand, Steps, paired, paired_vector, sums_tile
+from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired, paired_vector, sums_tile
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
@@ -25,6 +25,8 @@ _FEW_COLUMNS = NARROW.columns
 # Of the launch that sums up over the teams: elements at a time, and programs on a multiprocessor.
 _WIDEST_SUMS = 4096
 _RESIDENT_SUMS = 4
+# Squares of a thread's numbers that are added up as float32.
+_CHAIN = 8
 # Beside a smaller one the squares that float32 rounds as subnormals count.
 _SMALL_EPS = 2.0**-90
 
@@ -53,9 +55,21 @@ def _in_place(problem: Problem, operands: Sequence[Operand], outputs: Sequence[s
     return any(overlap(problem.views[name], view) for name in outputs if name in problem.views for view in data)
 
 
+def _fold(tile: RowTile, itemsize: int) -> int:
+    """In how many stretches a program's columns fall, of each of which every thread has a vector.
+
+    Up to eight numbers of a thread are added up as float32: it has no more where one stretch is enough, and two of each
+    stretch where numbers come in pairs.
+    """
+    threads = tile.warps * 32
+    if tile.columns <= _CHAIN * threads:
+        return 1
+    return min(tile.columns * itemsize // (threads * VECTOR_ACCESS), _CHAIN * itemsize // FLOAT32.itemsize)
+
+
 def _finish(
     tensors: Sequence[Argument],
-    sizes: Sequence[int],
+    sizes: Sequence[Any],
     outputs: Sequence[Operand],
     tile: RowTile,
     teams: Teams,
@@ -122,7 +136,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
         slots,
         layer_norm_backward,
         tile,
-        [*tensors, M, N, teams.count, *grad_out.strides, *x.strides, *grad_input.strides],
+        [*tensors, M, N, teams.count, grad_out.strides, x.strides, grad_input.strides],
         {
             **_constants(tile, N, [grad_out, x, grad_input]),
             "PREFETCH": tile.prefetch,
@@ -139,7 +153,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     if rounds or rounded:
         pointers = [operand.pointer for operand in operands]
         tensors = [partial, *pointers[:2], *vectors, pointers[2], doubtful]
-        sizes = [teams.count, M, N, *(stride for operand in operands for stride in operand.strides)]
+        sizes = [teams.count, M, N, *(operand.strides for operand in operands)]
         steps.add(_finish(tensors, sizes, outputs, tile, teams, chip, rounded))
     elif wanted:
         steps.sum_columns(partial, teams.count, N, outputs)
@@ -170,10 +184,11 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         slots,
         layer_norm_forward,
         tile,
-        [*tensors, *counts, *x.strides, *output.strides, *mean.strides, *rstd.strides],
+        [*tensors, *counts, x.strides, output.strides, *mean.strides, *rstd.strides],
         _constants(tile, N, [x, output])
         | {
             "STAGES": tile.stages,
+            "FOLD": _fold(tile, problem.views["input"].dtype.itemsize),
             "PAIRS": pairs,
             "EXACT": in_place or problem.attributes["eps"] < _SMALL_EPS,
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, low, numbers
+from normgrad.cuda.kernels.common import INTERPRETED, SINGLE, high, numbers
 
 
 @triton.jit
@@ -27,16 +27,6 @@ def precise(data, KIND: tl.constexpr):
 def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
     """Loaded data in float32, or where it is to be EXACT, as the formulas take it."""
     return precise(data, KIND) if EXACT else numbers(data, KIND)
-
-
-@triton.jit
-def away_from(values, centre):
-    """How far values are from a centre of float64, in their own precision."""
-    if values.dtype == tl.float64:
-        result = values - centre
-    else:
-        result = values - high(centre) - low(centre)
-    return result
 
 
 @triton.jit
@@ -79,14 +69,18 @@ def left_out_of(rest, inverse):
 
 @triton.jit
 def normalised(x, centre, inverse, scale, shift):
-    """``(x − centre)·inverse·scale + shift``, of float64 in few steps."""
+    """``(x − centre)·inverse·scale + shift``: of float64 in few steps, of float32 by the float32 next to the centre.
+
+    What that leaves out of the centre comes in as a part of the result, where a subnormal's rounding counts least.
+    """
     if x.dtype == tl.float64:
         factor = inverse
         if scale is not None:
             factor = factor * scale
-        result = away_from(x, centre) * factor
+        result = (x - centre) * factor
     else:
-        result = away_from(x, centre) * high(inverse)
+        near, rest = near_and_rest(centre, tl.float32)
+        result = (x - near) * high(inverse) + left_out_of(rest, inverse)
         if scale is not None:
             result = result * scale
     if shift is not None:

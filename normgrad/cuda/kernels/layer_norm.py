@@ -33,7 +33,7 @@ from normgrad.cuda.kernels.common import (
     wide,
 )
 from normgrad.cuda.kernels.formulas import gradient, precise, wider
-from normgrad.cuda.kernels.layer_norm_tiles import first_of, offsets_in, row_mask, slots_of
+from normgrad.cuda.kernels.layer_norm_tiles import first_of, offsets_in, part_of_team, row_mask, rows_of, slots_of
 from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked, next_turn, put_results
 
 
@@ -44,6 +44,29 @@ def _exactly(data, KIND: tl.constexpr, EXACT: tl.constexpr):
     if EXACT:
         result = result.to(tl.float64)
     return result
+
+
+@triton.jit
+def _loaded(
+    tensors,  # input, grad_out, mean, rstd
+    offsets,  # of a tile's elements in the first two
+    strides,
+    tile,
+    part,
+    M,
+    word_in_row,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """A tile of the input and of its gradients, and its rows' statistics."""
+    rows = indices(tile, ROWS)
+    mask = row_mask(rows < M, word_in_row, MASKED)
+    x = tl.load(first_of(tensors[0], tile, part, strides[0], ROWS, WORDS) + offsets[0], mask=mask, other=0)
+    dy = tl.load(first_of(tensors[1], tile, part, strides[1], ROWS, WORDS) + offsets[1], mask=mask, other=0)
+    mu = tl.load(tensors[2] + rows, mask=rows < M, other=0.0)
+    rs = tl.load(tensors[3] + rows, mask=rows < M, other=0.0)
+    return x, dy, mu, rs
 
 
 @triton.jit
@@ -60,12 +83,9 @@ def layer_norm_backward(
     M,
     N,
     teams,
-    grad_out_row,
-    grad_out_column,
-    input_row,
-    input_column,
-    grad_input_row,
-    grad_input_column,
+    grad_out_strides,  # of row and column
+    input_strides,
+    grad_input_strides,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -86,17 +106,13 @@ def layer_norm_backward(
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
     LAG: tl.constexpr = LATER if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
-    program = tl.program_id(0)
-    part = program % PARTS
-    team = program // PARTS
-    columns = indices(part, COLUMNS)
-    in_row = (columns < N)[None, :]
-    word_in_row = in_row if PAIRS == SINGLE else (indices(part, WORDS) < N // 2)[None, :]
+    team, part, columns, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
-    read_x = offsets_in(input_row, input_column, ROWS, WORDS, WIDE)
-    read_dy = offsets_in(grad_out_row, grad_out_column, ROWS, WORDS, WIDE)
-    written = offsets_in(grad_input_row, grad_input_column, ROWS, WORDS, WIDE)
+    tensors = (input, grad_out, mean, rstd)
+    strides = (input_strides, grad_out_strides)
+    offsets = (offsets_in(input_strides, ROWS, WORDS, WIDE), offsets_in(grad_out_strides, ROWS, WORDS, WIDE))
+    written = offsets_in(grad_input_strides, ROWS, WORDS, WIDE)
     weight_sum = tl.zeros((COLUMNS,), tl.float64)
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
     small_rows = tl.zeros((ROWS,), tl.uint32)
@@ -108,14 +124,9 @@ def layer_norm_backward(
         if tiles <= teams:  # no rows follow these, so that the next launch may take its place early
             let_next_launch_begin()
     if PREFETCH:
-        rows = indices(team, ROWS)
-        mask = row_mask(rows < M, word_in_row, MASKED)
-        next_x = tl.load(first_of(input, team, part, input_row, input_column, ROWS, WORDS) + read_x, mask=mask, other=0)
-        next_dy = tl.load(
-            first_of(grad_out, team, part, grad_out_row, grad_out_column, ROWS, WORDS) + read_dy, mask=mask, other=0
+        next_x, next_dy, next_mean, next_rstd = _loaded(
+            tensors, offsets, strides, team, part, M, word_in_row, ROWS, WORDS, MASKED
         )
-        next_mean = tl.load(mean + rows, mask=rows < M, other=0.0)
-        next_rstd = tl.load(rstd + rows, mask=rows < M, other=0.0)
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         dy_before = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
@@ -134,14 +145,7 @@ def layer_norm_backward(
             places, given = slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 1)
             seen = look(places, given)
         ahead = tile + teams if PREFETCH else tile
-        rows = indices(ahead, ROWS)
-        mask = row_mask(rows < M, word_in_row, MASKED)
-        x = tl.load(first_of(input, ahead, part, input_row, input_column, ROWS, WORDS) + read_x, mask=mask, other=0)
-        dy = tl.load(
-            first_of(grad_out, ahead, part, grad_out_row, grad_out_column, ROWS, WORDS) + read_dy, mask=mask, other=0
-        )
-        mu = tl.load(mean + rows, mask=rows < M, other=0.0)
-        rs = tl.load(rstd + rows, mask=rows < M, other=0.0)
+        x, dy, mu, rs = _loaded(tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, MASKED)
         if PREFETCH:
             x, next_x = next_x, x
             dy, next_dy = next_dy, dy
@@ -173,10 +177,8 @@ def layer_norm_backward(
                     else:
                         publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
             if PHASE != SUMS:
-                rows = indices(done, ROWS)
-                known = rows < M
+                rows, known = rows_of(done, M, ROWS, LAG)
                 if LAG:
-                    known = known & (rows >= 0)
                     x, x_before = x_before, x
                     dy, dy_before = dy_before, dy
                     mu, mu_before = mu_before, mu
@@ -211,7 +213,7 @@ def layer_norm_backward(
                     turn = next_turn(turn)
                 g, values = _exactly(dy, PAIRS, EXACT), _exactly(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g[:, None], mean_gx[:, None])
-                target = first_of(grad_input, done, part, grad_input_row, grad_input_column, ROWS, WORDS)
+                target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS)
                 mask = row_mask(known, word_in_row, MASKED)
                 put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
     if doubtful is not None:
@@ -223,10 +225,10 @@ def layer_norm_backward(
                 small = (small_rows & turn != 0) & (rows < M)
                 turn = next_turn(turn)
                 if any_of(small):  # gradients that are 0 are right as they are
-                    first = first_of(grad_out, tile, part, grad_out_row, grad_out_column, ROWS, WORDS)
-                    dy = tl.load(first + read_dy, mask=row_mask(small, word_in_row, MASKED), other=0)
+                    first = first_of(grad_out, tile, part, grad_out_strides, ROWS, WORDS)
+                    dy = tl.load(first + offsets[1], mask=row_mask(small, word_in_row, MASKED), other=0)
                     some |= any_of(~are_zeros(dy)).to(tl.int32)
-        tl.store(doubtful + program, some)
+        tl.store(doubtful + tl.program_id(0), some)
     if PHASE != OUTPUTS:
         line = partial + int64(team) * N + columns
         if WANT_WEIGHT:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels.common import float64, indices, int64, wait_for_launch_before, wide
+from normgrad.cuda.kernels.memory import put_sums, sums_over
 from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, is_above_zero_below, put_float64
 
 _CHUNK = tl.constexpr(512)
@@ -23,24 +24,33 @@ def _as_float64(pointers, mask):
 
 
 @triton.jit
-def _terms(grad_out, input, weight, mu, rs, columns, N, grad_out_column, input_column):
+def _at(pointer, rows, columns, strides):
+    """Where numbers lie."""
+    return pointer + rows * strides[0] + columns * strides[1]
+
+
+@triton.jit
+def _terms(grad_out, input, weight, mu, rs, row, columns, N, grad_out_strides, input_strides):
     """``g`` and ``x̂`` of a few columns of a row."""
     inside = columns < N
-    g = _as_float64(grad_out + columns * grad_out_column, inside)
-    x_hat = tl.where(inside, (_as_float64(input + columns * input_column, inside) - mu) * rs, 0.0)
+    g = _as_float64(_at(grad_out, row, columns, grad_out_strides), inside)
+    x_hat = tl.where(inside, (_as_float64(_at(input, row, columns, input_strides), inside) - mu) * rs, 0.0)
     if weight is not None:
         g *= _as_float64(weight + columns, inside)
     return g, x_hat
 
 
 @triton.jit
-def _row(grad_out, input, mu, rs, weight, grad_input, N, grad_out_column, input_column, grad_input_column):
+def _row(grad_out, input, mean, rstd, weight, grad_input, row, N, grad_out_strides, input_strides, grad_input_strides):
     """The gradient of a row, if it is near zero."""
+    mu = wide(tl.load(mean + row)).to(tl.float64)
+    rs = wide(tl.load(rstd + row)).to(tl.float64)
     sum_g = tl.zeros((_CHUNK,), tl.float64)
     sum_gx = tl.zeros((_CHUNK,), tl.float64)
     sizes = tl.zeros((_CHUNK,), tl.float64)
     for chunk in range(tl.cdiv(N, _CHUNK)):
-        g, x_hat = _terms(grad_out, input, weight, mu, rs, indices(chunk, _CHUNK), N, grad_out_column, input_column)
+        columns = indices(chunk, _CHUNK)
+        g, x_hat = _terms(grad_out, input, weight, mu, rs, row, columns, N, grad_out_strides, input_strides)
         sum_g += g
         sum_gx += g * x_hat
         sizes += tl.abs(g)
@@ -51,9 +61,9 @@ def _row(grad_out, input, mu, rs, weight, grad_input, N, grad_out_column, input_
     chunks = tl.where(is_small, tl.cdiv(N, _CHUNK), 0)
     for chunk in range(chunks):
         columns = indices(chunk, _CHUNK)
-        g, x_hat = _terms(grad_out, input, weight, mu, rs, columns, N, grad_out_column, input_column)
+        g, x_hat = _terms(grad_out, input, weight, mu, rs, row, columns, N, grad_out_strides, input_strides)
         result = rs * (g - mean_g - x_hat * mean_gx)
-        put_float64(grad_input + columns * grad_input_column, result, columns < N)
+        put_float64(_at(grad_input, row, columns, grad_input_strides), result, columns < N)
 
 
 @triton.jit
@@ -73,12 +83,9 @@ def layer_norm_finish(
     K,
     M,
     N,
-    grad_out_row,
-    grad_out_column,
-    input_row,
-    input_column,
-    grad_input_row,
-    grad_input_column,
+    grad_out_strides,  # of row and column
+    input_strides,
+    grad_input_strides,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILE_ROWS: tl.constexpr,  # of the tiles that the teams have walked over
@@ -100,14 +107,7 @@ def layer_norm_finish(
     if first is not None:
         columns = indices(tl.program_id(0), COLUMNS)
         inside = columns < N
-        total = tl.zeros((ROWS, COLUMNS), tl.float64)
-        base = partial + which.to(tl.int64) * K * N
-        for start in range(0, K, ROWS):
-            rows = start + tl.arange(0, ROWS)
-            mask = (rows < K)[:, None] & inside[None, :]
-            place = rows.to(tl.int64)[:, None] * N + columns[None, :]
-            total += tl.load(base + place, mask=mask, other=0.0).to(tl.float64)
-        result = tl.sum(total, axis=0)
+        result = sums_over(partial + which.to(tl.int64) * K * N, 0, K, columns, N, ROWS, COLUMNS)
         if ROUNDED:
             small = (tl.abs(result) < NEAR_ZERO) & (inside & (which == 0))
             if any_of(small):  # unless there are but zeros to be summed up
@@ -123,16 +123,12 @@ def layer_norm_finish(
                 for block in range(tl.cdiv(M, ROWS)):
                     rows = indices(block, ROWS)
                     mask = (rows < M)[:, None] & small[None, :]
-                    dy = _as_float64(grad_out + rows[:, None] * grad_out_row + columns[None, :] * grad_out_column, mask)
-                    x = _as_float64(input + rows[:, None] * input_row + columns[None, :] * input_column, mask)
+                    dy = _as_float64(_at(grad_out, rows[:, None], columns[None, :], grad_out_strides), mask)
+                    x = _as_float64(_at(input, rows[:, None], columns[None, :], input_strides), mask)
                     mu, rs = _as_float64(mean + rows, rows < M), _as_float64(rstd + rows, rows < M)
                     total += dy * ((x - mu[:, None]) * rs[:, None])
                 result = tl.where(small, tl.sum(total, axis=0), result)
-        if which == 0:
-            put_float64(first + columns * first_stride, result, inside)
-        else:
-            if second is not None:
-                put_float64(second + columns * second_stride, result, inside)
+        put_sums(first, second, which, columns, result, first_stride, second_stride, inside)
     if doubtful is not None:  # noqa: SIM102 - one is known at compile time
         if tl.max(flags) != 0:
             for team in range(program, K, programs):
@@ -141,14 +137,15 @@ def layer_norm_finish(
                 for tile in range(team, tiles, K):
                     for row in range(tile * TILE_ROWS, tl.minimum(tile * TILE_ROWS + TILE_ROWS, M)):
                         _row(
-                            grad_out + int64(row) * grad_out_row,
-                            input + int64(row) * input_row,
-                            wide(tl.load(mean + row)).to(tl.float64),
-                            wide(tl.load(rstd + row)).to(tl.float64),
+                            grad_out,
+                            input,
+                            mean,
+                            rstd,
                             weight,
-                            grad_input + int64(row) * grad_input_row,
+                            grad_input,
+                            int64(row),
                             N,
-                            grad_out_column,
-                            input_column,
-                            grad_input_column,
+                            grad_out_strides,
+                            input_strides,
+                            grad_input_strides,
                         )

@@ -20,19 +20,25 @@ from normgrad.cuda.kernels.common import (
     settled,
     wait_for_launch_before,
 )
-from normgrad.cuda.kernels.formulas import away_from, normalised
-from normgrad.cuda.kernels.layer_norm_tiles import first_of, of_columns, offsets_in, row_mask, slots_of, unpacked
+from normgrad.cuda.kernels.formulas import near_and_rest, normalised
+from normgrad.cuda.kernels.layer_norm_tiles import (
+    first_of,
+    of_columns,
+    offsets_in,
+    part_of_team,
+    row_mask,
+    rows_of,
+    slots_of,
+    unpacked,
+)
 from normgrad.cuda.kernels.near_zero import (
-    LARGEST_SIZE,
     NEAR_MEAN,
-    NEAR_MEAN_SIZE,
     any_of,
     marked,
     mean_size,
     next_turn,
     put_float64,
     put_results,
-    size_above_zero,
 )
 
 # Half of what marks a row, so that every row below it was marked, whatever other rows there are.
@@ -40,15 +46,13 @@ _NEARER = tl.constexpr(2.0**-61)
 
 
 @triton.jit
-def _some_columns(
-    input, rows, tile, place, N, row_stride, column_stride, FEW: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr
-):
+def _some_columns(input, rows, tile, place, N, strides, FEW: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr):
     """A few columns of some rows of a tile in float64, and which of their words there are."""
     ROWS: tl.constexpr = rows.shape[0]
     WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
     mask = rows[:, None] & (indices(place, WORDS) < (N if PAIRS == SINGLE else N // 2))[None, :]
-    source = first_of(input, tile, place, row_stride, column_stride, ROWS, WORDS)
-    x = tl.load(source + offsets_in(row_stride, column_stride, ROWS, WORDS, WIDE), mask=mask, other=0)
+    source = first_of(input, tile, place, strides, ROWS, WORDS)
+    x = tl.load(source + offsets_in(strides, ROWS, WORDS, WIDE), mask=mask, other=0)
     return numbers(x, PAIRS).to(tl.float64), mask
 
 
@@ -58,8 +62,7 @@ def _statistics(
     rows,
     tile,
     N,
-    row_stride,
-    column_stride,
+    strides,
     CHUNKS: tl.constexpr,
     FEW: tl.constexpr,
     WIDE: tl.constexpr,
@@ -68,12 +71,12 @@ def _statistics(
     """The means of some rows of a tile and the sums of their squares about them, in float64."""
     total = tl.zeros((rows.shape[0], FEW), tl.float64)
     for chunk in range(CHUNKS):
-        values, _ = _some_columns(input, rows, tile, chunk, N, row_stride, column_stride, FEW, WIDE, PAIRS)
+        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, WIDE, PAIRS)
         total += values
     centre = tl.sum(total, axis=1) / float64(N)
     squares = tl.zeros((rows.shape[0], FEW), tl.float64)
     for chunk in range(CHUNKS):
-        values, _ = _some_columns(input, rows, tile, chunk, N, row_stride, column_stride, FEW, WIDE, PAIRS)
+        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, WIDE, PAIRS)
         away = tl.where((indices(chunk, FEW) < N)[None, :], values - centre[:, None], 0.0)
         squares += away * away
     return centre, tl.sum(squares, axis=1)
@@ -91,7 +94,8 @@ def _once_more(
     tile,
     part,
     N,
-    strides,  # of the input's rows and columns, and of the output's
+    input_strides,
+    output_strides,
     CHUNKS: tl.constexpr,
     FEW: tl.constexpr,
     WIDE: tl.constexpr,
@@ -100,17 +104,17 @@ def _once_more(
     """Some rows of a tile by way of float64, a few columns at a time."""
     ROWS: tl.constexpr = rows.shape[0]
     WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
-    written = offsets_in(strides[2], strides[3], ROWS, WORDS, WIDE)
+    written = offsets_in(output_strides, ROWS, WORDS, WIDE)
     for chunk in range(CHUNKS):
         place = part * CHUNKS + chunk
-        values, mask = _some_columns(input, rows, tile, place, N, strides[0], strides[1], FEW, WIDE, PAIRS)
+        values, mask = _some_columns(input, rows, tile, place, N, input_strides, FEW, WIDE, PAIRS)
         factor, term = None, None
         if weight is not None:
             factor = unpacked(of_columns(weight, place, N, FEW), PAIRS)
         if bias is not None:
             term = unpacked(of_columns(bias, place, N, FEW), PAIRS)
         result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-        target = first_of(output, tile, place, strides[2], strides[3], ROWS, WORDS)
+        target = first_of(output, tile, place, output_strides, ROWS, WORDS)
         put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
 
 
@@ -122,6 +126,21 @@ def _of_parts(slots, rows, M, counts, whole, per_row, PARTS: tl.constexpr, PADDE
     centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
     between = centres - centre[:, None]
     return centre, tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
+
+
+@triton.jit
+def _sums(squares, FOLD: tl.constexpr, PAIRS: tl.constexpr):
+    """Sums of rows in float64, of a thread's numbers up to eight as float32: there an outlier's square meets few."""
+    ROWS: tl.constexpr = squares.shape[0]
+    COLUMNS: tl.constexpr = squares.shape[1]
+    if FOLD == 1:
+        result = tl.sum(squares, axis=1).to(tl.float64)
+    else:
+        few = tl.sum(tl.reshape(squares, (ROWS, FOLD, COLUMNS // FOLD)), axis=1)
+        if PAIRS != SINGLE:
+            few = tl.sum(tl.reshape(few, (ROWS, COLUMNS // FOLD // 2, 2)), axis=2)
+        result = tl.sum(few.to(tl.float64), axis=1)
+    return result
 
 
 @triton.jit
@@ -137,10 +156,8 @@ def layer_norm_forward(
     N,
     eps_bits,  # float64
     teams,
-    input_row,
-    input_column,
-    output_row,
-    output_column,
+    input_strides,  # of row and column
+    output_strides,
     mean_stride,
     rstd_stride,
     ROWS: tl.constexpr,
@@ -150,6 +167,7 @@ def layer_norm_forward(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     PAIRS: tl.constexpr,
     EXACT: tl.constexpr,  # all is computed as float64, for an eps beside which the smallest squares count
     PHASE: tl.constexpr,
@@ -158,14 +176,9 @@ def layer_norm_forward(
     LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     CAREFUL: tl.constexpr = not EXACT and input.dtype.element_ty == tl.float32
-    program = tl.program_id(0)
-    part = program % PARTS
-    team = program // PARTS
-    columns = indices(part, COLUMNS)
-    in_row = (columns < N)[None, :]
-    word_in_row = in_row if PAIRS == SINGLE else (indices(part, WORDS) < N // 2)[None, :]
-    read = offsets_in(input_row, input_column, ROWS, WORDS, WIDE)
-    written = offsets_in(output_row, output_column, ROWS, WORDS, WIDE)
+    team, part, _, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
+    read = offsets_in(input_strides, ROWS, WORDS, WIDE)
+    written = offsets_in(output_strides, ROWS, WORDS, WIDE)
     eps = float64_of_bits(eps_bits)
     whole = float64(N)
     per_row = 1.0 / whole
@@ -180,31 +193,33 @@ def layer_norm_forward(
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
-    nearest = tl.full((ROWS,), LARGEST_SIZE, tl.uint32)
+    nearest = tl.full((ROWS,), float("inf"), tl.float32)
     near_rows = tl.zeros((ROWS,), tl.uint32)
     turn = tl.full((), 1, tl.uint32)
     for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
         rows = indices(tile, ROWS)
         mask = row_mask(rows < M, word_in_row, MASKED)
-        x = tl.load(first_of(input, tile, part, input_row, input_column, ROWS, WORDS) + read, mask=mask, other=0)
+        x = tl.load(first_of(input, tile, part, input_strides, ROWS, WORDS) + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = numbers(x, PAIRS)
             if EXACT:
                 values = values.to(tl.float64)
             centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
-            away = away_from(values, centre[:, None])
+            number, rest = near_and_rest(centre, values.dtype)
+            away = values - number[:, None]
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
-            squares = tl.sum(away * away, axis=1).to(tl.float64)
+            squares = _sums(away * away, FOLD, PAIRS)
+            if FOLD > 1 and PARTS == 1:
+                squares = settled(squares, ROWS)
+            squares -= rest * rest * count
             if PARTS > 1:
                 publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
         if PHASE != SUMS:
-            rows = indices(done, ROWS)
-            known = rows < M
+            rows, known = rows_of(done, M, ROWS, LAG)
             if LAG:
-                known = known & (rows >= 0)
                 x, x_before = x_before, x
             if PARTS > 1:
                 centre, squares = _of_parts(slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE)
@@ -213,8 +228,8 @@ def layer_norm_forward(
             inverse = 1.0 / tl.sqrt(squares * per_row + eps)
             if CAREFUL:
                 size = mean_size(centre, inverse)
-                if PARTS > 1:  # what is cheaper beside the waiting, but leaves out means of 0
-                    nearest = tl.minimum(nearest, size_above_zero(size))
+                if PARTS > 1:  # what is cheaper beside the waiting
+                    nearest = tl.where((size < nearest) & known, size, nearest)
                 else:
                     near_rows = marked(near_rows, (size < NEAR_MEAN) & known, turn)
                     turn = next_turn(turn)
@@ -228,7 +243,7 @@ def layer_norm_forward(
             if EXACT:
                 values = values.to(tl.float64)
             result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-            target = first_of(output, done, part, output_row, output_column, ROWS, WORDS)
+            target = first_of(output, done, part, output_strides, ROWS, WORDS)
             put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
             if mean is not None:
@@ -238,7 +253,7 @@ def layer_norm_forward(
     if CAREFUL and PHASE != SUMS:
         CHUNKS: tl.constexpr = 8 if COLUMNS >= 256 else 1
         FEW: tl.constexpr = COLUMNS // CHUNKS
-        if any_of(nearest < NEAR_MEAN_SIZE if PARTS > 1 else near_rows != 0):
+        if any_of(nearest < NEAR_MEAN if PARTS > 1 else near_rows != 0):
             tl.debug_barrier()  # what is written once more must be what stays
             turn = tl.full((), 1, tl.uint32)
             for tile in range(team, tl.cdiv(M, ROWS), teams):
@@ -252,15 +267,12 @@ def layer_norm_forward(
                         centre, squares = _of_parts(
                             slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE
                         )
-                        is_zero = centre == 0.0
                     else:
-                        centre, squares = _statistics(
-                            input, near, tile, N, input_row, input_column, CHUNKS, FEW, WIDE, PAIRS
-                        )
-                        is_zero = (centre == 0.0) & (squares == 0.0)  # and right as it is
+                        centre, squares = _statistics(input, near, tile, N, input_strides, CHUNKS, FEW, WIDE, PAIRS)
+                        near = near & ((centre != 0.0) | (squares != 0.0))  # zeros are right as they are
                     inverse = 1.0 / tl.sqrt(squares * per_row + eps)
-                    near = near & (mean_size(centre, inverse) < _NEARER) & ~is_zero
-                    strides = (input_row, input_column, output_row, output_column)
+                    near = near & (mean_size(centre, inverse) < _NEARER)
                     tensors = (input, weight, bias, output)
+                    strides = (input_strides, output_strides)
                     if any_of(near):
-                        _once_more(near, centre, inverse, *tensors, tile, part, N, strides, CHUNKS, FEW, WIDE, PAIRS)
+                        _once_more(near, centre, inverse, *tensors, tile, part, N, *strides, CHUNKS, FEW, WIDE, PAIRS)

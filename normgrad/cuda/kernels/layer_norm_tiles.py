@@ -5,24 +5,45 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import apart, indices, int64, wide
+from normgrad.cuda.kernels.common import SINGLE, apart, indices, int64, wide
 
 
 @triton.jit
-def offsets_in(row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+def part_of_team(N, COLUMNS: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr):
+    """A program's team and part, its columns, and which of its tile's columns and words there are."""
+    program = tl.program_id(0)
+    part = program % PARTS
+    columns = indices(part, COLUMNS)
+    in_row = (columns < N)[None, :]
+    word_in_row = in_row if PAIRS == SINGLE else (indices(part, COLUMNS // 2) < N // 2)[None, :]
+    return program // PARTS, part, columns, in_row, word_in_row
+
+
+@triton.jit
+def rows_of(tile, M, ROWS: tl.constexpr, LAG: tl.constexpr):
+    """The rows of a tile, and which of them there are; with a LAG it may be a tile before the first."""
+    rows = indices(tile, ROWS)
+    known = rows < M
+    if LAG:
+        known = known & (rows >= 0)
+    return rows, known
+
+
+@triton.jit
+def offsets_in(strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
     """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     if WIDE:
         rows = rows.to(tl.int64)
         columns = columns.to(tl.int64)
-    return rows[:, None] * row_stride + columns[None, :] * column_stride
+    return rows[:, None] * strides[0] + columns[None, :] * strides[1]
 
 
 @triton.jit
-def first_of(pointer, tile, part, row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def first_of(pointer, tile, part, strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Where a tile begins."""
-    return pointer + int64(tile) * ROWS * row_stride + int64(part) * COLUMNS * column_stride
+    return pointer + int64(tile) * ROWS * strides[0] + int64(part) * COLUMNS * strides[1]
 
 
 @triton.jit

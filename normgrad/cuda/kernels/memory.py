@@ -47,6 +47,28 @@ def copy_strided(
 
 
 @triton.jit
+def sums_over(partial, begin, end, columns, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Some columns' sums over a stretch of rows in float64, in the order of the rows."""
+    total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    for start in range(begin, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & (columns < N)[None, :]
+        place = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        total += tl.load(partial + place, mask=mask, other=0.0).to(tl.float64)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def put_sums(first, second, which, place, result, first_stride, second_stride, mask):
+    """Store sums as the first or the second of two tensors, if there is that one."""
+    if which == 0:
+        put_float64(first + place * first_stride, result, mask)
+    else:
+        if second is not None:
+            put_float64(second + place * second_stride, result, mask)
+
+
+@triton.jit
 def sum_columns(
     partial,  # float32 [which, K, N]
     first,  # [segments, N]
@@ -64,19 +86,8 @@ def sum_columns(
     columns = indices(tl.program_id(0), COLUMNS)
     stretch = tl.program_id(1)
     which = tl.program_id(2)
-    inside = columns < N
     begin = stretch.to(tl.int64) * segment
     end = tl.minimum(begin + segment, K)
-    total = tl.zeros((ROWS, COLUMNS), tl.float64)
-    base = partial + which.to(tl.int64) * K * N
-    for start in range(begin, end, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
-        total += tl.load(base + rows.to(tl.int64)[:, None] * N + columns[None, :], mask=mask, other=0.0).to(tl.float64)
-    result = tl.sum(total, axis=0)
+    result = sums_over(partial + which.to(tl.int64) * K * N, begin, end, columns, N, ROWS, COLUMNS)
     target = stretch.to(tl.int64) * N + columns
-    if which == 0:
-        put_float64(first + target * first_stride, result, inside)
-    else:
-        if second is not None:
-            put_float64(second + target * second_stride, result, inside)
+    put_sums(first, second, which, target, result, first_stride, second_stride, columns < N)
