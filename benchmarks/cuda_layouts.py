@@ -182,7 +182,7 @@ def near_zero_of(case: tuple[int, int, torch.dtype]) -> Problems:
     dy = data(M, N)
     dy[:, ::5] = data(M, (N + 4) // 5, size=1e-40)
     found += judged("layer_norm_backward", (dy, x, [N], mean, rstd, w), f"columns {label}")
-    for size, eps in ((1e-25, 0.0), (1e-40, 1e-5), (1e-38, 1e-26))[: 3 if dtype == torch.float32 else 1]:
+    for size, eps in ((1e-25, 0.0), (1e-40, 1e-5), (1e-38, 1e-26)):
         small = data(M, N, size=size)
         small[1], small[2] = 0, x[2]
         found += judged("layer_norm", (small, [N], w, w, eps), f"numbers of {size}, eps {eps} {label}")

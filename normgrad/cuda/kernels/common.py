@@ -60,16 +60,20 @@ def high(value):
 
 
 @triton.jit
-def low(value):
-    """What the nearest float32 of a float64 leaves out; nothing where that is infinite."""
-    rest = (value - value.to(tl.float32).to(tl.float64)).to(tl.float32)
-    return tl.where(rest == rest, rest, 0.0)
-
-
-@triton.jit
 def indices(block, SIZE: tl.constexpr):
     """The indices in a block, in 64 bits."""
     return (tl.zeros((SIZE,), tl.int64) + block) * SIZE + tl.arange(0, SIZE)
+
+
+@triton.jit
+def offsets_in(strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    if WIDE:
+        rows = rows.to(tl.int64)
+        columns = columns.to(tl.int64)
+    return rows[:, None] * strides[0] + columns[None, :] * strides[1]
 
 
 @triton.jit

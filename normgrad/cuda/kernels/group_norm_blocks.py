@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import int64, sum_pair
+from normgrad.cuda.kernels.common import int64, offsets_in, sum_pair
 
 
 @triton.jit
@@ -33,14 +33,9 @@ def channels_of(group, D: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def tile_offsets(strides, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
-    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
+    """The offsets of a tile's elements from its first."""
     _, channel_stride, place_stride = strides
-    places = tl.arange(0, PLACES)
-    channels = tl.arange(0, CHANNELS)
-    if WIDE:
-        places = places.to(tl.int64)
-        channels = channels.to(tl.int64)
-    return places[:, None] * place_stride + channels[None, :] * channel_stride
+    return offsets_in((place_stride, channel_stride), PLACES, CHANNELS, WIDE)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.formulas import left_out_of, near_and_rest, normalised, precise
+from normgrad.cuda.kernels.formulas import normalised, precise
 from normgrad.cuda.kernels.group_norm_blocks import (
     block_groups,
     channels_of,
@@ -254,16 +254,7 @@ def group_norm_channel_outputs(
         factor = wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
     if bias is not None:
         shift = wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
-    values = precise(x, PAIRS)
-    if values.dtype == tl.float64:
-        result = normalised(values, centre, inverse, factor, shift)
-    else:
-        near, rest = near_and_rest(centre, tl.float32)
-        result = (values - near) * high(inverse) + left_out_of(rest, inverse)
-        if factor is not None:
-            result = result * factor
-        if shift is not None:
-            result = result + shift
+    result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
     target = tile_at(output, sample, place, block * WORDS, output_strides)
     written = tile_offsets(output_strides, PLACES, WORDS, WIDE)
     put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)

@@ -24,6 +24,7 @@ from normgrad.cuda.kernels.common import (
     let_next_launch_begin,
     look,
     look_again,
+    offsets_in,
     publish,
     publish_wide,
     settled,
@@ -33,7 +34,7 @@ from normgrad.cuda.kernels.common import (
     wide,
 )
 from normgrad.cuda.kernels.formulas import gradient, precise, wider
-from normgrad.cuda.kernels.layer_norm_tiles import first_of, offsets_in, part_of_team, row_mask, rows_of, slots_of
+from normgrad.cuda.kernels.layer_norm_tiles import first_of, part_of_team, row_mask, rows_of, slots_of
 from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked, next_turn, put_results
 
 

@@ -16,6 +16,7 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
     numbers,
+    offsets_in,
     publish_wide,
     settled,
     wait_for_launch_before,
@@ -24,7 +25,6 @@ from normgrad.cuda.kernels.formulas import near_and_rest, normalised
 from normgrad.cuda.kernels.layer_norm_tiles import (
     first_of,
     of_columns,
-    offsets_in,
     part_of_team,
     row_mask,
     rows_of,

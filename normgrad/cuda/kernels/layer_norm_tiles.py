@@ -30,17 +30,6 @@ def rows_of(tile, M, ROWS: tl.constexpr, LAG: tl.constexpr):
 
 
 @triton.jit
-def offsets_in(strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
-    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    if WIDE:
-        rows = rows.to(tl.int64)
-        columns = columns.to(tl.int64)
-    return rows[:, None] * strides[0] + columns[None, :] * strides[1]
-
-
-@triton.jit
 def first_of(pointer, tile, part, strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Where a tile begins."""
     return pointer + int64(tile) * ROWS * strides[0] + int64(part) * COLUMNS * strides[1]

@@ -11,8 +11,6 @@ from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, high, put, put_numbers
 NEAR_ZERO = tl.constexpr(2.0**-90)
 # Means below which numbers may be so close to them that the difference, or what it is normalised to, is a subnormal.
 NEAR_MEAN = tl.constexpr(2.0**-60)
-NEAR_MEAN_SIZE = tl.constexpr(((127 - 60) << 23) - 1)  # the ``size_above_zero`` of that
-LARGEST_SIZE = tl.constexpr(0xFFFFFFFF)
 # What, added to a float64 below the smallest normal bfloat16 and taken off again, leaves a bfloat16.
 _SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 _TO_BFLOAT16 = tl.constexpr(1.5 * 2.0**-81)
@@ -50,12 +48,6 @@ def put_results(pointers, values, mask, SHAPE: tl.constexpr, KIND: tl.constexpr)
     if values.dtype == tl.float64:
         values = narrowed(values, KIND == BFLOAT16_PAIRS or pointers.dtype.element_ty == tl.bfloat16)
     put_numbers(pointers, values, mask, SHAPE, KIND)
-
-
-@triton.jit
-def size_above_zero(value):
-    """An integer that grows with a value that is not negative, but is larger than all others where that is 0."""
-    return value.to(tl.uint32, bitcast=True) - 1
 
 
 @triton.jit
