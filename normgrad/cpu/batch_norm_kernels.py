@@ -3,6 +3,7 @@
 import numpy as np
 
 from normgrad.cpu.batch_norm_moments import FEW, batch_moments_columns, batch_moments_rows
+from normgrad.cpu.batch_norm_singles import add_singles
 from normgrad.cpu.batch_norm_tables import (
     block_statistics,
     channel_gradients,
@@ -58,9 +59,11 @@ from normgrad.cpu.channels import (
 from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, BACKWARD_SUMS, F32, FORWARD, FORWARD_SUMS
-from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, store_f64, take
+from normgrad.cpu.memory import fetch_add, item_size, load_f64, start_of, store, store_f64, take
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.vectors import vload, vload_f64, vstore_f64, widen
+
+_NARROW = 64  # channels of float32 of which many places at once are as fast
 
 
 def _work(kind, layout, direction, desc, i):
@@ -92,8 +95,11 @@ def _columns_sum_backward(kind, layout, direction, desc, i):
     # The sums are results themselves: of few terms, none are added in float32.
     run = 1 if desc[SAMPLES] * desc[PLACES] <= FEW else places
     clear_sums(desc, n, chunk)
-    for first in range(0, places, run):
-        add_places(kind, desc, n, chunk, first, first + run, desc[TABLES])
+    if item_size(kind) == 4 and desc[CHANNELS] > _NARROW and run > 1:
+        add_singles(desc, n, chunk, desc[TABLES])
+    else:
+        for first in range(0, places, run):
+            add_places(kind, desc, n, chunk, first, first + run, desc[TABLES])
     settle_sums(kind, desc, n, chunk)
 
 

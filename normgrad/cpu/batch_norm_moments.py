@@ -7,7 +7,7 @@ at least is known from the absolute values of short sums, whose cost is small.
 
 import numpy as np
 
-from normgrad.cpu.channel_columns import add_moments, clear_sums, load_channels, settle_moments
+from normgrad.cpu.channel_columns import add_moments, ask_for_channels, clear_sums, load_channels, settle_moments
 from normgrad.cpu.channel_fields import CHANNELS, CHUNK, INPUT, PARTIALS, PITCH, PLACES, SAMPLES, TABLES
 from normgrad.cpu.channel_rows import moments_of_row
 from normgrad.cpu.channels import address_of, partial_index, places_of
@@ -15,7 +15,7 @@ from normgrad.cpu.exact import exact_moments
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, stack_space, store, store_f64
-from normgrad.cpu.pairs import load_pair, load_pair_or
+from normgrad.cpu.pairs import load_pair, load_pair_first, load_pair_or
 from normgrad.cpu.rows import column_of_lane
 from normgrad.cpu.trusted_sums import LARGEST, SMALLEST
 from normgrad.cpu.vectors import (
@@ -36,6 +36,7 @@ from normgrad.cpu.vectors import (
 _ROWS = 8  # whose sums over lanes are made together: one after another, each would wait for the one before
 FEW = 128  # up to so many terms, a float32 rounding of one of them shows
 _RUN = 16  # places that are worked on at once, and added up in float32
+_BEGINNING = 32  # places whose mean is the guess at that of a row
 _GUESSED = 8  # places whose mean is the guess at that of a chunk of columns
 _WORST = 4.0  # by how much squares about a guess may be larger than those about the mean
 _LARGE = 8.0  # by how much a guess may be larger than the numbers
@@ -87,13 +88,54 @@ def _row_moments(kind, x, count, shift):
 
 
 @in_place
+def _add_numbers(v, s0, s1, q0, q1):
+    return s0 + v[0], s1 + v[1], fma(v[0], v[0], q0), fma(v[1], v[1], q1)
+
+
+@in_place
+def _row_moments_about_zero(kind, x, count):
+    """The same sums of x and x²."""
+    zero = splat_f32(np.float32(0))
+    s, q = splat_f64(0.0), splat_f64(0.0)
+    i = 0
+    while i + 256 <= count:
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        for k in range(0, 256, 32):
+            s0, s1, q0, q1 = _add_numbers(load_pair(kind, x, i + k), s0, s1, q0, q1)
+        s, q = s + widen(s0 + s1), q + widen(q0 + q1)
+        i += 256
+    if i < count:
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        while i + 32 <= count:
+            s0, s1, q0, q1 = _add_numbers(load_pair(kind, x, i), s0, s1, q0, q1)
+            i += 32
+        if i < count:
+            s0, s1, q0, q1 = _add_numbers(load_pair_first(kind, x, i, count - i), s0, s1, q0, q1)
+        s, q = s + widen(s0 + s1), q + widen(q0 + q1)
+    return s, q
+
+
+@device
+def _guess(kind, x):
+    """What the moments of a row are about: the mean of its beginning, or 0 if that is smaller than the deviation."""
+    v = load_pair(kind, x, 0)
+    total, squares = hsum(v[0] + v[1]), hsum(fma(v[1], v[1], v[0] * v[0]))
+    if total * total <= np.float32(_BEGINNING / 2) * squares:
+        return np.float32(0)
+    return coarse(total * np.float32(1 / _BEGINNING))
+
+
+@in_place
 def _long_rows(kind, desc, n, first, last, place, count, x, step, at):
-    """Moments of up to _ROWS rows, each about the mean of its beginning."""
+    """Moments of up to _ROWS rows, each about a guess at its mean."""
     lanes, guesses = _lane_sums(), _guesses()
     for c in range(first, last):
-        v = load_pair(kind, x + (c - first) * step, 0)
-        guess = coarse(hsum(v[0] + v[1]) * np.float32(1 / 32))
-        s, q, size = _row_moments(kind, x + (c - first) * step, count, guess)
+        row = x + (c - first) * step
+        guess, size = _guess(kind, row), np.float32(0)
+        if guess == 0:
+            s, q = _row_moments_about_zero(kind, row, count)
+        else:
+            s, q, size = _row_moments(kind, row, count, guess)
         vstore_f64(lanes, 32 * (c - first), s)
         vstore_f64(lanes, 32 * (c - first) + 16, q)
         store(F32, guesses, c - first, guess)
@@ -145,7 +187,10 @@ def _add_columns(kind, x, step, places, guesses, sizes, sums, squares, whole, co
     zero, m0, m1 = splat_f32(np.float32(0)), vload(F32, guesses, 0), vload(F32, guesses, 16)
     s0, s1, q0, q1 = zero, zero, zero, zero
     t0, t1, r0, r1 = zero, zero, zero, zero
+    ahead = _RUN * step
     for _ in range(places // 2):
+        ask_for_channels(kind, x + ahead)
+        ask_for_channels(kind, x + step + ahead)
         s0, s1, q0, q1 = _add_terms(load_channels(kind, x, whole, count), m0, m1, s0, s1, q0, q1)
         t0, t1, r0, r1 = _add_terms(load_channels(kind, x + step, whole, count), m0, m1, t0, t1, r0, r1)
         x += 2 * step

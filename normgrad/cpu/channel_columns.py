@@ -59,6 +59,14 @@ def load_channels(kind, address, whole, count):
 
 
 @in_place
+def ask_for_channels(kind, address):
+    """Ask for 32 channels in the second-level cache."""
+    prefetch_l2(address)
+    if item_size(kind) == 4:
+        prefetch_l2(address + 64)
+
+
+@in_place
 def _store(kind, address, low, high, whole, count, stream):
     if not whole:
         store_normal_pair_first(kind, address, 0, low, high, count)
@@ -69,7 +77,7 @@ def _store(kind, address, low, high, whole, count, stream):
 
 
 @in_place
-def _add(sums, c, low, high):
+def add_pair(sums, c, low, high):
     vstore_f64(sums, c, vload_f64(sums, c) + widen(low))
     vstore_f64(sums, c + 16, vload_f64(sums, c + 16) + widen(high))
 
@@ -82,12 +90,9 @@ def clear_sums(desc, n, chunk):
 
 
 @in_place
-def _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1):
-    prefetch_l2(grad_out + ahead)
-    prefetch_l2(x + x_ahead)
-    if item_size(kind) == 4:
-        prefetch_l2(grad_out + ahead + 64)
-        prefetch_l2(x + x_ahead + 64)
+def add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1):
+    ask_for_channels(kind, grad_out + ahead)
+    ask_for_channels(kind, x + x_ahead)
     g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
     return a0 + g[0], a1 + g[1], fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
 
@@ -100,15 +105,15 @@ def _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, c, means
     e0, e1, f0, f1 = zero, zero, zero, zero
     ahead, x_ahead = RUN * go_step, RUN * x_step
     for _ in range(rows // 2):
-        a0, a1, b0, b1 = _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
-        e0, e1, f0, f1 = _terms(
+        a0, a1, b0, b1 = add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
+        e0, e1, f0, f1 = add_terms(
             kind, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, m0, m1, e0, e1, f0, f1
         )
         grad_out, x = grad_out + 2 * go_step, x + 2 * x_step
     if rows % 2:
-        a0, a1, b0, b1 = _terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
-    _add(sums, c, a0 + e0, a1 + e1)
-    _add(sums, pitch + c, b0 + f0, b1 + f1)
+        a0, a1, b0, b1 = add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
+    add_pair(sums, c, a0 + e0, a1 + e1)
+    add_pair(sums, pitch + c, b0 + f0, b1 + f1)
 
 
 @device
@@ -174,11 +179,8 @@ def _gradient_columns(kind, desc, n, c, place, rows, grad_out, x, result, table,
     o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
     ahead, x_ahead = RUN * go_step, RUN * x_step
     for r in range(rows):
-        prefetch_l2(grad_out + ahead)
-        prefetch_l2(x + x_ahead)
-        if size == 4:
-            prefetch_l2(grad_out + ahead + 64)
-            prefetch_l2(x + x_ahead + 64)
+        ask_for_channels(kind, grad_out + ahead)
+        ask_for_channels(kind, x + x_ahead)
         g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
         a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
         # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
@@ -265,9 +267,7 @@ def add_moments(kind, desc, n, chunk, first, last):
         q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
         for r in range(last - first):
             ahead = x + (r + RUN) * step + c * size
-            prefetch_l2(ahead)
-            if size == 4:
-                prefetch_l2(ahead + 64)
+            ask_for_channels(kind, ahead)
             v = _load_at(kind, x + r * step, c, channels)
             s0, q0 = _moments(v[0], m[0], s0, q0)
             s1, q1 = _moments(v[1], m[1], s1, q1)
