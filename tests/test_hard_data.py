@@ -42,7 +42,16 @@ def test_statistics_with_outliers(backend: str, dtype: str, order: str, places: 
     data[1, 2::5, :32] = 90
     data[2, 3::7, ::128] = 2000
     data[:, 4::11] += 500
-    data[:, 5::13, 32:] += 300  # about 0 to begin with
+    _check("batch_norm_stats", input=_in_order(data.astype(NUMPY[dtype]), order), eps=1e-5)
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_statistics_of_constants_behind_a_beginning_about_zero(backend: str, dtype: str, order: str) -> None:
+    """Squares about 0 are many times those about the mean, and each of them is rounded the same way."""
+    generator = np.random.default_rng(7)
+    data = np.broadcast_to(generator.uniform(1, 2, size=(1, 96, 1)), (1, 96, 2048)).copy()
+    data[..., :32] = 1e-3 * generator.normal(size=(1, 96, 32))
     _check("batch_norm_stats", input=_in_order(data.astype(NUMPY[dtype]), order), eps=1e-5)
 
 
