@@ -67,30 +67,22 @@ def _power_of_two(inverse, near):
 
 @triton.jit
 def _normalised(x, centre, inverse, factor, shift, LAG: tl.constexpr):
-    """``(x − centre)·inverse·factor + shift``; of float32, what rounding leaves out of the centre comes in last.
+    """``(x − centre)·inverse·factor + shift`` of a tile's groups.
 
     With a LAG the distances are not at hand from the sums. They are made times a power of two, and the rest of the
     reciprocal deviation comes in with the weight, as one factor: neither is out of float32's range.
     """
-    if x.dtype == tl.float64:
-        result = normalised(x, centre[:, None, None], inverse[:, None, None], factor, shift)
-    else:
+    if x.dtype != tl.float64 and LAG and factor is not None:
         near, rest = near_and_rest(centre, tl.float32)
-        left_out = left_out_of(rest, inverse)[:, None, None]
-        if LAG and factor is not None:
-            power, reciprocal = _power_of_two(high(inverse), near)
-            term = left_out * factor
-            term = tl.where(tl.abs(term) < float("inf"), term, 0.0)
-            if shift is not None:
-                term = term + shift
-            scale = high(inverse * reciprocal)[:, None, None] * factor
-            result = (x * power[:, None, None] - (near * power)[:, None, None]) * scale + term
-        else:
-            result = (x - near[:, None, None]) * high(inverse)[:, None, None] + left_out
-            if factor is not None:
-                result = result * factor
-            if shift is not None:
-                result = result + shift
+        power, reciprocal = _power_of_two(high(inverse), near)
+        term = left_out_of(rest, inverse)[:, None, None] * factor
+        term = tl.where(tl.abs(term) < float("inf"), term, 0.0)
+        if shift is not None:
+            term = term + shift
+        scale = high(inverse * reciprocal)[:, None, None] * factor
+        result = (x * power[:, None, None] - (near * power)[:, None, None]) * scale + term
+    else:
+        result = normalised(x, centre[:, None, None], inverse[:, None, None], factor, shift)
     return result
 
 
