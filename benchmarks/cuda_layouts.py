@@ -20,6 +20,11 @@ from normgrad.testing import compare, oracle, terms
 Problems = list[str]
 
 
+def in_both_orders(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same numbers with a channel's places side by side, and with a place's channels."""
+    return x, x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def judged(operator: str, arguments: tuple[Any, ...], label: str, out: tuple[Any, ...] | None = None) -> Problems:
     """A plain call against the oracle."""
     right = expected(operator, arguments)  # first, since the call may write into its arguments
@@ -151,7 +156,7 @@ def special_values() -> Problems:
             found += judged("batch_norm_reduce_backward", (dy, x, v, v, v), label + " reduce")
             found += judged("layer_norm_backward", (*flat, [P], rows, rows), label + " rows")
             found += judged("layer_norm", (flat[1], [P]), label + " forward")
-            for order in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+            for order in in_both_orders(x):
                 found += judged("group_norm_backward", (dy, order, groups, groups, None, *shape, 4), label + " groups")
                 found += judged("group_norm", (order, None, None, *shape, 4), label + " groups forward")
     return found
@@ -210,7 +215,7 @@ def channels_near_zero() -> Problems:
             v = torch.rand(shape[1], device="cuda", generator=generator) + 0.5
             mean = v.clone()
             x[:, 0], mean[0], dy[:, 2] = x[:, 0] * 1e-40, 1e-41, 0
-            for order in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+            for order in in_both_orders(x):
                 label = f"channels near zero {dtype} {shape} {order.stride()}"
                 found += judged("batch_norm_reduce_backward", (dy, order, mean, v, v), label)
     return found
@@ -225,7 +230,7 @@ def at_the_mean() -> Problems:
             x = torch.round(3 * torch.randn(20, C, P, device="cuda", generator=generator))
             x[:5] = 1
             w = torch.full((C,), 3008.0, device="cuda", dtype=dtype)
-            for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
+            for order in in_both_orders(x.to(dtype)):
                 label = f"at the mean {dtype} {C}×{P}"
                 found += judged("group_norm", (order, w, None, 20, C, P, group, 1e-12), label + " groups")
             found += judged("layer_norm", (x.to(dtype), [P], None, None, 1e-12), label + " rows")
@@ -259,7 +264,7 @@ def outliers() -> Problems:
             x[..., :: max(P // 3, 1)] *= 10.0 ** (1 + 7 * torch.rand(8, C, 1, device="cuda", generator=generator))
             x[0] = torch.randn(C, P, device="cuda", generator=generator)
             x[0, :, 1], x[0, :, 9] = 2.0**15, -(2.0**15)  # nothing of these is left in the mean
-            for order in (x.to(dtype), x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)):
+            for order in in_both_orders(x.to(dtype)):
                 label = f"outliers {dtype} {C}×{P}"
                 found += judged("group_norm", (order, None, None, 8, C, P, group), label + " groups")
             found += judged("layer_norm", (x.to(dtype), [P]), label + " rows")

@@ -18,6 +18,7 @@ from normgrad.testing import compare, oracle, terms
 from normgrad.testing.cases import make_cases
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
+from support.interpreted import backend as backend
 from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
 
 pytest.importorskip("triton")
@@ -29,13 +30,6 @@ DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 @only_elsewhere
 def test_with_the_interpreter_on() -> None:
     run_with_it(__file__)
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Calls run in the interpreter."""
-    monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
-    return "interpreter"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from support.interpreted import backend as backend
 from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
 
 pytest.importorskip("triton")
@@ -20,13 +21,6 @@ EITHER = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
 @only_elsewhere
 def test_with_the_interpreter_on() -> None:
     run_with_it(__file__)
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Calls run in the interpreter."""
-    monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
-    return "interpreter"
 
 
 def _sized(shape: tuple[int, ...], dtype: Any, size: float, seed: int) -> np.ndarray:

@@ -19,6 +19,13 @@ only_there = pytest.mark.skipif(not ON, reason="Triton's interpreter is off")
 only_elsewhere = pytest.mark.skipif(ON, reason="this is the run with the interpreter on")
 
 
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Calls run in the interpreter, in the modules that import this."""
+    monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
+    return "interpreter"
+
+
 def run_with_it(file: str) -> None:
     """Run the tests of a file with the interpreter on."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
