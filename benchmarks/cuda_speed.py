@@ -4,7 +4,8 @@ Results are judged before they are timed. PyTorch's operators take part; for the
 (with ``compile`` among the arguments), Liger and QuACK, where they are installed. Times are medians of GPU time by
 events, the contestants taking turns; data larger than the L2 cache is cold for all, what is smaller rotates among
 several sets, and none finds results of another in the cache that are yet to be written to memory. ``call`` is the
-host's time for a call, ``graph`` a replayed graph's.
+host's time for a call, ``graph`` a replayed graph's. Other arguments: ``grid`` for other sizes, beginnings of
+operators' names for these alone.
 """
 
 from __future__ import annotations
@@ -53,21 +54,56 @@ GROUP_NORM = [
     (2, 64, 64, 8),
 ]
 BATCH_NORM = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536), (64, 512, 196)]
+# Sizes of models of all kinds, and odd ones, small and large: is anything slower than PyTorch's?
+LAYER_NORM_GRID = [
+    (max(elements // columns, 1), columns)
+    for columns in (16, 100, 768, 1000, 3072, 5120, 10000, 50257)
+    for elements in (2**15, 2**25)
+]
+GROUP_NORM_GRID = [
+    (2, 32, 16, 8),
+    (1, 512, 64, 32),
+    (4, 256, 49, 32),
+    (32, 256, 196, 32),
+    (8, 320, 1024, 32),
+    (64, 2048, 49, 32),
+    (1, 128, 262144, 32),
+    (16, 64, 3025, 1),
+    (128, 96, 784, 96),
+    (2, 1280, 256, 32),
+]
+BATCH_NORM_GRID = [
+    (64, 2048, 49),
+    (256, 512, 49),
+    (32, 64, 12544),
+    (8, 3, 50176),
+    (4096, 512, 1),
+    (64, 96, 3025),
+    (16, 256, 81),
+    (2, 16, 64),
+]
 BATCH_NORM_STEPS = ("elemt_backward", "elemt", "stats", "reduce_backward")
 
 
 def cases() -> list[Case]:
-    """Everything that is timed."""
+    """Everything that is timed: the sizes of the tables, or with ``grid`` among the arguments those of the grid."""
     found = []
+    in_grid = "grid" in sys.argv
     for dtype in ("bfloat16", "float16", "float32"):
-        for rows in LAYER_NORM:
+        for rows in LAYER_NORM_GRID if in_grid else LAYER_NORM:
             found += [Case("layer_norm_backward", rows, dtype), Case("layer_norm", rows, dtype)]
         for order in ("contiguous", "channels_last"):
-            for sizes in GROUP_NORM:
+            for sizes in GROUP_NORM_GRID if in_grid else GROUP_NORM:
                 found += [Case("group_norm_backward", sizes, dtype, order), Case("group_norm", sizes, dtype, order)]
-            for batch in BATCH_NORM:
+            for batch in BATCH_NORM_GRID if in_grid else BATCH_NORM:
                 found += [Case(f"batch_norm_{step}", batch, dtype, order) for step in BATCH_NORM_STEPS]
-    return [case for case in found if case.dtype != "float16" or case.operator == "layer_norm_backward"]
+    names = tuple(name for name in sys.argv[1:] if "norm" in name)
+    return [
+        case
+        for case in found
+        if case.operator.startswith(names or "")
+        and (case.dtype != "float16" or (case.operator == "layer_norm_backward" and not in_grid))
+    ]
 
 
 def eager(case: Case, made: dict[str, Any]) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ import pytest
 import normgrad
 from normgrad.contract.check import check
 from normgrad.contract.plan import Problem
-from support.layouts import sums_over_threads_apart
+from support.layouts import held_by_some_threads_only, sums_over_threads_apart
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -150,6 +150,53 @@ def test_every_launch_compiles_for_tensors_beyond_32_bits(
         if "WIDE" in step.constants:
             wide = replace(step, constants={**step.constants, "WIDE": True})
             assert compile(_source(wide), GPUTarget("cuda", 90, 32), wide.options.as_arguments()).asm["cubin"]
+
+
+CLUSTERS = [
+    pytest.param(operator, arguments, id=f"{operator}-{columns}-{dtype}".replace("torch.", ""))
+    for columns, dtypes in [
+        (1280, (torch.bfloat16, torch.float32)),
+        (5001, (torch.bfloat16,)),
+        (8192, (torch.float16, torch.float32)),
+        (10000, (torch.bfloat16, torch.float32)),
+        (16384, (torch.bfloat16,)),
+        (32768, (torch.bfloat16, torch.float32)),
+    ]
+    for dtype in dtypes
+    for operator, arguments in _layer_norm((48, columns), dtype).items()
+]
+
+
+@pytest.mark.parametrize(("operator", "arguments"), CLUSTERS)
+def test_every_thread_of_a_cluster_has_what_it_tells(
+    operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's thread writes all rows' sums to another program, each of them once: bytes are counted there."""
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.kernels.clusters import LARGEST, MOST_ROWS
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    chip = Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
+    steps = OPERATORS[operator](_problem(operator, arguments), chip).steps
+    in_clusters = [step for step in steps if step.options.cluster > 1]
+    assert in_clusters or operator == "layer_norm"
+    for step in in_clusters:
+        assert step.grid[0] % step.options.cluster == 0
+        assert step.grid[0] <= 132 * step.options.resident
+        kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
+        assert not list(held_by_some_threads_only(kernel.asm["ttgir"], "st.async"))
+        assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
+        ptx = kernel.asm["ptx"]
+        assert ptx.count("st.async") == step.constants["ROWS"] <= MOST_ROWS
+        assert ptx.count("expect_tx") == ptx.count("try_wait") == 1
+        assert step.options.cluster <= LARGEST
+        assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
+
+
+def _told(ptx: str) -> int:
+    """Bytes of shared memory beside those that Triton knows of."""
+    return sum(int(size) for size in re.findall(r"\.shared \.align 16 \.b8 told\[(\d+)\]", ptx))
 
 
 def _parameter_sizes(ptx: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda.launch import Given, Scratch, Step
+from normgrad.cuda.clusters import _asked
+from normgrad.cuda.launch import Given, Options, Scratch, Step
 from normgrad.cuda.series import DoesNotFit, Series
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
@@ -114,6 +116,40 @@ def test_the_driver_gets_every_launch() -> None:
     }
     assert two == one | {"function": 78, "grid": (5, 1, 1), "block": (256, 1, 1), "attributes": {6: 1, 2: 1}}
     assert [launch["values"][1] for launch in later] == [0x20100 + 512] * 2
+
+
+def test_programs_are_launched_in_clusters() -> None:
+    driver = Driver(*SIZES)
+    clustered = replace(step(ARGUMENTS, {"G": 64}, (15, 1, 1)), options=Options(cluster=5))
+    series(driver, (clustered, kernel(SIGNATURE, launch_pdl=True))).launch([0x1000, 0x2000], 0, 0)
+    assert driver.launches[0]["attributes"] == {6: 1, 4: 5 | 1 << 32}
+
+
+class Occupancy:
+    """Says of a question what was asked."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.asked: list[int] = []
+        self._status = status
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
+        assert (function.value, attribute) == (77, 8)
+        self.asked.append(value)
+        return 0
+
+    def cuOccupancyMaxActiveClusters(self, found: Any, function: Any, configuration: Any) -> int:  # noqa: N802
+        place = configuration.value
+        attribute = at(place + 40)
+        self.asked += [at(place + 24, ctypes.c_uint32), at(attribute, ctypes.c_uint32), at(attribute + 8)]
+        found._obj.value = 30
+        return self._status
+
+
+def test_how_many_clusters_there_is_room_for() -> None:
+    driver = Occupancy()
+    assert _asked(driver, 77, 8, 50000) == 30
+    assert driver.asked == [50000, 50000, 4, 8 | 1 << 32]
+    assert _asked(Occupancy(status=1), 77, 8, 50000) == 0
 
 
 @pytest.mark.parametrize("pointers", [0, 1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -33,10 +34,18 @@ from normgrad.cuda.group_norm_channels import Blocks
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
 from normgrad.cuda.layer_norm import _fold as row_fold
+from normgrad.cuda.layer_norm import row_vector
 from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
 from normgrad.cuda.teams import Teams
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
+
+
+def _clusters(programs: int, resident: int) -> int:
+    return 120 * resident // programs
+
+
+WITH_CLUSTERS = Chip(132, clusters=_clusters)
 
 
 def _elements(array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
@@ -82,11 +91,12 @@ def test_grid_strides_of_known_layouts(
     assert grid_strides(as_view(array), sizes) == strides
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("columns", [1, 7, 128, 129, 1000, 4096, 4097, 16384, 70000, 262144, 2**31])
+@pytest.mark.parametrize("chip", [*CHIPS, WITH_CLUSTERS])
+@pytest.mark.parametrize("columns", [1, 7, 128, 129, 1000, 1280, 2560, 4096, 4097, 16384, 70000, 262144, 2**31])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> None:
-    for tile in (row_tile(columns, itemsize, chip), forward_row_tile(columns, itemsize, chip)):
+    single = columns % 2 == 1
+    for tile in (row_tile(columns, itemsize, chip, single), forward_row_tile(columns, itemsize, chip)):
         assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
         assert tile.columns <= 2 * chip.largest_tile
 
@@ -187,6 +197,25 @@ def test_words_that_vectors_divide_are_found() -> None:
     assert _vector([4096], [operand(4096 * 8, 4096, 2)]) == 1
 
 
+@pytest.mark.parametrize(("columns", "parts"), [(1280, 3), (2560, 5), (5120, 5), (8192, 8), (10000, 5), (16384, 8)])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_clusters_share_long_rows_and_what_would_leave_tiles_empty(columns: int, parts: int, itemsize: int) -> None:
+    tile = row_tile(columns, itemsize, WITH_CLUSTERS)
+    assert tile.cluster
+    assert tile.parts == parts
+    teams = Teams.of(tile.parts, 10**6, tile, WITH_CLUSTERS)
+    assert teams.cluster
+    assert teams.count == _clusters(parts, tile.resident)
+    assert not row_tile(columns, itemsize, replace(WITH_CLUSTERS, clusters=None)).cluster
+    assert not row_tile(columns, itemsize, replace(WITH_CLUSTERS, clusters=lambda programs, resident: 0)).cluster
+
+
+@pytest.mark.parametrize("columns", [768, 1024, 1536, 2048, 4096])
+def test_rows_that_fill_a_tile_are_one_program_s(columns: int) -> None:
+    assert not row_tile(columns, 2, WITH_CLUSTERS).cluster
+    assert not forward_row_tile(columns, 2, WITH_CLUSTERS).cluster
+
+
 @pytest.mark.parametrize("parts", [2, 10, 64, 100, 264])
 def test_incomplete_teams_leave_room_for_others(parts: int) -> None:
     tile = GroupTile(4096, 1, 1, parts, 1, 4, 4)
@@ -199,26 +228,29 @@ def test_incomplete_teams_leave_room_for_others(parts: int) -> None:
 def test_a_row_by_itself_is_read_as_in_its_batch(columns: int) -> None:
     """Of rows that do not begin at multiples of 16 bytes too: pairs are summed in another order than single numbers."""
     batch = np.zeros((4, columns), np.float16)
-    given = [Operand(Given("input", FLOAT16, first == 0), (columns, 1), _even(batch[first:])) for first in range(4)]
-    kinds = {paired([operand], columns)[0] for operand in given}
-    assert kinds == {FLOAT16_PAIRS.value}
+    found = set()
+    for first in range(4):
+        operand = Operand(Given("input", FLOAT16, first == 0), (columns, 1), _alignment(batch[first:]))
+        kind, words = paired([operand], columns)
+        found.add((kind, row_vector(columns, kind, words)))
+    assert found == {(FLOAT16_PAIRS.value, min(columns // 2 & -(columns // 2), 4))}
 
 
 def test_numbers_at_an_odd_place_are_no_pairs() -> None:
     memory = np.zeros(33, np.float16)
-    operand = Operand(Given("input", FLOAT16, False), (8, 1), _even(memory[1:]))
+    operand = Operand(Given("input", FLOAT16, False), (8, 1), _alignment(memory[1:]))
     assert paired([operand], 8)[0] == SINGLE.value
 
 
-@pytest.mark.parametrize(("address", "bits"), [(32, 15), (24, 3), (20, 3), (18, 0), (17, 0)])
+@pytest.mark.parametrize(("address", "bits"), [(32, 15), (24, 7), (20, 3), (18, 0), (17, 0)])
 def test_code_counts_on_no_more_alignment_than_there_was(address: int, bits: int) -> None:
     assert zero_bits(address) == bits
 
 
-def _even(array: np.ndarray) -> bool:
+def _alignment(array: np.ndarray) -> int:
     """What the package finds of an array's address."""
     problem = mock.Mock(views={"input": as_view(array)})
-    return Steps(problem, []).data("input", array.shape).even
+    return Steps(problem, []).data("input", array.shape).alignment
 
 
 @pytest.mark.parametrize("chip", CHIPS)

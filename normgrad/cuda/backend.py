@@ -13,8 +13,9 @@ import torch
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda import batch_norm, group_norm, layer_norm
+from normgrad.cuda.clusters import clusters
 from normgrad.cuda.configurations import Chip
-from normgrad.cuda.launch import Launcher, chip, compiled, launcher
+from normgrad.cuda.launch import Launcher, compiled, launcher
 from normgrad.cuda.problem import ALIGNMENT, Steps, zero_bits
 from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
 
@@ -82,15 +83,29 @@ def _handle(stream: Any, device: int) -> int:
 _device = functools.cache(torch.device)
 
 
+@functools.cache
+def chip(device: int) -> Chip:
+    """What the tiles have to know of a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(
+        properties.multi_processor_count,
+        shared_memory=properties.shared_memory_per_multiprocessor,
+        clusters=clusters(device),
+    )
+
+
 class _Cuda:
     name = "cuda"
 
     def prepare(self, problem: Problem) -> _Kernel:
         device = int(problem.device.partition(":")[2] or 0)
-        steps = OPERATORS[problem.signature.name](problem, chip(device))
+        lay_out = OPERATORS[problem.signature.name]
+        steps = lay_out(problem, chip(device))
         names = list(problem.views)
         counted_on = [zero_bits(address) for address in problem.addresses]
         series = _series(steps, names, device, counted_on)
+        if series is None:  # Triton's launcher starts no clusters
+            steps = lay_out(problem, replace(chip(device), clusters=None))
         launchers = [] if series is not None else [launcher(step, names, device) for step in steps.steps]
         return _Kernel(steps.workspace_size, problem, device, counted_on, series, launchers)
 

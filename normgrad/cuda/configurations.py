@@ -7,15 +7,21 @@ how many of them there are: so a row's result has the same bits in every batch.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What of a GPU matters here. ``concurrent``: programs of a launch can wait for each other."""
+    """What of a GPU matters here. ``concurrent``: programs of a launch can wait for each other.
+
+    ``clusters``: how many clusters of so many programs run side by side, so many programs on an SM; None where the
+    GPU has none.
+    """
 
     multiprocessors: int
     concurrent: bool = True
+    clusters: Callable[[int, int], int] | None = None
     largest_tile: int = 8192  # elements that a program may hold of each tensor
     shared_memory: int = 228 * 1024  # bytes of a multiprocessor
 
@@ -37,6 +43,7 @@ class RowTile:
     stages: int = 1
     later: int = 1
     exact: bool = False
+    cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,38 +118,71 @@ class Measured:
 NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
 
 # Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
-# same. By the bytes of an element; each holds rows of up to its columns.
+# same. By how numbers come: as float32, as pairs of 16 bits, or of these one by one, since a row has an odd number of
+# them or they lie apart (what is copied to shared memory ahead has four bytes at least). Each holds rows of up to its
+# columns.
 ROW_TILES = {
-    2: (
-        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 82),
-        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
-        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
-        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
-        Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
-    ),
-    4: (
+    "float32": (
         Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
         Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
         Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
         Measured(RowTile(4, 2048, 1, 8, 1, prefetch=True), "32768×2048", 96.3),
         Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, exact=True), "16384×4096", 97),
     ),
-}
-# For longer rows, which several programs share.
-SHARED_ROW_TILES = {
-    2: (
-        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
-        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
-        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
+    "pairs": (
+        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 90),
+        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
+        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
+        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
+        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
+        Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
     ),
-    4: (
+    "singles": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
+}
+# For longer rows, and those that would leave much of such a tile empty: the programs of a cluster share them. Tiles
+# of stages load into registers ahead only where a program has all of its columns.
+CLUSTER_ROW_TILES = {
+    "float32": (
+        Measured(RowTile(4, 512, 8, 2, 4, prefetch=True, cluster=True), "16384×2560", 96),
+        Measured(RowTile(4, 1024, 8, 4, 2, prefetch=True, cluster=True), "8192×8192", 98),
+        Measured(RowTile(4, 2048, 8, 8, 1, prefetch=True, cluster=True), "4096×16384", 97),
+    ),
+    "pairs": (
+        Measured(RowTile(2, 512, 8, 1, 8, prefetch=False, stages=3, cluster=True), "16384×2560", 79),
+        Measured(RowTile(2, 1024, 8, 2, 4, prefetch=False, stages=4, cluster=True), "8192×8192", 80),
+        Measured(RowTile(2, 2048, 8, 4, 2, prefetch=True, stages=3, cluster=True), "4096×16384", 75),
+        Measured(RowTile(2, 4096, 8, 8, 1, prefetch=True, stages=4, cluster=True), "2048×32768", 72),
+    ),
+    "singles": (
+        Measured(RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True), "8192×5001", 50),
+        Measured(RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True), "4096×16001", 0),
+    ),
+}
+# Columns up to which a program alone with its rows is faster, and how much of a tile it may leave empty for that.
+_ALONE = {"float32": (4096, 1.2), "pairs": (4096, 1.4), "singles": (1024, 1.4)}
+_SHARED_FROM = 1024
+# For rows longer still, or on GPUs without clusters: programs anywhere share them.
+SHARED_ROW_TILES = {
+    "float32": (
         Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
         Measured(RowTile(4, 1024, 32, 4, 2, prefetch=False, stages=4), "4096×16384", 94),
         Measured(RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4), "1024×65536", 86),
         Measured(RowTile(2, 4096, 64, 8, 1, prefetch=False, stages=4), "512×262144", 73),
     ),
+    "pairs": (
+        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
+        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
+    ),
+    "singles": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
 }
+
+
+def kind_of_numbers(itemsize: int, single: bool) -> str:
+    """How numbers come, by which tiles are chosen; those of 16 bits perhaps as single ones."""
+    if itemsize == 4:
+        return "float32"
+    return "singles" if single else "pairs"
 
 
 def staged(stages: int, resident: int, nbytes: int, chip: Chip) -> int:
@@ -169,11 +209,30 @@ def _even_block(size: int, largest: int, spare: float = 1.34, smallest: int = 25
     return block
 
 
-def row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
-    """The tile for rows of so many columns: the narrowest measured that holds a row, or parts of the widest."""
+def _in_cluster(columns: int, tiles: Sequence[RowTile], nbytes: int, chip: Chip) -> RowTile | None:
+    """The first tile of which a cluster has enough for a row, of ``nbytes`` a column; None where there is none."""
+    for tile in tiles:
+        parts = blocks(columns, tile.columns)
+        if parts <= tile.parts and chip.clusters is not None and chip.clusters(parts, tile.resident):
+            stages = staged(tile.stages, tile.resident, tile.rows * tile.columns * nbytes, chip)
+            return replace(tile, parts=parts, stages=stages)
+    return None
+
+
+def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> RowTile:
+    """The tile for rows of so many columns: the narrowest that holds a row, or parts of one."""
     width = power_of_two(columns)
-    whole, shared = [measured.tile for measured in ROW_TILES[itemsize]], SHARED_ROW_TILES[itemsize]
-    for tile in [NARROW, *whole] if itemsize == 4 else whole:
+    kind = kind_of_numbers(itemsize, single)
+    whole, clusters, shared = (
+        [measured.tile for measured in tiles[kind]] for tiles in (ROW_TILES, CLUSTER_ROW_TILES, SHARED_ROW_TILES)
+    )
+    most, spare = _ALONE[kind]
+    if columns > most or (columns > _SHARED_FROM and width > spare * columns):
+        tile = _in_cluster(columns, clusters, 2 * itemsize, chip)
+        if tile is not None:
+            masked = tile.columns * tile.parts != columns
+            return replace(tile, prefetch=False) if tile.stages > 1 and masked else tile
+    for tile in [NARROW, *whole] if kind == "float32" else whole:
         if columns <= tile.columns and width <= chip.largest_tile:
             rows = tile.rows * (tile.columns // width)
             return replace(
@@ -182,16 +241,29 @@ def row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
                 rows=rows,
                 stages=staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip),
             )
-    tile = next((found.tile for found in shared if columns <= found.tile.columns * found.tile.parts), shared[-1].tile)
+    tile = next((found for found in shared if columns <= found.columns * found.parts), shared[-1])
     block = min(tile.columns, chip.largest_tile)
     stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
     return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
+
+
+# For the forward pass of longer rows, and of those that would leave much of a tile empty. 67 % of a copy at 16384×5120
+# and 6553×10000 in 16 bits, 68 at 2048×32768; in float32 81, 82 and 78.
+FORWARD_CLUSTER_TILES = tuple(
+    RowTile(1, 1024 * warps, 8, warps, 16 // warps, prefetch=False, stages=3, cluster=True) for warps in (1, 2, 4)
+)
+_FORWARD_ALONE = (4096, 16384, 1.4)
 
 
 def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for LayerNorm's forward pass: a row a program with a warp for every 1024 columns, or parts of two."""
     width = power_of_two(columns)
     largest = 2 * chip.largest_tile
+    always, most, spare = _FORWARD_ALONE
+    if columns > most or (columns > always and width > spare * columns):
+        tile = _in_cluster(columns, FORWARD_CLUSTER_TILES, itemsize, chip)
+        if tile is not None:
+            return tile
     if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
         block, warps, resident = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
         block = min(block, chip.largest_tile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import torch
 from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
 from normgrad.contract.view import Memory
-from normgrad.cuda.configurations import Chip
 from normgrad.cuda.kernels.common import OVERLAPS
 
 INT64 = DType("int64", 8)
@@ -53,13 +51,15 @@ Argument = Given | Scratch | int | tuple[int, ...] | None
 class Options:
     """How a kernel is compiled and launched. ``resident`` programs must fit on a multiprocessor side by side.
 
-    One that ``follows`` may start before the launch before it has ended, and waits for it where it has to.
+    One that ``follows`` may start before the launch before it has ended, and waits for it where it has to. So many
+    programs one after the other are a ``cluster``.
     """
 
     warps: int = 4
     resident: int = 0
     cooperative: bool = False
     follows: bool = False
+    cluster: int = 1
 
     def as_arguments(self, overlap: bool = True) -> dict[str, Any]:
         """As Triton takes them; ``overlap``: the GPU can start a launch before the one before it has ended."""
@@ -186,10 +186,3 @@ def float64_bits(value: float) -> int:
     """A float64 as the integer of its bits: Triton narrows float arguments to float32."""
     bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
     return bits
-
-
-@functools.cache
-def chip(device: int) -> Chip:
-    """What the tiles have to know of a GPU."""
-    properties = torch.cuda.get_device_properties(device)
-    return Chip(properties.multi_processor_count, shared_memory=properties.shared_memory_per_multiprocessor)

@@ -10,6 +10,7 @@ from typing import Any
 from normgrad.contract.dtypes import FLOAT16, FLOAT32, INT32
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
+from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import NARROW, Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.layer_norm import layer_norm_backward
@@ -37,11 +38,30 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     return math.prod(shape[: len(shape) - len(problem.attributes["normalized_shape"])]), N
 
 
-def _constants(tile: RowTile, N: int, operands: Sequence[Operand]) -> dict[str, Any]:
+def row_vector(N: int, pairs: int, operands: Sequence[Operand]) -> int:
+    """The words of the largest vector that divides the columns and the tensors' rows, wherever these begin.
+
+    Of arguments the compiler sees only whether 16 divides them.
+    """
+    present = [operand for operand in operands if operand.pointer is not None]
+    if any(operand.strides[1] != 1 for operand in present):
+        return 1
+    words = N if pairs == SINGLE.value else N // 2
+    itemsize = max(operand.pointer.dtype.itemsize for operand in present if operand.pointer is not None)
+    begins = (operand.alignment // itemsize for operand in present)
+    return math.gcd(words, *begins, *(operand.strides[0] for operand in present))
+
+
+def _in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
+    return [(operand.strides[0] // vector, operand.strides[1]) for operand in operands]
+
+
+def _constants(tile: RowTile, N: int, vector: int, operands: Sequence[Operand]) -> dict[str, Any]:
     reach = max(tile.rows * abs(row) + tile.columns * abs(column) for row, column in (op.strides for op in operands))
     return {
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
+        "VECTOR": vector,
         "PARTS": tile.parts,
         "PADDED_PARTS": power_of_two(tile.parts),
         "MASKED": tile.columns * tile.parts != N,
@@ -115,7 +135,8 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     dtype = problem.views["input"].dtype
     want_input = "grad_input" in problem.views
     operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
-    tile = row_tile(N, dtype.itemsize, chip)
+    pairs, data = paired(operands, N)
+    tile = row_tile(N, dtype.itemsize, chip, single=pairs == SINGLE.value)
     in_place = dtype != FLOAT16 and _in_place(problem, operands[:2], [*wanted, "grad_input"])
     if in_place:  # nothing can be computed once more
         tile = replace(tile, exact=True, prefetch=False, later=1)
@@ -124,24 +145,26 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     rounded = not few and "grad_weight" in wanted and problem.views["grad_weight"].dtype != FLOAT16
     sums = {"grad_weight": "grad_weight" in wanted, "grad_bias": "grad_bias" in wanted or rounded}
     partial = steps.scratch(max(sum(sums.values()) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
-    pairs, (grad_out, x, grad_input) = paired(operands, N)
+    vector = row_vector(N, pairs, data)
+    pointers = [operand.pointer for operand in data]
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     slots = Slots.of(steps, teams, 2 * M if tile.exact else M)
     rounds = want_input and dtype != FLOAT16 and not tile.exact
     doubtful = steps.scratch(teams.count * teams.parts, INT32) if rounds else None
-    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, doubtful, slots.memory]
+    tensors = [*pointers[:2], *vectors, pointers[2], partial, doubtful, slots.memory]
     assemble(
         steps,
         teams,
         slots,
         layer_norm_backward,
         tile,
-        [*tensors, M, N, teams.count, grad_out.strides, x.strides, grad_input.strides],
+        [*tensors, M, N, teams.count, *_in_vectors(data, vector)],
         {
-            **_constants(tile, N, [grad_out, x, grad_input]),
+            **_constants(tile, N, vector, data),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
             "LATER": tile.later,
+            "CLUSTER": teams.cluster,
             "PAIRS": pairs,
             "EXACT": tile.exact,
             "FEW": few,
@@ -171,12 +194,13 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     operands = [steps.data("input", (M, N)), steps.output("output", (M, N))]
     # Beside a small eps squares that are rounded as subnormals count, and in place nothing can be computed once more.
     in_place = problem.views["input"].dtype == FLOAT32 and _in_place(problem, operands[:1], ["output", "mean", "rstd"])
-    pairs, (x, output) = paired(operands, N)
+    pairs, data = paired(operands, N)
+    vector = row_vector(N, pairs, data)
     # In pairs where they share the registers with rows that are still to be written.
-    kept_as = pairs if tile.parts > 1 else SINGLE.value
+    kept_as = pairs if tile.parts > 1 and not teams.cluster else SINGLE.value
     vectors = [paired_vector(steps.vector(name), kept_as) for name in ("weight", "bias")]
     mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
-    tensors = [x.pointer, *vectors, output.pointer, mean.pointer, rstd.pointer, slots.memory]
+    tensors = [data[0].pointer, *vectors, data[1].pointer, mean.pointer, rstd.pointer, slots.memory]
     counts = M, N, float64_bits(problem.attributes["eps"]), teams.count
     assemble(
         steps,
@@ -184,10 +208,11 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         slots,
         layer_norm_forward,
         tile,
-        [*tensors, *counts, x.strides, output.strides, *mean.strides, *rstd.strides],
-        _constants(tile, N, [x, output])
+        [*tensors, *counts, *_in_vectors(data, vector), *mean.strides, *rstd.strides],
+        _constants(tile, N, vector, data)
         | {
             "STAGES": tile.stages,
+            "CLUSTER": teams.cluster,
             "FOLD": _fold(tile, problem.views["input"].dtype.itemsize),
             "PAIRS": pairs,
             "EXACT": in_place or problem.attributes["eps"] < _SMALL_EPS,

@@ -29,16 +29,22 @@ _PAIRS = {BFLOAT16: BFLOAT16_PAIRS.value, FLOAT16: FLOAT16_PAIRS.value}
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor as a kernel sees it; None stands for one that is absent. ``even``: it begins with a pair of 16 bits."""
+    """A tensor as a kernel sees it; None stands for one that is absent. It begins at a multiple of so many bytes."""
 
     pointer: Given | Scratch | None
     strides: Shape
-    even: bool = True
+    alignment: int = VECTOR_ACCESS
+
+
+def alignment(address: int) -> int:
+    """The largest power of two up to the bytes of a vector of which an address is a multiple."""
+    return math.gcd(address, VECTOR_ACCESS)
 
 
 def zero_bits(address: int) -> int:
-    """The bits of an address that the code may take for zero: those below a vector, a pair of 16 bits, or none."""
-    return next((size - 1 for size in (VECTOR_ACCESS, INT32.itemsize) if address % size == 0), 0)
+    """The bits of an address that the code may take for zero: those below a vector, half of one, a pair, or none."""
+    found = alignment(address)
+    return found - 1 if found >= INT32.itemsize else 0
 
 
 def grid_strides(view: View, sizes: Shape) -> Shape | None:
@@ -113,7 +119,7 @@ class Steps:
         shared = any(overlap(view, other) and not _same(view, other) for other in self._early)
         if strides is None or shared:
             return Operand(self._copy_of(name), contiguous_strides(sizes))
-        return Operand(self.given(name), strides, view.address % INT32.itemsize == 0)
+        return Operand(self.given(name), strides, alignment(view.address))
 
     def vector(self, name: str) -> Argument:
         """A small input, side by side in memory; None where it is absent."""
@@ -132,7 +138,7 @@ class Steps:
             return Operand(None, (1,) * len(sizes))
         strides = grid_strides(view, sizes)
         if strides is not None:
-            return Operand(self.given(name), strides, view.address % INT32.itemsize == 0)
+            return Operand(self.given(name), strides, alignment(view.address))
         compact = self.scratch(view.numel, view.dtype)
         self._last.append(_copy(view.shape, compact, contiguous_strides(view.shape), self.given(name), view.strides))
         return Operand(compact, contiguous_strides(sizes))
@@ -170,7 +176,11 @@ def paired(operands: Sequence[Operand], side_by_side: int, axis: int = -1) -> tu
         for operand in present
         for place, stride in enumerate(operand.strides)
     )
-    if kind == SINGLE.value or side_by_side % 2 or not (even and all(operand.even for operand in present)):
+    if (
+        kind == SINGLE.value
+        or side_by_side % 2
+        or not (even and all(operand.alignment >= INT32.itemsize for operand in present))
+    ):
         return SINGLE.value, list(operands)
     return kind, [_as_pairs(operand) for operand in operands]
 
@@ -185,7 +195,9 @@ def paired_vector(vector: Argument, pairs: int) -> Argument:
 
 def _as_pairs(operand: Operand) -> Operand:
     pointer = None if operand.pointer is None else replace(operand.pointer, dtype=INT32)
-    return Operand(pointer, tuple(stride if stride == 1 else stride // 2 for stride in operand.strides))
+    return replace(
+        operand, pointer=pointer, strides=tuple(stride if stride == 1 else stride // 2 for stride in operand.strides)
+    )
 
 
 def _same(view: View, other: View) -> bool:

@@ -20,7 +20,7 @@ from normgrad.cuda.launch import Given, Scratch, Step
 from normgrad.cuda.problem import ALIGNMENT
 from normgrad.operators import gathering
 
-_COOPERATIVE, _PROGRAMMATIC_SERIALIZATION = 2, 6  # of CUlaunchAttributeID
+_COOPERATIVE, CLUSTER, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
 _ATTRIBUTE, _CONFIGURATION = 9, 7  # numbers in CUlaunchAttribute and CUlaunchConfig
 _SELF, _STREAM, _WORKSPACE = -1, -2, -3
 _NO_CONTEXT = 201
@@ -58,7 +58,7 @@ class Series:
         driver: Any = None,
     ) -> None:
         """:class:`DoesNotFit` where a kernel is other than expected. ``driver``: the library that launches."""
-        driver = driver or _driver()
+        driver = driver or driver_library()
         gather = gathering.gather()
         if gather is None or _quick_bytes is None:
             raise DoesNotFit
@@ -80,8 +80,9 @@ class Series:
         """A launch, which the numbers from ``entry`` on point to."""
         values = list(_parameters(step, kernel))
         values += [(8, 0)] * _more_pointers(kernel, [size for size, _ in values], driver)
-        attributes = [_PROGRAMMATIC_SERIALIZATION] * bool(kernel.metadata.launch_pdl)
-        attributes += [_COOPERATIVE] * bool(kernel.metadata.launch_cooperative_grid)
+        attributes = [(_PROGRAMMATIC_SERIALIZATION, 1, 0)] * bool(kernel.metadata.launch_pdl)
+        attributes += [(_COOPERATIVE, 1, 0)] * bool(kernel.metadata.launch_cooperative_grid)
+        attributes += [(CLUSTER, step.options.cluster | 1 << 32, 1)] * (step.options.cluster > 1)
         configuration = len(numbers)
         attributes_at = configuration + _CONFIGURATION
         values_at = attributes_at + _ATTRIBUTE * len(attributes)
@@ -90,7 +91,7 @@ class Series:
         x, y, z = step.grid
         numbers += [x | y << 32, z | 32 * warps << 32, 1 | 1 << 32, shared, 0, 0, len(attributes)]
         for attribute in attributes:
-            numbers += [attribute, 1, *[0] * (_ATTRIBUTE - 2)]
+            numbers += [*attribute, *[0] * (_ATTRIBUTE - len(attribute))]
         numbers += [value if isinstance(value, int) else 0 for _, value in values]
         numbers += [0] * len(values)
         numbers[entry + 1] = kernel.function
@@ -181,12 +182,13 @@ def _more_pointers(kernel: Any, sizes: Sequence[int], driver: Any) -> int:
 
 def _words(status: int) -> str:
     text = ctypes.c_char_p()
-    _driver().cuGetErrorString(status, ctypes.byref(text))
+    driver_library().cuGetErrorString(status, ctypes.byref(text))
     return (text.value or b"").decode() or f"error {status}"
 
 
 @cache
-def _driver() -> Any:
+def driver_library() -> Any:
+    """CUDA's driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 

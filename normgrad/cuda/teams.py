@@ -30,11 +30,15 @@ class Teams:
     parts: int
     together: bool
     large: bool
+    cluster: bool = False
 
     @classmethod
     def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> Teams:
         """As many teams as run side by side, and no more than there are items of work."""
         room = chip.multiprocessors * tile.resident
+        if parts > 1 and isinstance(tile, RowTile) and tile.cluster:
+            assert chip.clusters is not None
+            return cls(max(min(items, chip.clusters(parts, tile.resident)), 1), parts, True, False, cluster=True)
         together = parts == 1 or (chip.concurrent and parts <= room)
         return cls(max(min(items, room // tile.parts), 1), parts, together, (parts - 1) * _LAUNCHES >= room)
 
@@ -48,7 +52,7 @@ class Slots:
 
     @classmethod
     def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
-        if teams.parts == 1:
+        if teams.parts == 1 or teams.cluster:
             return cls(None, 0)
         count = items * teams.parts
         return cls(steps.scratch(count, INT64), count)
@@ -73,6 +77,8 @@ def assemble(
     whole = {**constants, "PHASE": WHOLE.value}
     if teams.parts == 1:
         steps.add(Step(kernel, grid, arguments, whole, options))
+    elif teams.cluster:
+        steps.add(Step(kernel, grid, arguments, whole, replace(options, cluster=teams.parts)))
     elif teams.together:
         steps.add(
             Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),

@@ -65,3 +65,14 @@ def sums_over_threads_apart(code: str) -> Iterator[str]:
         bases = _bases(layout, _integers(sizes), named)
         if _apart(bases["lane"], int(axis)) or _apart(bases["warp"], int(axis)):
             yield f"axis {axis} of {sizes}: {bases}"
+
+
+def held_by_some_threads_only(code: str, instruction: str) -> Iterator[str]:
+    """Operands of inline assembly with an instruction of which not every thread has every element."""
+    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
+    lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and instruction in line]
+    assert lines
+    for sizes, layout in re.findall(r"tensor<((?:\d+x)+)\w+, ([^\n]*?)>(?:,| ->)", "\n".join(lines)):
+        bases = _bases(layout, _integers(sizes), named)
+        if any(any(basis) for level in ("lane", "warp") for basis in bases[level]):
+            yield f"{sizes}: {bases}"

@@ -1,7 +1,8 @@
 """LayerNorm backward.
 
 Teams of PARTS programs walk over the rows together, ROWS at a time; every program keeps its COLUMNS of them in
-registers, so that the data is read once. Row sums go through slots, which a program alone with its rows does not need.
+registers, so that the data is read once. Row sums go through the shared memory of a cluster, or through slots in the
+GPU's memory; a program alone with its rows needs neither.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normgrad.cuda.kernels.clusters import open_slots, sums_of_all, tell, wait_for_all
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SINGLE,
@@ -34,7 +36,15 @@ from normgrad.cuda.kernels.common import (
     wide,
 )
 from normgrad.cuda.kernels.formulas import gradient, precise, wider
-from normgrad.cuda.kernels.layer_norm_tiles import first_of, part_of_team, row_mask, rows_of, slots_of
+from normgrad.cuda.kernels.layer_norm_tiles import (
+    first_of,
+    known_multiple,
+    part_of_team,
+    row_mask,
+    rows_of,
+    slots_of,
+    times,
+)
 from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked, next_turn, put_results
 
 
@@ -58,13 +68,14 @@ def _loaded(
     word_in_row,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
+    VECTOR: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """A tile of the input and of its gradients, and its rows' statistics."""
     rows = indices(tile, ROWS)
     mask = row_mask(rows < M, word_in_row, MASKED)
-    x = tl.load(first_of(tensors[0], tile, part, strides[0], ROWS, WORDS) + offsets[0], mask=mask, other=0)
-    dy = tl.load(first_of(tensors[1], tile, part, strides[1], ROWS, WORDS) + offsets[1], mask=mask, other=0)
+    x = tl.load(first_of(tensors[0], tile, part, strides[0], ROWS, WORDS, VECTOR) + offsets[0], mask=mask, other=0)
+    dy = tl.load(first_of(tensors[1], tile, part, strides[1], ROWS, WORDS, VECTOR) + offsets[1], mask=mask, other=0)
     mu = tl.load(tensors[2] + rows, mask=rows < M, other=0.0)
     rs = tl.load(tensors[3] + rows, mask=rows < M, other=0.0)
     return x, dy, mu, rs
@@ -84,11 +95,12 @@ def layer_norm_backward(
     M,
     N,
     teams,
-    grad_out_strides,  # of row and column
+    grad_out_strides,  # of row, in vectors, and column
     input_strides,
     grad_input_strides,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,  # what divides the strides of rows and, in words, the columns
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
     MASKED: tl.constexpr,  # COLUMNS·PARTS is more than N
@@ -96,6 +108,7 @@ def layer_norm_backward(
     PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
+    CLUSTER: tl.constexpr,  # the programs of a team reach each other's shared memory
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
     EXACT: tl.constexpr,  # all is computed with as float64
     FEW: tl.constexpr,  # so are the weight sums alone, of rows or columns so few that each rounding is seen
@@ -105,8 +118,13 @@ def layer_norm_backward(
     PHASE: tl.constexpr,
 ):
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
-    LAG: tl.constexpr = LATER if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
+    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = LATER if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
+    N = known_multiple(N, VECTOR, PAIRS)
+    input_strides = times(input_strides, VECTOR, WIDE)
+    grad_out_strides = times(grad_out_strides, VECTOR, WIDE)
+    grad_input_strides = times(grad_input_strides, VECTOR, WIDE)
     team, part, columns, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
@@ -121,12 +139,15 @@ def layer_norm_backward(
     scale = None
     if weight is not None:
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
+    if CLUSTER:
+        told = open_slots()
+        turns = 0
     if PARTS == 1:  # noqa: SIM102 - one is known at compile time
         if tiles <= teams:  # no rows follow these, so that the next launch may take its place early
             let_next_launch_begin()
     if PREFETCH:
         next_x, next_dy, next_mean, next_rstd = _loaded(
-            tensors, offsets, strides, team, part, M, word_in_row, ROWS, WORDS, MASKED
+            tensors, offsets, strides, team, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED
         )
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
@@ -146,7 +167,7 @@ def layer_norm_backward(
             places, given = slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 1)
             seen = look(places, given)
         ahead = tile + teams if PREFETCH else tile
-        x, dy, mu, rs = _loaded(tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, MASKED)
+        x, dy, mu, rs = _loaded(tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED)
         if PREFETCH:
             x, next_x = next_x, x
             dy, next_dy = next_dy, dy
@@ -172,7 +193,9 @@ def layer_norm_backward(
                 if weight is not None:
                     g *= wider(scale, SINGLE, EXACT)
                 sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
-                if PARTS > 1:
+                if CLUSTER:
+                    tell(sum_g, sum_gx, told, part, turns, ROWS, PARTS)
+                elif SLOTS:
                     if EXACT:
                         publish_wide(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
                     else:
@@ -190,13 +213,16 @@ def layer_norm_backward(
                     mu, mu_earlier = mu_earlier, kept(mu)
                     rs, rs_earlier = rs_earlier, kept(rs)
                     all_g, all_gx = two_of(look_again(seen, places))
-                elif PARTS > 1:
+                elif CLUSTER:
+                    sum_g, sum_gx = sums_of_all(wait_for_all(told, turns, ROWS, PARTS), PARTS)
+                    turns += 1
+                elif SLOTS:
                     places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2 if EXACT else 1)
                     if EXACT:
                         all_g, all_gx = collect_wide(places, given, PHASE == WHOLE)
                     else:
                         all_g, all_gx = collect(places, given, PHASE == WHOLE)
-                if PARTS > 1:
+                if SLOTS:
                     mean_g = tl.sum(all_g, axis=1) * per_row
                     mean_gx = tl.sum(all_gx, axis=1) * per_row
                     if not EXACT:
@@ -205,7 +231,7 @@ def layer_norm_backward(
                 else:
                     mean_g = sum_g.to(tl.float64) * per_row
                     mean_gx = sum_gx.to(tl.float64) * per_row
-                if PARTS > 1:
+                if SLOTS:
                     mean_g = settled(mean_g, ROWS)
                     mean_gx = settled(mean_gx, ROWS)
                 if doubtful is not None:
@@ -214,7 +240,7 @@ def layer_norm_backward(
                     turn = next_turn(turn)
                 g, values = _exactly(dy, PAIRS, EXACT), _exactly(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g[:, None], mean_gx[:, None])
-                target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS)
+                target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS, VECTOR)
                 mask = row_mask(known, word_in_row, MASKED)
                 put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
     if doubtful is not None:
@@ -226,7 +252,7 @@ def layer_norm_backward(
                 small = (small_rows & turn != 0) & (rows < M)
                 turn = next_turn(turn)
                 if any_of(small):  # gradients that are 0 are right as they are
-                    first = first_of(grad_out, tile, part, grad_out_strides, ROWS, WORDS)
+                    first = first_of(grad_out, tile, part, grad_out_strides, ROWS, WORDS, VECTOR)
                     dy = tl.load(first + offsets[1], mask=row_mask(small, word_in_row, MASKED), other=0)
                     some |= any_of(~are_zeros(dy)).to(tl.int32)
         tl.store(doubtful + tl.program_id(0), some)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normgrad.cuda.kernels.clusters import open_slots, tell, told_by, wait_for_all
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SINGLE,
@@ -24,11 +25,13 @@ from normgrad.cuda.kernels.common import (
 from normgrad.cuda.kernels.formulas import near_and_rest, normalised
 from normgrad.cuda.kernels.layer_norm_tiles import (
     first_of,
+    known_multiple,
     of_columns,
     part_of_team,
     row_mask,
     rows_of,
     slots_of,
+    times,
     unpacked,
 )
 from normgrad.cuda.kernels.near_zero import (
@@ -46,12 +49,23 @@ _NEARER = tl.constexpr(2.0**-61)
 
 
 @triton.jit
-def _some_columns(input, rows, tile, place, N, strides, FEW: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr):
+def _some_columns(
+    input,
+    rows,
+    tile,
+    place,
+    N,
+    strides,
+    FEW: tl.constexpr,
+    VECTOR: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
     """A few columns of some rows of a tile in float64, and which of their words there are."""
     ROWS: tl.constexpr = rows.shape[0]
     WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
     mask = rows[:, None] & (indices(place, WORDS) < (N if PAIRS == SINGLE else N // 2))[None, :]
-    source = first_of(input, tile, place, strides, ROWS, WORDS)
+    source = first_of(input, tile, place, strides, ROWS, WORDS, VECTOR)
     x = tl.load(source + offsets_in(strides, ROWS, WORDS, WIDE), mask=mask, other=0)
     return numbers(x, PAIRS).to(tl.float64), mask
 
@@ -61,22 +75,23 @@ def _statistics(
     input,
     rows,
     tile,
+    chunks,
     N,
     strides,
-    CHUNKS: tl.constexpr,
     FEW: tl.constexpr,
+    VECTOR: tl.constexpr,
     WIDE: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
     """The means of some rows of a tile and the sums of their squares about them, in float64."""
     total = tl.zeros((rows.shape[0], FEW), tl.float64)
-    for chunk in range(CHUNKS):
-        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, WIDE, PAIRS)
+    for chunk in range(chunks):
+        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, VECTOR, WIDE, PAIRS)
         total += values
     centre = tl.sum(total, axis=1) / float64(N)
     squares = tl.zeros((rows.shape[0], FEW), tl.float64)
-    for chunk in range(CHUNKS):
-        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, WIDE, PAIRS)
+    for chunk in range(chunks):
+        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, VECTOR, WIDE, PAIRS)
         away = tl.where((indices(chunk, FEW) < N)[None, :], values - centre[:, None], 0.0)
         squares += away * away
     return centre, tl.sum(squares, axis=1)
@@ -98,6 +113,7 @@ def _once_more(
     output_strides,
     CHUNKS: tl.constexpr,
     FEW: tl.constexpr,
+    VECTOR: tl.constexpr,
     WIDE: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
@@ -107,14 +123,14 @@ def _once_more(
     written = offsets_in(output_strides, ROWS, WORDS, WIDE)
     for chunk in range(CHUNKS):
         place = part * CHUNKS + chunk
-        values, mask = _some_columns(input, rows, tile, place, N, input_strides, FEW, WIDE, PAIRS)
+        values, mask = _some_columns(input, rows, tile, place, N, input_strides, FEW, VECTOR, WIDE, PAIRS)
         factor, term = None, None
         if weight is not None:
             factor = unpacked(of_columns(weight, place, N, FEW), PAIRS)
         if bias is not None:
             term = unpacked(of_columns(bias, place, N, FEW), PAIRS)
         result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-        target = first_of(output, tile, place, output_strides, ROWS, WORDS)
+        target = first_of(output, tile, place, output_strides, ROWS, WORDS, VECTOR)
         put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
 
 
@@ -126,6 +142,24 @@ def _of_parts(slots, rows, M, counts, whole, per_row, PARTS: tl.constexpr, PADDE
     centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
     between = centres - centre[:, None]
     return centre, tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
+
+
+@triton.jit
+def _of_cluster(places, N, per_row, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+    """As ``_of_parts``, from what the programs of a cluster have told; all but the last have COLUMNS."""
+    last = float64(N - (PARTS - 1) * COLUMNS)
+    total, squares = told_by(PARTS - 1, places)
+    total *= last
+    for part in tl.static_range(PARTS - 1):
+        centre, _ = told_by(part, places)
+        total += centre * COLUMNS
+    whole = divided(total, float64(N), per_row)
+    centre, squares = told_by(PARTS - 1, places)
+    squares += (centre - whole) * (centre - whole) * last
+    for part in tl.static_range(PARTS - 1):
+        centre, more = told_by(part, places)
+        squares += more + (centre - whole) * (centre - whole) * COLUMNS
+    return whole, squares
 
 
 @triton.jit
@@ -156,26 +190,32 @@ def layer_norm_forward(
     N,
     eps_bits,  # float64
     teams,
-    input_strides,  # of row and column
+    input_strides,  # of row, in vectors, and column
     output_strides,
     mean_stride,
     rstd_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
     PARTS: tl.constexpr,
     PADDED_PARTS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    CLUSTER: tl.constexpr,
     FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     PAIRS: tl.constexpr,
     EXACT: tl.constexpr,  # all is computed as float64, for an eps beside which the smallest squares count
     PHASE: tl.constexpr,
 ):
     """The normalised rows of a team and their statistics."""
-    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = 1 if SLOTS and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     CAREFUL: tl.constexpr = not EXACT and input.dtype.element_ty == tl.float32
+    N = known_multiple(N, VECTOR, PAIRS)
+    input_strides = times(input_strides, VECTOR, WIDE)
+    output_strides = times(output_strides, VECTOR, WIDE)
     team, part, _, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
     read = offsets_in(input_strides, ROWS, WORDS, WIDE)
     written = offsets_in(output_strides, ROWS, WORDS, WIDE)
@@ -193,6 +233,9 @@ def layer_norm_forward(
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         wait_for_launch_before()
+    if CLUSTER:
+        told = open_slots()
+        turns = 0
     nearest = tl.full((ROWS,), float("inf"), tl.float32)
     near_rows = tl.zeros((ROWS,), tl.uint32)
     turn = tl.full((), 1, tl.uint32)
@@ -200,7 +243,7 @@ def layer_norm_forward(
         done = tile - LAG * teams
         rows = indices(tile, ROWS)
         mask = row_mask(rows < M, word_in_row, MASKED)
-        x = tl.load(first_of(input, tile, part, input_strides, ROWS, WORDS) + read, mask=mask, other=0)
+        x = tl.load(first_of(input, tile, part, input_strides, ROWS, WORDS, VECTOR) + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = numbers(x, PAIRS)
@@ -212,23 +255,28 @@ def layer_norm_forward(
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
             squares = _sums(away * away, FOLD, PAIRS)
-            if FOLD > 1 and PARTS == 1:
+            if FOLD > 1 and not SLOTS:
                 squares = settled(squares, ROWS)
             squares -= rest * rest * count
-            if PARTS > 1:
+            if CLUSTER:
+                tell(centre, squares, told, part, turns, ROWS, PARTS)
+            elif SLOTS:
                 publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
         if PHASE != SUMS:
             rows, known = rows_of(done, M, ROWS, LAG)
             if LAG:
                 x, x_before = x_before, x
-            if PARTS > 1:
+            if CLUSTER:
+                centre, squares = _of_cluster(wait_for_all(told, turns, ROWS, PARTS), N, per_row, COLUMNS, PARTS)
+                turns += 1
+            elif SLOTS:
                 centre, squares = _of_parts(slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE)
                 centre = settled(centre, ROWS)
                 squares = settled(squares, ROWS)
             inverse = 1.0 / tl.sqrt(squares * per_row + eps)
             if CAREFUL:
                 size = mean_size(centre, inverse)
-                if PARTS > 1:  # what is cheaper beside the waiting
+                if SLOTS:  # what is cheaper beside the waiting
                     nearest = tl.where((size < nearest) & known, size, nearest)
                 else:
                     near_rows = marked(near_rows, (size < NEAR_MEAN) & known, turn)
@@ -243,7 +291,7 @@ def layer_norm_forward(
             if EXACT:
                 values = values.to(tl.float64)
             result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-            target = first_of(output, done, part, output_strides, ROWS, WORDS)
+            target = first_of(output, done, part, output_strides, ROWS, WORDS, VECTOR)
             put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
             if mean is not None:
@@ -253,26 +301,31 @@ def layer_norm_forward(
     if CAREFUL and PHASE != SUMS:
         CHUNKS: tl.constexpr = 8 if COLUMNS >= 256 else 1
         FEW: tl.constexpr = COLUMNS // CHUNKS
-        if any_of(nearest < NEAR_MEAN if PARTS > 1 else near_rows != 0):
+        if any_of(nearest < NEAR_MEAN if SLOTS else near_rows != 0):
             tl.debug_barrier()  # what is written once more must be what stays
             turn = tl.full((), 1, tl.uint32)
             for tile in range(team, tl.cdiv(M, ROWS), teams):
                 rows = indices(tile, ROWS)
                 near = rows < M
-                if PARTS == 1:
+                if not SLOTS:
                     near = near & (near_rows & turn != 0)
                     turn = next_turn(turn)
                 if any_of(near):
-                    if PARTS > 1:
+                    if SLOTS:
                         centre, squares = _of_parts(
                             slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE
                         )
                     else:
-                        centre, squares = _statistics(input, near, tile, N, input_strides, CHUNKS, FEW, WIDE, PAIRS)
+                        chunks = PARTS * CHUNKS
+                        centre, squares = _statistics(
+                            input, near, tile, chunks, N, input_strides, FEW, VECTOR, WIDE, PAIRS
+                        )
                         near = near & ((centre != 0.0) | (squares != 0.0))  # zeros are right as they are
                     inverse = 1.0 / tl.sqrt(squares * per_row + eps)
                     near = near & (mean_size(centre, inverse) < _NEARER)
                     tensors = (input, weight, bias, output)
                     strides = (input_strides, output_strides)
                     if any_of(near):
-                        _once_more(near, centre, inverse, *tensors, tile, part, N, *strides, CHUNKS, FEW, WIDE, PAIRS)
+                        _once_more(
+                            near, centre, inverse, *tensors, tile, part, N, *strides, CHUNKS, FEW, VECTOR, WIDE, PAIRS
+                        )

@@ -9,6 +9,22 @@ from normgrad.cuda.kernels.common import SINGLE, apart, indices, int64, wide
 
 
 @triton.jit
+def times(strides, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """A tensor's strides: that of the rows comes in vectors, so that the compiler knows what divides it."""
+    rows = strides[0]
+    if WIDE:
+        rows = int64(rows)
+    return rows * VECTOR, strides[1]
+
+
+@triton.jit
+def known_multiple(N, VECTOR: tl.constexpr, PAIRS: tl.constexpr):
+    """The number of columns, of which the compiler knows then that so many vectors of words make it up."""
+    LENGTH: tl.constexpr = VECTOR if PAIRS == SINGLE else 2 * VECTOR
+    return N // LENGTH * LENGTH
+
+
+@triton.jit
 def part_of_team(N, COLUMNS: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr):
     """A program's team and part, its columns, and which of its tile's columns and words there are."""
     program = tl.program_id(0)
@@ -30,9 +46,10 @@ def rows_of(tile, M, ROWS: tl.constexpr, LAG: tl.constexpr):
 
 
 @triton.jit
-def first_of(pointer, tile, part, strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where a tile begins."""
-    return pointer + int64(tile) * ROWS * strides[0] + int64(part) * COLUMNS * strides[1]
+def first_of(pointer, tile, part, strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTOR: tl.constexpr):
+    """Where a tile begins; the compiler is told of no more alignment than every row has."""
+    first = pointer + int64(tile) * ROWS * strides[0] + int64(part) * COLUMNS * strides[1]
+    return tl.multiple_of(first, VECTOR * (pointer.dtype.element_ty.primitive_bitwidth // 8))
 
 
 @triton.jit
