@@ -247,6 +247,21 @@ def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> R
     return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
 
 
+def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
+    """The tile for M rows, with fewer of them at a time where they are so few that each program has one tile.
+
+    Threads keep whole vectors, and so their columns: the order in which a row is summed up stays the same.
+    """
+    if tile.parts > 1 and not tile.cluster:
+        return tile
+    at_once = tile.warps * 32 * vector
+    room = chip.clusters(tile.parts, tile.resident) if chip.clusters and tile.cluster else chip.multiprocessors
+    rows = tile.rows
+    while rows > 1 and rows * tile.columns >= 2 * at_once and blocks(M, rows // 2) <= room:
+        rows //= 2
+    return replace(tile, rows=rows)
+
+
 # For the forward pass of longer rows, and of those that would leave much of a tile empty. 67 % of a copy at 16384×5120
 # and 6553×10000 in 16 bits, 68 at 2048×32768; in float32 81, 82 and 78.
 FORWARD_CLUSTER_TILES = tuple(

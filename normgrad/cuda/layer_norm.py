@@ -11,7 +11,16 @@ from normgrad.contract.dtypes import FLOAT16, FLOAT32, INT32
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import NARROW, Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
+from normgrad.cuda.configurations import (
+    NARROW,
+    Chip,
+    RowTile,
+    blocks,
+    forward_row_tile,
+    power_of_two,
+    row_tile,
+    with_few_rows,
+)
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
@@ -137,6 +146,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
     pairs, data = paired(operands, N)
     tile = row_tile(N, dtype.itemsize, chip, single=pairs == SINGLE.value)
+    tile = with_few_rows(tile, M, VECTOR_ACCESS // dtype.itemsize, chip)
     in_place = dtype != FLOAT16 and _in_place(problem, operands[:2], [*wanted, "grad_input"])
     if in_place:  # nothing can be computed once more
         tile = replace(tile, exact=True, prefetch=False, later=1)
@@ -188,7 +198,11 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    tile = forward_row_tile(max(N, 1), problem.views["input"].dtype.itemsize, chip)
+    itemsize = problem.views["input"].dtype.itemsize
+    tile = forward_row_tile(max(N, 1), itemsize, chip)
+    fold = _fold(tile, itemsize)
+    if fold == 1:
+        tile = with_few_rows(tile, M, VECTOR_ACCESS // itemsize, chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
     operands = [steps.data("input", (M, N)), steps.output("output", (M, N))]
@@ -213,7 +227,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         | {
             "STAGES": tile.stages,
             "CLUSTER": teams.cluster,
-            "FOLD": _fold(tile, problem.views["input"].dtype.itemsize),
+            "FOLD": fold,
             "PAIRS": pairs,
             "EXACT": in_place or problem.attributes["eps"] < _SMALL_EPS,
         },

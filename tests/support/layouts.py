@@ -67,6 +67,14 @@ def sums_over_threads_apart(code: str) -> Iterator[str]:
             yield f"axis {axis} of {sizes}: {bases}"
 
 
+def columns_of_threads(code: str) -> list[dict[str, list[int]]]:
+    """For every sum over rows' columns, which of these a thread's registers, lane and warp lead to."""
+    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
+    found = (match.groups() for match in _REDUCE.finditer(code))
+    layouts = [_bases(layout, _integers(sizes), named) for axis, sizes, layout in found if axis == "1"]
+    return [{level: [basis[1] for basis in bases if basis[1]] for level, bases in one.items()} for one in layouts]
+
+
 def held_by_some_threads_only(code: str, instruction: str) -> Iterator[str]:
     """Operands of inline assembly with an instruction of which not every thread has every element."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
