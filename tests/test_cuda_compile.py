@@ -27,8 +27,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROWS, WIDE_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (3, 5, 49), (32, 5, 2048)
-# Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks.
-GROUPS, MORE_GROUPS = (2, 12, 50, 4), [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1)]
+# Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks;
+# places that come one by one.
+GROUPS = (2, 12, 50, 4)
+MORE_GROUPS = [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1), (1, 3, 3137, 1)]
 
 
 # Groups of which a warp has several channels, where their places lie apart.
@@ -45,9 +47,8 @@ def _places_apart(dtype: torch.dtype) -> list[tuple[str, dict[str, tuple[Any, ..
     found = []
     for N, C, HxW, group in GROUPS_APART:
         x = torch.zeros((N, C, 2 * HxW), dtype=dtype)[:, :, ::2]
-        found.append((f"apart-{N}x{C}x{HxW}x{group}", {"group_norm": (x, None, None, N, C, HxW, group)}))
-    x = torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64)
-    return [*found, ("one-for-all", {"group_norm": (x, None, None, 2, 512, 64, 4)})]
+        found.append((f"apart-{N}x{C}x{HxW}x{group}", _group_norm_of(x, group)))
+    return [*found, ("one-for-all", _group_norm_of(torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64), 4))]
 
 
 def _vector(*shape: int) -> np.ndarray:
@@ -66,8 +67,11 @@ def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[A
 def _group_norm(
     dtype: torch.dtype, channels_last: bool, sizes: tuple[int, int, int, int] = GROUPS
 ) -> dict[str, tuple[Any, ...]]:
-    x, weight = _data(sizes[:3], dtype, channels_last), _data((sizes[1],), dtype)
-    statistics = (_vector(sizes[0], sizes[3]),) * 2
+    return _group_norm_of(_data(sizes[:3], dtype, channels_last), sizes[3])
+
+
+def _group_norm_of(x: Any, group: int) -> dict[str, tuple[Any, ...]]:
+    weight, statistics, sizes = _data((x.shape[1],), x.dtype), (_vector(x.shape[0], group),) * 2, (*x.shape, group)
     return {
         "group_norm_backward": (x, x, *statistics, weight, *sizes),
         "group_norm": (x, weight, weight, *sizes),

@@ -6,6 +6,7 @@ interpreter is also one of the backends that every other test runs on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -147,11 +148,10 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: in
     judge("group_norm", x, None, None, *sizes)
 
 
-@pytest.fixture
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def _add_as_threads_do(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.ndarray], np.ndarray]) -> None:
     """Tiles of a GPU's size, whose float32 sums are made as there: each thread adds up what it has one by one.
 
-    Those are 32 numbers of a wide row, as far apart as there are threads, and all numbers of a short sum.
+    ``by_thread`` gives [numbers of a thread, threads, ...].
     """
     from triton.runtime.interpreter import ReduceOps
 
@@ -163,15 +163,74 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def added_up(reduction: Any, data: Any) -> Any:
         if data.dtype.name != "fp32" or reduction.axis is None:
             return summed(reduction, data)
-        values = np.moveaxis(data.handle.data, reduction.axis, 0)
-        threads = max(len(values) // 32, 32) if len(values) > 32 else 1
-        values = np.add.accumulate(values.reshape(-1, threads, *values.shape[1:]))[-1]
+        values = np.add.accumulate(by_thread(np.moveaxis(data.handle.data, reduction.axis, 0)))[-1]
         while len(values) > 1:
             values = values[: len(values) // 2] + values[len(values) // 2 :]
         return reduction.to_tensor(values[0], data.dtype)
 
     monkeypatch.setattr(ReduceOps, "sum", added_up)
     monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, concurrent=False))
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has 32 numbers of a wide row, as far apart as there are threads, and all numbers of a short sum."""
+
+    def by_thread(values: np.ndarray) -> np.ndarray:
+        threads = max(len(values) // 32, 32) if len(values) > 32 else 1
+        return values.reshape(-1, threads, *values.shape[1:])
+
+    _add_as_threads_do(monkeypatch, by_thread)
+
+
+@pytest.fixture
+def in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 64 threads has eight numbers side by side, and as many of these as there are."""
+
+    def by_thread(values: np.ndarray) -> np.ndarray:
+        vector = min(len(values), 8)
+        threads = min(len(values) // vector, 64)
+        vectors = values.reshape(-1, threads, vector, *values.shape[1:])
+        return np.moveaxis(vectors, 2, 1).reshape(-1, threads, *values.shape[1:])
+
+    _add_as_threads_do(monkeypatch, by_thread)
+
+
+@pytest.fixture
+def all_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has up to 64 numbers of a sum."""
+
+    def by_thread(values: np.ndarray) -> np.ndarray:
+        return values.reshape(min(len(values), 64), -1, *values.shape[1:])
+
+    _add_as_threads_do(monkeypatch, by_thread)
+
+
+def _judge_equal_numbers(x: np.ndarray, group: int) -> None:
+    N, C, P = x.shape
+    judge("group_norm_backward", x, x, np.zeros((N, group), np.float32), scales((N, group), 2), None, N, C, P, group)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted", "in_vectors")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("P", "group"), [(3136, 16), (3137, 16), (4096, 48), (1024, 48)])
+def test_group_norm_of_equal_numbers(dtype: Any, P: int, group: int) -> None:
+    """Added up one by one they are rounded the same way each time."""
+    _judge_equal_numbers(random_data((1, 48, 1), dtype, 1).repeat(P, -1), group)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted", "all_in_a_thread")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("C", "P", "group"), [(60, 64, 4), (20, 2047, 1)])
+def test_group_norm_of_equal_numbers_where_a_thread_may_have_all_of_a_channel(
+    dtype: Any, C: int, P: int, group: int
+) -> None:
+    """As where they lie apart in memory."""
+    x = random_data((2, C, 1), dtype, 1)
+    _judge_equal_numbers(np.broadcast_to(x, (2, C, P)), group)
+    _judge_equal_numbers(x.repeat(2 * P, -1)[:, :, ::2], group)
 
 
 @only_there

@@ -39,15 +39,6 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked
 
 
 @triton.jit
-def _exactly(data, KIND: tl.constexpr, EXACT: tl.constexpr):
-    """Loaded data in float32, or where it is to be EXACT in float64."""
-    result = wider(data, KIND, EXACT)
-    if EXACT:
-        result = result.to(tl.float64)
-    return result
-
-
-@triton.jit
 def _loaded(
     tensors,  # input, grad_out, mean, rstd
     offsets,  # of a tile's elements in the first two
@@ -155,8 +146,8 @@ def layer_norm_backward(
         rows = indices(tile, ROWS)
         mu = wide(mu)
         rs = wide(rs)
-        g = _exactly(dy, PAIRS, EXACT)
-        x_hat = (_exactly(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
+        g = wider(dy, PAIRS, EXACT)
+        x_hat = (wider(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
@@ -212,7 +203,7 @@ def layer_norm_backward(
                     size = tl.abs(high(mean_g)) * tl.minimum(tl.abs(rs), 1.0)
                     small_rows = marked(small_rows, (size < NEAR_ZERO) & known, turn)
                     turn = next_turn(turn)
-                g, values = _exactly(dy, PAIRS, EXACT), _exactly(x, PAIRS, EXACT)
+                g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g[:, None], mean_gx[:, None])
                 target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS)
                 mask = row_mask(known, word_in_row, MASKED)
