@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (3, 5, 49), (32, 5, 2048)
+ROWS, WIDE_ROWS, NARROW_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (70, 17), (3, 5, 49), (32, 5, 2048)
 # Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks;
 # places that come one by one.
 GROUPS = (2, 12, 50, 4)
@@ -56,8 +56,12 @@ def _vector(*shape: int) -> np.ndarray:
 
 
 def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
-    x, N = _data(shape, dtype), shape[1]
-    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,), dtype)
+    return _layer_norm_of(_data(shape, dtype))
+
+
+def _layer_norm_of(x: Any) -> dict[str, tuple[Any, ...]]:
+    M, N = x.shape
+    statistics, weight = (_vector(M, 1),) * 2, _data((N,), x.dtype)
     return {
         "layer_norm_backward": (x, x, [N], *statistics, weight),
         "layer_norm": (x, [N], weight, weight),
@@ -98,6 +102,8 @@ CALLS = [
     for label, calls in [
         ("rows", _layer_norm(ROWS, dtype)),
         ("wide", _layer_norm(WIDE_ROWS, dtype)),
+        ("narrow", _layer_norm(NARROW_ROWS, dtype)),
+        ("columns-apart", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),

@@ -234,6 +234,26 @@ def test_group_norm_of_equal_numbers_where_a_thread_may_have_all_of_a_channel(
 
 
 @only_there
+@pytest.mark.usefixtures("interpreted")
+class TestLayerNormOfEqualNumbers:
+    @pytest.mark.usefixtures("all_in_a_thread")
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("N", [17, 33])
+    def test_columns(self, dtype: Any, N: int) -> None:
+        statistics, weight = (np.zeros((64, 1), np.float32), np.ones((64, 1), np.float32)), np.ones(N, np.float32)
+        for seed in range(20):
+            x = random_data((1, N), dtype, seed).repeat(64, 0)
+            judge("layer_norm_backward", x, x, [N], *statistics, weight)
+
+    def test_rows_whose_columns_lie_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Few threads share a row, each with columns that are far from each other."""
+        _add_as_threads_do(monkeypatch, lambda values: values.reshape(-1, min(len(values), 16), *values.shape[1:]))
+        x = np.asfortranarray(np.full((8, 512), 248.63666, np.float32))
+        statistics = np.zeros((8, 1), np.float32), np.ones((8, 1), np.float32)
+        judge("layer_norm_backward", x, x, [512], *statistics, None, None, (True, False, False))
+
+
+@only_there
 @pytest.mark.usefixtures("interpreted", "one_by_one")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("N", [500, 1000, 1001, 20000])

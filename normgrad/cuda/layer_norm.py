@@ -67,6 +67,11 @@ def _fold(tile: RowTile, itemsize: int) -> int:
     return min(tile.columns * itemsize // (threads * VECTOR_ACCESS), _CHAIN * itemsize // FLOAT32.itemsize)
 
 
+def _fold_apart(tile: RowTile) -> int:
+    """The same where columns lie apart, and a thread may have many numbers of a row: one of each stretch at least."""
+    return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
+
+
 def _finish(
     tensors: Sequence[Argument],
     sizes: Sequence[Any],
@@ -141,6 +146,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
             **_constants(tile, N, [grad_out, x, grad_input]),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
+            "FOLD": _fold_apart(tile) if any(operand.strides[1] != 1 for operand in operands[:2]) else 1,
             "LATER": tile.later,
             "PAIRS": pairs,
             "EXACT": tile.exact,

@@ -39,6 +39,14 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked
 
 
 @triton.jit
+def _over_rows(values, MANY: tl.constexpr):
+    """The sums of columns; where a thread has MANY rows it adds up eight stretches of them first."""
+    if MANY:
+        values = tl.sum(tl.reshape(values, (8, values.shape[0] // 8, values.shape[1])), axis=0)
+    return tl.sum(values, axis=0)
+
+
+@triton.jit
 def _loaded(
     tensors,  # input, grad_out, mean, rstd
     offsets,  # of a tile's elements in the first two
@@ -86,6 +94,7 @@ def layer_norm_backward(
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
+    FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
     EXACT: tl.constexpr,  # all is computed with as float64
@@ -98,6 +107,8 @@ def layer_norm_backward(
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
     LAG: tl.constexpr = LATER if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
+    # Equal numbers that a thread adds up one by one may be rounded the same way each time.
+    MANY_ROWS: tl.constexpr = ROWS >= 32 and input.dtype.element_ty != tl.float32
     team, part, columns, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
@@ -155,14 +166,18 @@ def layer_norm_backward(
                 product = g * x_hat
                 if FEW:
                     product = precise(dy, PAIRS) * ((precise(x, PAIRS) - mu[:, None]) * rs[:, None])
-                weight_sum += tl.sum(product, axis=0)
+                weight_sum += _over_rows(product, MANY_ROWS)
             if WANT_BIAS:
-                bias_sum += tl.sum(wider(dy, PAIRS, FEW), axis=0)
+                bias_sum += _over_rows(wider(dy, PAIRS, FEW), MANY_ROWS)
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:
                     g *= wider(scale, SINGLE, EXACT)
-                sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
+                sum_g, sum_gx = g, g * x_hat
+                if FOLD > 1:
+                    STRETCHES: tl.constexpr = (ROWS, FOLD, COLUMNS // FOLD)
+                    sum_g, sum_gx = sum_pair(tl.reshape(sum_g, STRETCHES), tl.reshape(sum_gx, STRETCHES), 1)
+                sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if PARTS > 1:
                     if EXACT:
                         publish_wide(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
