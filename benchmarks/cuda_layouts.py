@@ -229,6 +229,7 @@ def at_the_mean() -> Problems:
         for C, P, group in ((6, 15, 3), (256, 49, 2), (2, 3136, 2), (8, 9000, 2)):
             x = torch.round(3 * torch.randn(20, C, P, device="cuda", generator=generator))
             x[:5] = 1
+            x[5:10, :, P // 2], x[5:10, :, P - P // 2 :] = 0, -x[5:10, :, : P // 2]  # the mean is 0
             w = torch.full((C,), 3008.0, device="cuda", dtype=dtype)
             for order in in_both_orders(x.to(dtype)):
                 label = f"at the mean {dtype} {C}×{P}"

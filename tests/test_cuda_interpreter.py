@@ -183,6 +183,35 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     _add_as_threads_do(monkeypatch, by_thread)
 
 
+@only_there
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestNumbersThatEqualTheirMean:
+    """The result is the bias, however small: in parts, too, whose own means are rounded."""
+
+    @staticmethod
+    def _whole_numbers(rows: int, columns: int) -> np.ndarray:
+        made = np.random.default_rng(1).integers(-9, 10, size=(rows, columns))
+        made[:, 0] -= np.sum(made, axis=1)
+        return made
+
+    @pytest.mark.parametrize("channels_last", [False, True])
+    @pytest.mark.parametrize("mean", [0, 3])
+    @pytest.mark.parametrize(("C", "places", "group"), [(4, 1000, 4), (6, 300, 2)])
+    def test_group_norm(self, dtype: Any, channels_last: bool, mean: int, C: int, places: int, group: int) -> None:
+        x = self._whole_numbers(2 * group, C // group * places).reshape(2, C, places) + mean
+        if channels_last:
+            x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)
+        weight, bias = random_data((C,), np.float32, 2) * np.float32(100), np.full(C, 1e-40, np.float32)
+        judge("group_norm", x.astype(dtype), weight, bias, 2, C, places, group, 1e-12)
+
+    @pytest.mark.parametrize("mean", [0, 3])
+    def test_layer_norm(self, dtype: Any, mean: int) -> None:
+        N = 305
+        x = (self._whole_numbers(40, N) + mean).astype(dtype)
+        judge("layer_norm", x, [N], random_data((N,), np.float32, 2), np.full(N, 1e-40, np.float32), 1e-12)
+
+
 @pytest.fixture
 def in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 64 threads has eight numbers side by side, and as many of these as there are."""

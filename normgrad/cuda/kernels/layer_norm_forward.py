@@ -122,10 +122,10 @@ def _once_more(
 def _of_parts(slots, rows, M, counts, whole, per_row, PARTS: tl.constexpr, PADDED: tl.constexpr, WAIT: tl.constexpr):
     """The means of rows and the sums of their squares about them, from those of their parts."""
     places, given = slots_of(slots, rows, M, PARTS, PADDED, 2)
-    centres, all_squares = collect_wide(places, given, WAIT)
-    centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
-    between = centres - centre[:, None]
-    return centre, tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
+    sums, all_squares = collect_wide(places, given, WAIT)
+    centre = divided(tl.sum(sums, axis=1), whole, per_row)
+    between = sums - centre[:, None] * counts
+    return centre, tl.sum(tl.where(given, all_squares + between * between * (1.0 / counts), 0.0), axis=1)
 
 
 @triton.jit
@@ -206,7 +206,8 @@ def layer_norm_forward(
             values = numbers(x, PAIRS)
             if EXACT:
                 values = values.to(tl.float64)
-            centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
+            total = tl.sum(values.to(tl.float64), axis=1)
+            centre = divided(total, count, per_part)
             number, rest = near_and_rest(centre, values.dtype)
             away = values - number[:, None]
             if MASKED:
@@ -216,7 +217,7 @@ def layer_norm_forward(
                 squares = settled(squares, ROWS)
             squares -= rest * rest * count
             if PARTS > 1:
-                publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
+                publish_wide(total, squares, slots + (rows * PARTS + part) * 2, rows < M)
         if PHASE != SUMS:
             rows, known = rows_of(done, M, ROWS, LAG)
             if LAG:
