@@ -229,6 +229,7 @@ def at_the_mean() -> Problems:
         for C, P, group in ((6, 15, 3), (256, 49, 2), (2, 3136, 2), (8, 9000, 2)):
             x = torch.round(3 * torch.randn(20, C, P, device="cuda", generator=generator))
             x[:5] = 1
+            x[5:10, :, P // 2], x[5:10, :, P - P // 2 :] = 0, -x[5:10, :, : P // 2]  # the mean is 0
             w = torch.full((C,), 3008.0, device="cuda", dtype=dtype)
             for order in in_both_orders(x.to(dtype)):
                 label = f"at the mean {dtype} {C}×{P}"
@@ -272,6 +273,45 @@ def outliers() -> Problems:
     return found
 
 
+def constants_of(dtype: torch.dtype) -> Problems:
+    """Of equal numbers sums that are made one by one are rounded the same way each time."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def data(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, device="cuda", generator=generator) * 20).to(dtype)
+
+    for C, P, group in ((60, 3136, 20), (60, 3137, 20), (60, 4096, 60), (500, 64, 4)):
+        x = data(1, C, 1).repeat(1, 1, P)
+        statistics = torch.zeros(1, group, device="cuda"), torch.ones(1, group, device="cuda")
+        for order in in_both_orders(x):
+            label = f"constants {dtype} {C}×{P} {order.stride()}"
+            found += judged("group_norm_backward", (order, order, *statistics, None, 1, C, P, group), label)
+    zeros, ones = torch.zeros(C, device="cuda"), torch.ones(C, device="cuda")
+    for order in in_both_orders(x.repeat(40, 1, 1)):
+        label = f"constants {dtype} {tuple(order.shape)} {order.stride()}"
+        found += judged("batch_norm_reduce_backward", (order, order, zeros, ones, ones), label)
+        found += judged("batch_norm_stats", (order,), label)
+    for M, N in ((512, 17), (512, 33), (512, 512), (64, 4096), (16, 40000)):
+        statistics, w = (
+            (torch.zeros(M, 1, device="cuda"), torch.ones(M, 1, device="cuda")),
+            torch.ones(N, device="cuda"),
+        )
+        rows = data(M, 1).repeat(1, N)
+        apart = [rows.T.contiguous().T] if N == 512 else []
+        for kind, x in (("columns", data(1, N).repeat(M, 1)), *(("rows", order) for order in (rows, *apart))):
+            label = f"constants {dtype} {M}×{N} {kind} {x.stride()}"
+            found += judged("layer_norm_backward", (x, x, [N], *statistics, w), label)
+    return found
+
+
+def constants() -> Problems:
+    """The same of all dtypes at a time."""
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        found = pool.map(constants_of, (torch.float32, torch.float16, torch.bfloat16))
+    return list(itertools.chain.from_iterable(found))
+
+
 CHECKS: list[Callable[[], Problems]] = [
     masks_and_strides,
     streams,
@@ -282,6 +322,7 @@ CHECKS: list[Callable[[], Problems]] = [
     at_the_mean,
     places_apart,
     outliers,
+    constants,
 ]
 
 

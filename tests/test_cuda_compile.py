@@ -26,9 +26,11 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (3, 5, 49), (32, 5, 2048)
-# Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks.
-GROUPS, MORE_GROUPS = (2, 12, 50, 4), [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1)]
+ROWS, WIDE_ROWS, NARROW_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (70, 17), (3, 5, 49), (32, 5, 2048)
+# Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks;
+# places that come one by one.
+GROUPS = (2, 12, 50, 4)
+MORE_GROUPS = [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1), (1, 3, 3137, 1)]
 
 
 # Groups of which a warp has several channels, where their places lie apart.
@@ -45,9 +47,8 @@ def _places_apart(dtype: torch.dtype) -> list[tuple[str, dict[str, tuple[Any, ..
     found = []
     for N, C, HxW, group in GROUPS_APART:
         x = torch.zeros((N, C, 2 * HxW), dtype=dtype)[:, :, ::2]
-        found.append((f"apart-{N}x{C}x{HxW}x{group}", {"group_norm": (x, None, None, N, C, HxW, group)}))
-    x = torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64)
-    return [*found, ("one-for-all", {"group_norm": (x, None, None, 2, 512, 64, 4)})]
+        found.append((f"apart-{N}x{C}x{HxW}x{group}", _group_norm_of(x, group)))
+    return [*found, ("one-for-all", _group_norm_of(torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64), 4))]
 
 
 def _vector(*shape: int) -> np.ndarray:
@@ -55,8 +56,12 @@ def _vector(*shape: int) -> np.ndarray:
 
 
 def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
-    x, N = _data(shape, dtype), shape[1]
-    statistics, weight = (_vector(shape[0], 1),) * 2, _data((N,), dtype)
+    return _layer_norm_of(_data(shape, dtype))
+
+
+def _layer_norm_of(x: Any) -> dict[str, tuple[Any, ...]]:
+    M, N = x.shape
+    statistics, weight = (_vector(M, 1),) * 2, _data((N,), x.dtype)
     return {
         "layer_norm_backward": (x, x, [N], *statistics, weight),
         "layer_norm": (x, [N], weight, weight),
@@ -66,8 +71,11 @@ def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[A
 def _group_norm(
     dtype: torch.dtype, channels_last: bool, sizes: tuple[int, int, int, int] = GROUPS
 ) -> dict[str, tuple[Any, ...]]:
-    x, weight = _data(sizes[:3], dtype, channels_last), _data((sizes[1],), dtype)
-    statistics = (_vector(sizes[0], sizes[3]),) * 2
+    return _group_norm_of(_data(sizes[:3], dtype, channels_last), sizes[3])
+
+
+def _group_norm_of(x: Any, group: int) -> dict[str, tuple[Any, ...]]:
+    weight, statistics, sizes = _data((x.shape[1],), x.dtype), (_vector(x.shape[0], group),) * 2, (*x.shape, group)
     return {
         "group_norm_backward": (x, x, *statistics, weight, *sizes),
         "group_norm": (x, weight, weight, *sizes),
@@ -94,6 +102,8 @@ CALLS = [
     for label, calls in [
         ("rows", _layer_norm(ROWS, dtype)),
         ("wide", _layer_norm(WIDE_ROWS, dtype)),
+        ("narrow", _layer_norm(NARROW_ROWS, dtype)),
+        ("columns-apart", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
@@ -163,13 +173,14 @@ CLUSTERS = [
         (32768, (torch.bfloat16,)),
     ]
     for dtype in dtypes
-    for operator, arguments in _layer_norm((48, columns), dtype).items()
+    for operator, arguments in _layer_norm((480, columns), dtype).items()
 ]
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["side-by-side", "apart"])
 @pytest.mark.parametrize(("operator", "arguments"), CLUSTERS)
 def test_every_thread_of_a_cluster_has_what_it_tells(
-    operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+    operator: str, arguments: tuple[Any, ...], apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program's thread writes all rows' sums to another program, each of them once: bytes are counted there."""
     from normgrad.cuda.backend import OPERATORS
@@ -178,9 +189,12 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     chip = Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
+    if apart:
+        data = torch.zeros(480, 2 * arguments[0].shape[1], dtype=arguments[0].dtype)[:, ::2]
+        arguments = tuple(data if argument is arguments[0] else argument for argument in arguments)
     steps = OPERATORS[operator](_problem(operator, arguments), chip).steps
     in_clusters = [step for step in steps if step.options.cluster > 1]
-    assert in_clusters or operator == "layer_norm"
+    assert bool(in_clusters) != apart or operator == "layer_norm"
     for step in in_clusters:
         assert step.grid[0] % step.options.cluster == 0
         assert step.grid[0] <= 132 * step.options.resident

@@ -29,6 +29,7 @@ from normgrad.cuda.configurations import (
     stream_tile,
     sums_tile,
 )
+from normgrad.cuda.group_norm import _folds as group_folds
 from normgrad.cuda.group_norm import _vector
 from normgrad.cuda.group_norm_channels import Blocks
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
@@ -265,3 +266,19 @@ def test_a_thread_adds_up_eight_squares_of_a_row_at_the_most(chip: Chip, itemsiz
             assert fold * (4 // itemsize) <= 8
             assert tile.columns % fold == 0
             assert tile.columns // fold >= threads * (16 // itemsize)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("HxW", [1, 49, 1024, 2047, 3136, 4096, 65536])
+@pytest.mark.parametrize("D", [1, 2, 3, 10, 60])
+@pytest.mark.parametrize("at_once", [0, 4, 16])
+def test_a_thread_adds_up_sixteen_numbers_of_a_channel_at_the_most(
+    chip: Chip, itemsize: int, HxW: int, D: int, at_once: int
+) -> None:
+    tile = group_tile(D, HxW, 8, itemsize, chip)
+    stretches, neighbours = group_folds(tile, itemsize, at_once).values()
+    numbers = max(tile.places // (32 * tile.warps), 1)
+    assert max(stretches, neighbours, numbers // (stretches * neighbours)) <= 16
+    assert numbers >= stretches * neighbours  # a thread adds up what it has itself
+    assert neighbours * itemsize <= max(at_once, itemsize)

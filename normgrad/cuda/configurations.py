@@ -343,7 +343,7 @@ def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors:
     """The tile for groups of D channels of HxW places, read from one or two tensors."""
     work = _group_work(D, HxW, itemsize, tensors, chip)
     room = min(work.elements, chip.largest_tile * (2 if itemsize == 2 else 1))
-    # A thread adds up no more than 32 numbers of a channel one by one.
+    # A thread has no more than 64 numbers of a channel to add up.
     places = _even_block(HxW, room if tensors == 1 else min(room, 4096))
     channels = min(power_of_two(D), room // places)
     fits = places >= HxW and channels >= D

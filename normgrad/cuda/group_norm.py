@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
@@ -14,11 +15,12 @@ from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, po
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
-from normgrad.cuda.launch import Scratch, float64_bits
+from normgrad.cuda.launch import Given, Scratch, float64_bits
 from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _VECTOR = 8  # words: no access has more
+_CHAIN = 16  # of a thread's numbers: equal ones may be rounded the same way each time
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -65,6 +67,26 @@ def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
     if any(place != 1 for _, _, place in present):
         return 1
     return math.gcd(_VECTOR, *words, *(stride for strides in present for stride in strides[:2]))
+
+
+def _aligned(operands: Sequence[Operand]) -> bool:
+    pointers = (operand.pointer for operand in operands)
+    return all(pointer.aligned for pointer in pointers if isinstance(pointer, Given))
+
+
+def _folds(tile: GroupTile, itemsize: int, at_once: int) -> dict[str, int]:
+    """How a tile's places are added up, of which every thread loads so many bytes ``at_once``, if it is known.
+
+    As float32, sixteen numbers of a thread are added up one by one at the most. Of more, those of its vectors come
+    first, or where it has none, those of stretches in each of which every thread has some.
+    """
+    threads = tile.warps * 32
+    folds = {"STRETCHES": 1, "NEIGHBOURS": 1}
+    if tile.places <= _CHAIN * threads:
+        return folds
+    if at_once >= VECTOR_ACCESS:
+        return folds | {"NEIGHBOURS": VECTOR_ACCESS // itemsize}
+    return folds | {"STRETCHES": tile.places * itemsize // (threads * VECTOR_ACCESS)}
 
 
 def _fold(tile: GroupTile, itemsize: int, places_adjacent: bool) -> int:
@@ -131,10 +153,16 @@ def _backward_places(
 ) -> tuple[Scratch, int]:
     N, C, HxW, group = _sizes(problem)
     tile = _tile(problem, chip, 2)
+    apart = any(operand.strides[2] != 1 for operand in operands[:2])
+    if apart:  # results take the way through shared memory that the data would
+        tile = replace(tile, stages=1)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts if want["WANT_INPUT"] else 1, N * group_blocks, tile, chip)
     rows = N * tile.place_parts
     partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
+    # The roundings of few numbers are seen in their sums, and of places that lie apart a thread may have very many.
+    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.places <= 512
+    exact = few or apart
     slots = Slots.of(steps, teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     pairs, operands = paired(operands, HxW)
@@ -144,6 +172,8 @@ def _backward_places(
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
+    at_once = vector * in_word * steps.itemsize if _aligned(operands[:2]) else 0
+    constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact}
     assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
     return partial, rows
 

@@ -53,12 +53,17 @@ def row_vector(N: int, pairs: int, operands: Sequence[Operand]) -> int:
     Of arguments the compiler sees only whether 16 divides them.
     """
     present = [operand for operand in operands if operand.pointer is not None]
-    if any(operand.strides[1] != 1 for operand in present):
+    if _apart(operands):
         return 1
     words = N if pairs == SINGLE.value else N // 2
     itemsize = max(operand.pointer.dtype.itemsize for operand in present if operand.pointer is not None)
     begins = (operand.alignment // itemsize for operand in present)
     return math.gcd(words, *begins, *(operand.strides[0] for operand in present))
+
+
+def _apart(operands: Sequence[Operand]) -> bool:
+    """Whether columns of a tensor lie apart: then every thread has some of a tile's rows, and otherwise all of them."""
+    return any(operand.strides[1] != 1 for operand in operands if operand.pointer is not None)
 
 
 def _in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
@@ -94,6 +99,11 @@ def _fold(tile: RowTile, itemsize: int) -> int:
     if tile.columns <= _CHAIN * threads:
         return 1
     return min(tile.columns * itemsize // (threads * VECTOR_ACCESS), _CHAIN * itemsize // FLOAT32.itemsize)
+
+
+def _fold_apart(tile: RowTile) -> int:
+    """The same where columns lie apart, and a thread may have many numbers of a row: one of each stretch at least."""
+    return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
 
 
 def _finish(
@@ -145,8 +155,10 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     want_input = "grad_input" in problem.views
     operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
     pairs, data = paired(operands, N)
-    tile = row_tile(N, dtype.itemsize, chip, single=pairs == SINGLE.value)
-    tile = with_few_rows(tile, M, VECTOR_ACCESS // dtype.itemsize, chip)
+    apart = _apart(data)
+    tile = row_tile(N, dtype.itemsize, replace(chip, clusters=None) if apart else chip, pairs == SINGLE.value)
+    if not apart:
+        tile = with_few_rows(tile, M, VECTOR_ACCESS // dtype.itemsize, chip)
     in_place = dtype != FLOAT16 and _in_place(problem, operands[:2], [*wanted, "grad_input"])
     if in_place:  # nothing can be computed once more
         tile = replace(tile, exact=True, prefetch=False, later=1)
@@ -173,6 +185,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
             **_constants(tile, N, vector, data),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
+            "FOLD": _fold_apart(tile) if _apart(data[:2]) else 1,
             "LATER": tile.later,
             "CLUSTER": teams.cluster,
             "PAIRS": pairs,
@@ -198,14 +211,14 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    itemsize = problem.views["input"].dtype.itemsize
-    tile = forward_row_tile(max(N, 1), itemsize, chip)
+    operands = [steps.data("input", (M, N)), steps.output("output", (M, N))]
+    itemsize, apart = problem.views["input"].dtype.itemsize, _apart(operands)
+    tile = forward_row_tile(max(N, 1), itemsize, replace(chip, clusters=None) if apart else chip)
     fold = _fold(tile, itemsize)
-    if fold == 1:
+    if fold == 1 and not apart:
         tile = with_few_rows(tile, M, VECTOR_ACCESS // itemsize, chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
     slots = Slots.of(steps, teams, 2 * M)
-    operands = [steps.data("input", (M, N)), steps.output("output", (M, N))]
     # Beside a small eps squares that are rounded as subnormals count, and in place nothing can be computed once more.
     in_place = problem.views["input"].dtype == FLOAT32 and _in_place(problem, operands[:1], ["output", "mean", "rstd"])
     pairs, data = paired(operands, N)

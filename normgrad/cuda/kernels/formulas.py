@@ -25,8 +25,8 @@ def precise(data, KIND: tl.constexpr):
 
 @triton.jit
 def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
-    """Loaded data in float32, or where it is to be EXACT, as the formulas take it."""
-    return precise(data, KIND) if EXACT else numbers(data, KIND)
+    """Loaded data in float32, or where it is to be EXACT in float64."""
+    return precise(data, KIND).to(tl.float64) if EXACT else numbers(data, KIND)
 
 
 @triton.jit

@@ -57,6 +57,9 @@ def group_norm_backward(
     MASKED: tl.constexpr,  # the tiles are more than the groups
     WIDE: tl.constexpr,  # offsets in a tile, or the number of items, need 64 bits
     STAGES: tl.constexpr,
+    STRETCHES: tl.constexpr,  # of a tile's places; in each a thread adds up
+    NEIGHBOURS: tl.constexpr,  # those that it has side by side before the others, so that no sum is of many one by one
+    EXACT: tl.constexpr,  # the sums are float64
     VECTOR: tl.constexpr,  # what divides strides of samples and channels, which count vectors, and a channel's words
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
     WANT_INPUT: tl.constexpr,
@@ -67,9 +70,8 @@ def group_norm_backward(
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
     let_next_launch_begin()
     LAG: tl.constexpr = 1 if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
-    # The roundings of few numbers are seen in their sums.
-    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
+    FOLDED: tl.constexpr = (GROUPS, CHANNELS, STRETCHES, PLACES // (STRETCHES * NEIGHBOURS), NEIGHBOURS)
     input_strides = tiles.strides_of(input_strides, VECTOR, WIDE)
     grad_out_strides = tiles.strides_of(grad_out_strides, VECTOR, WIDE)
     grad_input_strides = tiles.strides_of(grad_input_strides, VECTOR, WIDE)
@@ -109,11 +111,14 @@ def group_norm_backward(
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known_channels, other=0.0))
         if PHASE != OUTPUTS:
-            g = wider(dy, PAIRS, EXACT)
-            x_hat = (wider(x, PAIRS, EXACT) - mu[:, None, None]) * rs[:, None, None]
+            g = tl.reshape(wider(dy, PAIRS, EXACT), FOLDED)
+            x_hat = tl.reshape(wider(x, PAIRS, EXACT), FOLDED)
+            x_hat = (x_hat - tiles.of_groups(mu)) * tiles.of_groups(rs)
             if MASKED:
-                x_hat = tl.where(in_tile, x_hat, 0.0)  # 0·Inf must not reach the sums
-            sum_g, sum_gx = sum_pair(g, g * x_hat, 2)
+                x_hat = tl.where(tl.reshape(in_tile, FOLDED), x_hat, 0.0)  # 0·Inf must not reach the sums
+            sum_g, sum_gx = sum_pair(g, g * x_hat, 4)
+            sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
+            sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             line = partial + (int64(sample) * PLACE_PARTS + place_part) * (group * D) + channels
             if WANT_WEIGHT:
                 tl.store(line, sum_gx, mask=known_channels)
@@ -144,13 +149,14 @@ def group_norm_backward(
                 all_g, all_gx = collect(slot, given, PHASE == WHOLE)
                 sum_g = settled(tl.sum(all_g, axis=1), GROUPS)
                 sum_gx = settled(tl.sum(all_gx, axis=1), GROUPS)
-            mean_g = (sum_g.to(tl.float64) * per_group)[:, None, None]
-            mean_gx = (sum_gx.to(tl.float64) * per_group)[:, None, None]
+            mean_g = tiles.of_groups(sum_g.to(tl.float64) * per_group)
+            mean_gx = tiles.of_groups(sum_gx.to(tl.float64) * per_group)
             by_channel = None
             if weight is not None:
-                by_channel = scale[:, :, None]
-            g, values = precise(dy, PAIRS), precise(x, PAIRS)
-            result = gradient(g, values, mu[:, None, None], rs[:, None, None], by_channel, mean_g, mean_gx)
+                by_channel = tiles.of_channels(scale)
+            g, values = tl.reshape(precise(dy, PAIRS), FOLDED), tl.reshape(precise(x, PAIRS), FOLDED)
+            result = gradient(g, values, tiles.of_groups(mu), tiles.of_groups(rs), by_channel, mean_g, mean_gx)
+            result = tl.reshape(result, (GROUPS, CHANNELS, PLACES))
             target = tiles.tile_at(grad_input, sample, channel, word, grad_input_strides)
             mask = tiles.tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)

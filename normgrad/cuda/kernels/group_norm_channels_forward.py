@@ -84,7 +84,7 @@ def _count(groups, part, block, HxW, D: tl.constexpr, CHANNELS: tl.constexpr, PA
 @triton.jit
 def group_norm_channel_moments(
     input,  # [N, C, HxW]
-    moments,  # int64 [N, group, PARTS, OVER, 2]: mean and Σ(x − mean)² of each entry, in float64
+    moments,  # int64 [N, group, PARTS, OVER, 2]: Σx and Σ(x − mean)² of each entry, in float64
     group,
     blocks,
     HxW,
@@ -133,11 +133,11 @@ def group_norm_channel_moments(
         all_squares += sum_squares
     sum_away, sum_squares = sum_pair(all_away, all_squares, 0)
     sum_away, sum_squares = of_groups(sum_away, sum_squares, block, D, CHANNELS, GROUPS)
-    drift = sum_away / _count(groups, part, block, HxW, D, CHANNELS, PLACES * STEPS)
-    squares = sum_squares - drift * sum_away
+    count = _count(groups, part, block, HxW, D, CHANNELS, PLACES * STEPS)
+    squares = sum_squares - sum_away / count * sum_away
     squares = tl.where(squares < 0.0, 0.0, squares)
     entry = entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER)
-    publish_wide(origin.to(tl.float64) + drift, squares, moments + entry * 2, there)
+    publish_wide(origin.to(tl.float64) * count + sum_away, squares, moments + entry * 2, there)
 
 
 @triton.jit
@@ -158,10 +158,10 @@ def _moments_of(
 ):
     """The moments of ENTRIES of each group's entries, how many elements those have, and which of them there are."""
     entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-    centres, squares = collect_wide(moments + entries * 2, given, False)
+    sums, squares = collect_wide(moments + entries * 2, given, False)
     entry = (begin + tl.arange(0, ENTRIES))[None, :]
     block = groups[:, None] * D // CHANNELS + entry % OVER
-    return centres, squares, _count(groups[:, None], entry // OVER, block, HxW, D, CHANNELS, PART), given
+    return sums, squares, _count(groups[:, None], entry // OVER, block, HxW, D, CHANNELS, PART), given
 
 
 @triton.jit
@@ -193,18 +193,18 @@ def group_norm_channel_statistics(
     whole = float64(D) * float64(HxW)
     total = tl.zeros((GROUPS, ENTRIES), tl.float64)
     for begin in range(0, PARTS * OVER, ENTRIES):
-        centres, _, count, given = _moments_of(
+        sums, _, _, _ = _moments_of(
             moments, begin, sample, groups, known, group, HxW, D, CHANNELS, PARTS, OVER, PART, ENTRIES
         )
-        total += tl.where(given, centres * count, 0.0)
+        total += sums
     centre = divided(tl.sum(total, axis=1), whole, 1.0 / whole)
     total = tl.zeros((GROUPS, ENTRIES), tl.float64)
     for begin in range(0, PARTS * OVER, ENTRIES):
-        centres, squares, count, given = _moments_of(
+        sums, squares, count, given = _moments_of(
             moments, begin, sample, groups, known, group, HxW, D, CHANNELS, PARTS, OVER, PART, ENTRIES
         )
-        apart = centres - centre[:, None]
-        total += tl.where(given, squares + apart * apart * count, 0.0)
+        apart = sums - centre[:, None] * count
+        total += tl.where(given, squares + apart * apart / count, 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(total, axis=1) / whole + float64_of_bits(eps_bits))
     statistic = int64(sample) * group + groups
     put(mean + statistic * mean_stride, high(centre), known)

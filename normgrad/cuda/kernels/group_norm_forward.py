@@ -139,6 +139,7 @@ def group_norm_forward(
     count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
     per_part = 1.0 / count
     counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
+    per_parts = 1.0 / counts
     items = samples * group_blocks
     if WIDE:
         items = int64(samples) * group_blocks
@@ -153,9 +154,10 @@ def group_norm_forward(
         x = tl.load(x_at + read, mask=tiles.tile_mask(known, word_in_tile, MASKED), other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
-            centre = divided(_sum_of_groups(wider(x, PAIRS, EXACT).to(tl.float64)), count, per_part)
-            if GROUPS == 1:  # or the compiler would move the tile to the threads that have the centre
-                centre = settled(centre, GROUPS)
+            total = _sum_of_groups(wider(x, PAIRS, EXACT).to(tl.float64))
+            if GROUPS == 1:  # or the compiler would move the tile to the threads that have the sum
+                total = settled(total, GROUPS)
+            centre = divided(total, count, per_part)
             values = wider(x, PAIRS, EXACT)
             near, rest = near_and_rest(centre, values.dtype)
             away = values - near[:, None, None]
@@ -172,7 +174,7 @@ def group_norm_forward(
                 statistic = int64(sample) * group + groups
                 if PHASE == WHOLE:
                     wait_for_launch_before()
-                publish_wide(centre, squares, slots + (statistic * PARTS + part) * 2, known)
+                publish_wide(total, squares, slots + (statistic * PARTS + part) * 2, known)
         if PHASE != SUMS:
             if LAG:
                 sample, groups, known = tiles.groups_of(done, items, group, group_blocks, GROUPS)
@@ -182,10 +184,10 @@ def group_norm_forward(
             known_channels = known[:, None] & (within < D)[None, :]
             if PARTS > 1:
                 slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
-                centres, all_squares = collect_wide(slot, given, PHASE == WHOLE)
-                centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_group)
-                apart = centres - centre[:, None]
-                squares = tl.sum(tl.where(given, all_squares + apart * apart * counts, 0.0), axis=1)
+                sums, all_squares = collect_wide(slot, given, PHASE == WHOLE)
+                centre = divided(tl.sum(sums, axis=1), whole, per_group)
+                apart = sums - centre[:, None] * counts
+                squares = tl.sum(tl.where(given, all_squares + apart * apart * per_parts, 0.0), axis=1)
                 centre = settled(centre, GROUPS)
                 squares = settled(squares, GROUPS)
             inverse = _inverse_root(squares * per_group + eps)

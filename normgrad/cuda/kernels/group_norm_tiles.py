@@ -115,3 +115,15 @@ def slots_of(slots, sample, groups, known, group, PARTS: tl.constexpr, PADDED: t
     parts = tl.arange(0, PADDED)
     first = int64(sample) * group
     return slots + ((first + groups)[:, None] * PARTS + parts[None, :]) * WORDS, known[:, None] & (parts < PARTS)[None]
+
+
+@triton.jit
+def of_channels(values):
+    """Values of channels beside a folded tile, laid out over the threads as the sums over its last three axes are."""
+    return values[:, :, None][:, :, None, :][:, :, :, :, None]
+
+
+@triton.jit
+def of_groups(values):
+    """Values of groups beside a folded tile."""
+    return of_channels(values[:, None])

@@ -49,12 +49,11 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked
 
 
 @triton.jit
-def _exactly(data, KIND: tl.constexpr, EXACT: tl.constexpr):
-    """Loaded data in float32, or where it is to be EXACT in float64."""
-    result = wider(data, KIND, EXACT)
-    if EXACT:
-        result = result.to(tl.float64)
-    return result
+def _over_rows(values, MANY: tl.constexpr):
+    """The sums of columns; where a thread has MANY rows it adds up eight stretches of them first."""
+    if MANY:
+        values = tl.sum(tl.reshape(values, (8, values.shape[0] // 8, values.shape[1])), axis=0)
+    return tl.sum(values, axis=0)
 
 
 @triton.jit
@@ -107,6 +106,7 @@ def layer_norm_backward(
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
+    FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     CLUSTER: tl.constexpr,  # the programs of a team reach each other's shared memory
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
@@ -121,6 +121,8 @@ def layer_norm_backward(
     SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
     LAG: tl.constexpr = LATER if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
+    # Equal numbers that a thread adds up one by one may be rounded the same way each time.
+    MANY_ROWS: tl.constexpr = ROWS >= 32 and input.dtype.element_ty != tl.float32
     N = known_multiple(N, VECTOR, PAIRS)
     input_strides = times(input_strides, VECTOR, WIDE)
     grad_out_strides = times(grad_out_strides, VECTOR, WIDE)
@@ -176,8 +178,8 @@ def layer_norm_backward(
         rows = indices(tile, ROWS)
         mu = wide(mu)
         rs = wide(rs)
-        g = _exactly(dy, PAIRS, EXACT)
-        x_hat = (_exactly(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
+        g = wider(dy, PAIRS, EXACT)
+        x_hat = (wider(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
         if MASKED:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != OUTPUTS:
@@ -185,14 +187,18 @@ def layer_norm_backward(
                 product = g * x_hat
                 if FEW:
                     product = precise(dy, PAIRS) * ((precise(x, PAIRS) - mu[:, None]) * rs[:, None])
-                weight_sum += tl.sum(product, axis=0)
+                weight_sum += _over_rows(product, MANY_ROWS)
             if WANT_BIAS:
-                bias_sum += tl.sum(wider(dy, PAIRS, FEW), axis=0)
+                bias_sum += _over_rows(wider(dy, PAIRS, FEW), MANY_ROWS)
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:
                     g *= wider(scale, SINGLE, EXACT)
-                sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
+                sum_g, sum_gx = g, g * x_hat
+                if FOLD > 1:
+                    STRETCHES: tl.constexpr = (ROWS, FOLD, COLUMNS // FOLD)
+                    sum_g, sum_gx = sum_pair(tl.reshape(sum_g, STRETCHES), tl.reshape(sum_gx, STRETCHES), 1)
+                sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if CLUSTER:
                     tell(sum_g, sum_gx, told, part, turns, ROWS, PARTS)
                 elif SLOTS:
@@ -238,7 +244,7 @@ def layer_norm_backward(
                     size = tl.abs(high(mean_g)) * tl.minimum(tl.abs(rs), 1.0)
                     small_rows = marked(small_rows, (size < NEAR_ZERO) & known, turn)
                     turn = next_turn(turn)
-                g, values = _exactly(dy, PAIRS, EXACT), _exactly(x, PAIRS, EXACT)
+                g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g[:, None], mean_gx[:, None])
                 target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS, VECTOR)
                 mask = row_mask(known, word_in_row, MASKED)

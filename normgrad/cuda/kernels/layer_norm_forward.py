@@ -138,28 +138,30 @@ def _once_more(
 def _of_parts(slots, rows, M, counts, whole, per_row, PARTS: tl.constexpr, PADDED: tl.constexpr, WAIT: tl.constexpr):
     """The means of rows and the sums of their squares about them, from those of their parts."""
     places, given = slots_of(slots, rows, M, PARTS, PADDED, 2)
-    centres, all_squares = collect_wide(places, given, WAIT)
-    centre = divided(tl.sum(tl.where(given, centres * counts, 0.0), axis=1), whole, per_row)
-    between = centres - centre[:, None]
-    return centre, tl.sum(tl.where(given, all_squares + between * between * counts, 0.0), axis=1)
+    sums, all_squares = collect_wide(places, given, WAIT)
+    centre = divided(tl.sum(sums, axis=1), whole, per_row)
+    between = sums - centre[:, None] * counts
+    return centre, tl.sum(tl.where(given, all_squares + between * between * (1.0 / counts), 0.0), axis=1)
 
 
 @triton.jit
 def _of_cluster(places, N, per_row, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
     """As ``_of_parts``, from what the programs of a cluster have told; all but the last have COLUMNS."""
-    last = float64(N - (PARTS - 1) * COLUMNS)
+    count = float64(N - (PARTS - 1) * COLUMNS)
     total, squares = told_by(PARTS - 1, places)
-    total *= last
+    sums = total
     for part in tl.static_range(PARTS - 1):
-        centre, _ = told_by(part, places)
-        total += centre * COLUMNS
-    whole = divided(total, float64(N), per_row)
-    centre, squares = told_by(PARTS - 1, places)
-    squares += (centre - whole) * (centre - whole) * last
+        one, more = told_by(part, places)
+        sums += one
+        squares += more
+    centre = divided(sums, float64(N), per_row)
+    between = total - centre * count
+    squares += between * between * (1.0 / count)
     for part in tl.static_range(PARTS - 1):
-        centre, more = told_by(part, places)
-        squares += more + (centre - whole) * (centre - whole) * COLUMNS
-    return whole, squares
+        one, _ = told_by(part, places)
+        between = one - centre * COLUMNS
+        squares += between * between * (1.0 / COLUMNS)
+    return centre, squares
 
 
 @triton.jit
@@ -249,7 +251,8 @@ def layer_norm_forward(
             values = numbers(x, PAIRS)
             if EXACT:
                 values = values.to(tl.float64)
-            centre = divided(tl.sum(values.to(tl.float64), axis=1), count, per_part)
+            total = tl.sum(values.to(tl.float64), axis=1)
+            centre = divided(total, count, per_part)
             number, rest = near_and_rest(centre, values.dtype)
             away = values - number[:, None]
             if MASKED:
@@ -259,9 +262,9 @@ def layer_norm_forward(
                 squares = settled(squares, ROWS)
             squares -= rest * rest * count
             if CLUSTER:
-                tell(centre, squares, told, part, turns, ROWS, PARTS)
+                tell(total, squares, told, part, turns, ROWS, PARTS)
             elif SLOTS:
-                publish_wide(centre, squares, slots + (rows * PARTS + part) * 2, rows < M)
+                publish_wide(total, squares, slots + (rows * PARTS + part) * 2, rows < M)
         if PHASE != SUMS:
             rows, known = rows_of(done, M, ROWS, LAG)
             if LAG:
