@@ -312,6 +312,26 @@ def constants() -> Problems:
     return list(itertools.chain.from_iterable(found))
 
 
+def rows_alone() -> Problems:
+    """Rows of LayerNorm have the same bits among few as among many."""
+    found = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        for N in (100, 300, 1001, 1280, 5120, 8192, 20000):
+            dy, x = (torch.randn(2000, N, device="cuda", generator=generator).to(dtype) for _ in range(2))
+            weight = torch.randn(N, device="cuda", generator=generator).to(dtype)
+            y, *statistics = normgrad.layer_norm(x, [N], weight)
+            grad = normgrad.layer_norm_backward(dy, x, [N], *statistics, weight)[0]
+            for some in (slice(0, 1), slice(7, 10), slice(5, 69)):
+                alone, *few = normgrad.layer_norm(x[some], [N], weight)
+                gradient = normgrad.layer_norm_backward(dy[some], x[some], [N], *few, weight, None, (True, True, True))[
+                    0
+                ]
+                if not (torch.equal(alone, y[some]) and torch.equal(gradient, grad[some])):
+                    found.append(f"rows alone {dtype} {N} {some}")
+    return found
+
+
 CHECKS: list[Callable[[], Problems]] = [
     masks_and_strides,
     streams,
@@ -323,6 +343,7 @@ CHECKS: list[Callable[[], Problems]] = [
     places_apart,
     outliers,
     constants,
+    rows_alone,
 ]
 
 
