@@ -11,13 +11,22 @@ from normgrad.contract.dtypes import FLOAT16, FLOAT32, INT32
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import NARROW, Chip, RowTile, blocks, forward_row_tile, power_of_two, row_tile
+from normgrad.cuda.configurations import (
+    NARROW,
+    VECTOR_ACCESS,
+    Chip,
+    RowTile,
+    blocks,
+    forward_row_tile,
+    power_of_two,
+    row_tile,
+)
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
 from normgrad.cuda.kernels.layer_norm_forward import layer_norm_forward
 from normgrad.cuda.launch import FLOAT64, Argument, Given, Options, Step, float64_bits
-from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired, paired_vector, sums_tile
+from normgrad.cuda.problem import Operand, Steps, paired, paired_vector, sums_tile
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
