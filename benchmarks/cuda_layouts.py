@@ -142,7 +142,7 @@ def special_values() -> Problems:
     found = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         generator = torch.Generator("cuda").manual_seed(1)
-        for shape in ((6, 40, 100), (4, 8, 9000)):
+        for shape in ((6, 40, 100), (6, 8, 49), (4, 8, 9000)):
             x, dy = (torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(2))
             odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0], device="cuda", dtype=dtype)
             x[0, 1, :4], x[1, 2, 0], dy[2, 3, :3] = odd, torch.inf, odd[:3]

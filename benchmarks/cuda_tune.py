@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,12 +13,16 @@ from cuda_cases import Case, Tile, compile_ahead, copying, median_time, outputs,
 
 from normgrad.cuda.configurations import (
     ChannelsTile,
+    Chip,
     GroupTile,
     RowTile,
     StreamTile,
     SumsTile,
     blocks,
     power_of_two,
+    staged,
+    stretches,
+    sums_tile,
 )
 from normgrad.cuda.configurations import _stream_shape as stream_shape
 
@@ -75,6 +80,9 @@ STREAMS = [(32, 4), (64, 4)]
 # Bytes of a tensor a thread, warps, residents, stages, how many numbers are added up at once.
 SUMS = [(64, 4, 3, 4, 16), (64, 4, 2, 6, 16), (64, 4, 5, 3, 4), (64, 4, 5, 3, 16), (64, 4, 3, 5, 16), (64, 8, 2, 4, 16)]
 SUMS += [(128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)]
+# With few places, or an odd number of them; of what goes over several channels samples, residents and stages.
+FEW_PLACES = [(64, 512, 196), (64, 2048, 49), (128, 1024, 196), (64, 256, 784), (64, 96, 3025), (16, 256, 81)]
+FLAT_SUMS = [(4, 2, 6), (4, 3, 4), (8, 2, 4), (8, 3, 3), (16, 2, 3)]
 
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
@@ -154,12 +162,37 @@ def batch_cases() -> list[Case]:
     return found
 
 
+def flat_cases() -> list[Case]:
+    """BatchNorm's of few places: first within a channel, then over several."""
+    found = []
+    for sizes in FEW_PLACES:
+        N, C, P = sizes
+        for dtype in DTYPES:
+            itemsize = 2 if dtype == "bfloat16" else 4
+            streams = [StreamTile(*stream_shape(N, C, P, 8192 // itemsize, True), 4)]
+            streams += [StreamTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
+            for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
+                found += [Case(operator, sizes, dtype, tile=tile) for tile in streams]
+            sums = [sums_tile(N, C, P, itemsize, Chip(132), True, math.gcd(16, P * itemsize))]
+            for samples, resident, stages in FLAT_SUMS:
+                width = 2048 // itemsize
+                depth = staged(stages, resident, 2 * samples * 2048, Chip(132))
+                sums += [
+                    SumsTile(1, samples, width, 4, resident, depth, 16, stretch)
+                    for stretch in stretches(P, itemsize, width, 16)
+                ]
+            for operator in ("batch_norm_stats", "batch_norm_reduce_backward"):
+                found += [Case(operator, sizes, dtype, tile=tile) for tile in sums]
+    return found
+
+
 PARTS = {
     "rows": row_cases,
     "forward": forward_cases,
     "groups": group_cases,
     "channels": channel_cases,
     "batches": batch_cases,
+    "flat": flat_cases,
 }
 
 

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROWS, WIDE_ROWS, NARROW_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (70, 17), (3, 5, 49), (32, 5, 2048)
+# Of tiles that go over several channels: whole ones, and any.
+FEW_PLACES = [(64, 32, 49), (8, 8, 1101)]
 # Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks;
 # places that come one by one.
 GROUPS = (2, 12, 50, 4)
@@ -108,6 +110,7 @@ CALLS = [
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
         *_places_apart(dtype),
+        *(("x".join(map(str, sizes)), _batch_norm(dtype, False, sizes)) for sizes in FEW_PLACES),
         ("contiguous-parts", _batch_norm(dtype, False, LARGE_IMAGES)),
         ("channels_last-parts", _batch_norm(dtype, True, LARGE_IMAGES)),
     ]

@@ -92,7 +92,10 @@ class TestGroupNorm:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 6, 1), (0, 2, 4), (40, 2, 64)])
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 5, 49), (40, 6, 1), (0, 2, 4), (40, 2, 64), (2, 3, 1101), (9, 8, 49), (5, 16, 3), (1, 4, 131), (33, 24, 1)],
+)
 class TestBatchNorm:
     @staticmethod
     def _data(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
@@ -116,7 +119,7 @@ class TestBatchNorm:
 @only_there
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("P", [49, 64])
+@pytest.mark.parametrize("P", [8, 49, 64, 1100])
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_statistics_of_special_values(dtype: Any, P: int, odd: float) -> None:
     x = random_data((6, 3, P), dtype, 1)
@@ -127,11 +130,50 @@ def test_statistics_of_special_values(dtype: Any, P: int, odd: float) -> None:
 
 @only_there
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("shape", [(40, 2, 64), (7, 2, 49)])
+@pytest.mark.parametrize("shape", [(40, 2, 64), (7, 2, 49), (3, 2, 1100)])
 def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) -> None:
     x = random_data(shape, np.float32, 1) * np.float32(1e-3) + np.float32(300)
     x[0, 1, 0] = 1000
     judge("batch_norm_stats", x)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted", "large_tiles")
+@pytest.mark.parametrize("shape", [(64, 16, 9), (64, 16, 1), (16, 4, 1100)])
+@pytest.mark.parametrize("place", [0, -1])
+def test_statistics_are_not_about_an_outlier(shape: tuple[int, ...], place: int) -> None:
+    """The squares of its distance from equal numbers are all rounded the same way."""
+    x = np.full(shape, 1.0078125, ml_dtypes.bfloat16)
+    x[place, :, place] = 1.3 * 2**14
+    judge("batch_norm_stats", x)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted", "large_tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(9, 24, 9), (20, 8, 196), (3, 16, 49), (20, 8, 1101), (100, 8, 4)])
+def test_tiles_of_several_channels(dtype: Any, shape: tuple[int, ...]) -> None:
+    """Of a GPU's size: whole channels, and any; several parts. Samples may lie apart."""
+    C = shape[1]
+    dy, x = (random_data((2 * shape[0], *shape[1:]), dtype, seed)[::2] for seed in (1, 2))
+    mean, weight, invstd = random_data((C,), np.float32, 3), random_data((C,), np.float32, 4), scales((C,), 6)
+    judge("batch_norm_elemt_backward", dy, x, mean, invstd, weight, mean, weight, np.array([9], np.int32))
+    judge("batch_norm_elemt", x, weight, mean, mean, invstd)
+    judge("batch_norm_stats", x)
+    judge("batch_norm_reduce_backward", dy, x, mean, invstd, weight)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted")
+def test_one_sample_or_channel_for_all() -> None:
+    """Nothing lies side by side where it is the same memory."""
+    x = random_data((4, 6, 16), np.float32, 1)
+    mean, invstd = random_data((6,), np.float32, 3), scales((6,), 6)
+    for alike in (x[:1], x[:, :1], x[:, :, :1], x[:1, :1]):
+        dy = np.broadcast_to(alike, x.shape)
+        judge("batch_norm_stats", dy)
+        judge("batch_norm_reduce_backward", dy, x, mean, invstd, None)
+        judge("batch_norm_elemt", dy, None, None, mean, invstd)
 
 
 @only_there
@@ -146,6 +188,15 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: in
     judge("group_norm", x, None, None, *sizes)
     x[...] = 300
     judge("group_norm", x, None, None, *sizes)
+
+
+@pytest.fixture
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a GPU's size."""
+    from normgrad.cuda import interpreter
+    from normgrad.cuda.configurations import Chip
+
+    monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, concurrent=False))
 
 
 def _add_as_threads_do(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -365,7 +416,7 @@ def test_the_output_may_be_an_input(shift: int) -> None:
 
 @only_there
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 2, 64)])  # a part for each channel, and several
+@pytest.mark.parametrize("shape", [(3, 5, 49), (40, 2, 64), (3, 5, 16)])  # with and without a second launch
 @pytest.mark.parametrize("shift", [0, 60])
 def test_the_sums_of_channels_may_be_written_over_what_they_are_sums_of(
     shape: tuple[int, int, int], shift: int

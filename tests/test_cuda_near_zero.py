@@ -132,7 +132,7 @@ class TestForward:
 @only_there
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
-@pytest.mark.parametrize("shape", [(2, 3, 196), (40, 3, 64), (300, 3, 1)])
+@pytest.mark.parametrize("shape", [(2, 3, 196), (40, 3, 64), (300, 3, 1), (2, 3, 1100)])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_sums_of_channels(dtype: Any, shape: tuple[int, ...], channels_last: bool) -> None:
     """Beside a channel of zeros and one of ordinary numbers."""

@@ -22,6 +22,8 @@ from normgrad.cuda.configurations import (
     Chip,
     GroupTile,
     channels_tile,
+    channels_within,
+    entries,
     even_share,
     forward_row_tile,
     group_tile,
@@ -144,18 +146,32 @@ def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], w
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 320, 4096), (1, 64, 100000), (100000, 3, 1), (3, 5, 49)])
 def test_tiles_of_samples_fit(chip: Chip, places_adjacent: bool, itemsize: int, sizes: tuple[int, int, int]) -> None:
-    for tile in (
-        stream_tile(*sizes, itemsize, chip, places_adjacent),
-        sums_tile(*sizes, itemsize, chip, places_adjacent),
-    ):
-        assert 1 <= tile.rows * tile.places * tile.channels <= chip.largest_tile
+    for flat_access in (0, itemsize, 16) if places_adjacent and sizes[2] > 1 else (0,):
+        for tile in (
+            stream_tile(*sizes, itemsize, chip, places_adjacent, itemsize, flat_access),
+            sums_tile(*sizes, itemsize, chip, places_adjacent, itemsize, flat_access),
+        ):
+            assert 1 <= tile.rows * tile.places * tile.channels <= chip.largest_tile
+            assert tile.stretch <= tile.channels
+            assert tile.stretch * itemsize % max(flat_access, 1) == 0
+
+
+@pytest.mark.parametrize("P", [2, 3, 8, 9, 49, 64, 196, 1101, 4096])
+@pytest.mark.parametrize("stretch", [8, 24, 64, 392, 1024])
+def test_channels_and_stretches_meet_as_often_as_is_said(P: int, stretch: int) -> None:
+    """Where both go on from the first number until they begin together again."""
+    every = math.lcm(P, stretch)
+    of_channels = [(first + P - 1) // stretch - first // stretch + 1 for first in range(0, every, P)]
+    of_stretches = [(first + stretch - 1) // P - first // P + 1 for first in range(0, every, stretch)]
+    assert max(of_channels) <= entries(P, stretch) <= max(of_channels) + 1
+    assert max(of_stretches) <= channels_within(P, stretch) <= max(of_stretches) + 1
 
 
 @pytest.mark.parametrize("work", [1, 5, 64, 320, 5000])
 @pytest.mark.parametrize("tiles", [1, 16, 49, 3136])
 def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
     resident = 3
-    share = even_share(work, tiles, resident, 132)
+    share = even_share(work, tiles, resident, 132, 1, resident)
     programs = work * -(-tiles // share)
     rounds = -(-programs // (132 * resident))
     assert 1 <= share <= tiles
@@ -181,6 +197,7 @@ def test_neighbours_are_added_up_only_where_a_thread_has_them(width: int) -> Non
         (64, (200, 64, 1), 8),
         (64, (192, 1, 3), 1),
         (48, (0, 48, 1), 16),
+        (64, (64, 0, 1), 1),
     ],
 )
 def test_what_divides_places_and_strides(P: int, strides: tuple[int, int, int], vector: int) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import (
+    VECTOR_ACCESS,
     Chip,
     StreamTile,
     SumsTile,
     blocks,
+    channels_within,
+    entries,
     even_share,
+    load,
     power_of_two,
     stream_tile,
     sums_tile,
@@ -22,9 +26,9 @@ from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
 from normgrad.cuda.launch import FLOAT64, Given, Options, Step, float64_bits
-from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps
+from normgrad.cuda.problem import Operand, Steps
 
-_SEEN = 16  # what the compiler finds out by itself: whether it divides an argument
+_LARGEST_VECTOR = 16  # elements
 _FINISH_TILE = 2048
 _FINISH_WARPS = 8
 _GATHER = {"ROWS": 16, "CHANNELS": 16}
@@ -60,29 +64,58 @@ def _places_adjacent(sizes: Shape, operands: list[Operand]) -> bool:
     return sizes[2] > 1 and (abs(place) <= abs(channel) or sizes[1] == 1)
 
 
+def _flattened(sizes: Shape, operands: list[Operand]) -> tuple[Shape, list[Operand]]:
+    """The numbers of a sample in place of channels, and samples in that of places."""
+    N, C, P = sizes
+    return (1, C * P, N), [Operand(operand.pointer, (0, 1, operand.strides[0])) for operand in operands]
+
+
+def _in_a_row(sizes: Shape, operands: list[Operand]) -> bool:
+    """Whether the numbers of a sample lie side by side, channel by channel."""
+    _, C, P = sizes
+    return P > 1 and C * P < 2**29 and all(operand.strides[1:] == (P, 1) for operand in operands)
+
+
 def _vector(sizes: Shape, operands: list[Operand]) -> int:
-    """What up to 16 divides the places and the strides of samples and channels, where places lie side by side."""
+    """What up to 16 divides the places, or channels, that lie side by side, and the strides of all else."""
+    axis = 2 if _places_adjacent(sizes, operands) else 1
     strides = [operand.strides for operand in operands]
-    if any(place != 1 for _, _, place in strides):
+    if any(found[axis] != 1 for found in strides):
         return 1
-    return math.gcd(_SEEN, sizes[2], *(stride for found in strides for stride in found[:2]))
+    others = (stride for found in strides for place, stride in enumerate(found) if place != axis)
+    return math.gcd(_LARGEST_VECTOR, sizes[axis], *others)
 
 
 def _aligned(operand: Operand) -> bool:
     return not isinstance(operand.pointer, Given) or operand.pointer.aligned
 
 
+def _access(sizes: Shape, operands: list[Operand], itemsize: int) -> int:
+    """How many bytes an access may take of numbers that lie side by side."""
+    return min(VECTOR_ACCESS, itemsize * _vector(sizes, operands)) if all(map(_aligned, operands)) else itemsize
+
+
+def _accesses(sizes: Shape, operands: list[Operand], itemsize: int) -> tuple[int, int]:
+    """That of a tile as it is, and of one that goes over several channels: 0 where it cannot."""
+    flat = _access(*_flattened(sizes, operands), itemsize) if _in_a_row(sizes, operands) else 0
+    return _access(sizes, operands, itemsize), flat
+
+
 def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTile) -> dict[str, Any]:
+    """What every kernel is told of a tile; sizes and operands are flattened where it has a stretch."""
     N, C, P = sizes
+    stretch = tile.stretch or tile.channels
     strides = [operand.strides for operand in operands]
     reach = max(tile.places * abs(place) + tile.channels * abs(channel) for _, channel, place in strides)
     return {
         "ROWS": tile.rows,
         "PLACES": tile.places,
         "CHANNELS": tile.channels,
-        "MASKED": P % tile.places != 0 or C % tile.channels != 0,
+        "STRETCH": stretch,
+        "ALONE": N == 1,
+        "MASKED": (P % tile.places != 0, C % stretch != 0 or stretch != tile.channels),
         "WIDE": max(reach, 2 * N * blocks(P, tile.places)) >= 2**31,
-        "VECTOR": vector if (vector := _vector(sizes, operands)) < _SEEN else 1,
+        "VECTOR": math.gcd(_vector(sizes, operands), stretch if tile.channels > 1 else _LARGEST_VECTOR),
     }
 
 
@@ -102,12 +135,19 @@ def _finish(parts: int) -> dict[str, int]:
 
 def _elementwise(
     steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip
-) -> tuple[tuple[int, int, int], dict[str, Any], Options]:
-    """Grid, constants and options of a kernel that takes a tile a program."""
+) -> tuple[list[Any], tuple[int, int, int], dict[str, Any], Options]:
+    """Sizes and strides, grid, constants and options of a kernel that takes a tile a program."""
     N, C, P = sizes
-    tile = stream_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands))
-    grid = blocks(N * blocks(P, tile.places), tile.rows) * blocks(C, tile.channels), 1, 1
-    return grid, _constants(sizes, operands, tile), Options(tile.warps)
+    accesses = _accesses(sizes, operands, steps.itemsize)
+    tile = stream_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), *accesses)
+    run = 1
+    if tile.stretch:
+        run = P
+        sizes, operands = _flattened(sizes, operands)
+        N, C, P = sizes
+    grid = blocks(N * blocks(P, tile.places), tile.rows) * blocks(C, tile.stretch or tile.channels), 1, 1
+    layout = [*sizes, run, *_strides_of(operands)]
+    return layout, grid, _constants(sizes, operands, tile), Options(tile.warps)
 
 
 def _folds(tile: SumsTile, width: int) -> tuple[int, ...]:
@@ -128,7 +168,9 @@ class _Parts:
     """How the rows of a channel are shared out to programs that sum them up."""
 
     count: int
-    rows: int
+    sizes: Shape
+    strides: list[Shape]
+    cut: list[int]  # rows of a part, numbers of a channel side by side, and entries of a part for a channel
     grid: tuple[int, int, int]
     constants: dict[str, Any]
     options: Options
@@ -137,19 +179,25 @@ class _Parts:
     def of(cls, steps: Steps, sizes: Shape, operands: list[Operand], chip: Chip) -> _Parts:
         """As many parts as run side by side."""
         N, C, P = sizes
-        width = VECTOR_ACCESS // steps.itemsize
-        if adjacent := _places_adjacent(sizes, operands):
-            width = min(width, _vector(sizes, operands)) if all(map(_aligned, operands)) else 1
-        tile = sums_tile(N, C, P, steps.itemsize, chip, adjacent, width > 1)
+        accesses = _accesses(sizes, operands, steps.itemsize)
+        tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), *accesses)
+        run, over, runs = 1, 1, (tile.channels, 1)
+        if tile.stretch:
+            run, over = P, entries(P, tile.stretch)
+            runs = power_of_two(channels_within(P, tile.stretch)), power_of_two(min(P, tile.stretch))
+            sizes, operands = _flattened(sizes, operands)
+            N, C, P = sizes
         total = N * blocks(P, tile.places)
-        channel_blocks = blocks(C, tile.channels)
-        tiles = blocks(total, tile.rows)
-        share = even_share(channel_blocks, tiles, tile.resident, chip.multiprocessors)
+        channel_blocks = blocks(C, tile.stretch or tile.channels)
+        beside = tile.resident, chip.multiprocessors, *load(tile, steps.itemsize)
+        share = even_share(channel_blocks, blocks(total, tile.rows), *beside)
         rows = share * tile.rows
         count = blocks(total, rows)
-        folds = _folds(tile, width)
-        constants = _constants(sizes, operands, tile) | {"FOLDS": folds, "STAGES": tile.stages}
-        return cls(count, rows, (count * channel_blocks, 1, 1), constants, Options(tile.warps, tile.resident))
+        constants = _constants(sizes, operands, tile)
+        width = accesses[bool(tile.stretch)] // steps.itemsize
+        constants |= {"RUNS": runs, "FOLDS": _folds(tile, width), "STAGES": tile.stages}
+        grid, options = (count * channel_blocks, 1, 1), Options(tile.warps, tile.resident)
+        return cls(count * over, sizes, _strides_of(operands), [rows, run, over], grid, constants, options)
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
@@ -161,10 +209,10 @@ def elemt_backward(problem: Problem, chip: Chip) -> Steps:
     names = ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "counter")
     ranks = problem.views["counter"].numel
     vectors = [steps.vector(name) for name in names]
-    arguments = [operands[0].pointer, operands[1].pointer, *vectors, operands[2].pointer, *sizes, ranks]
-    grid, constants, options = _elementwise(steps, sizes, operands, chip)
+    layout, grid, constants, options = _elementwise(steps, sizes, operands, chip)
+    arguments = [operands[0].pointer, operands[1].pointer, *vectors, operands[2].pointer, ranks, *layout]
     constants["RANKS"] = min(power_of_two(ranks), 1024)
-    steps.add(Step(kernels.batch_norm_elemt_backward, grid, [*arguments, *_strides_of(operands)], constants, options))
+    steps.add(Step(kernels.batch_norm_elemt_backward, grid, arguments, constants, options))
     return steps
 
 
@@ -175,8 +223,8 @@ def elemt(problem: Problem, chip: Chip) -> Steps:
         return steps
     sizes, operands = _layout(steps, _sizes(problem), ("input",), "output")
     vectors = [steps.vector(name) for name in ("weight", "bias", "mean", "invstd")]
-    arguments = [operands[0].pointer, *vectors, operands[1].pointer, *sizes, *_strides_of(operands)]
-    grid, constants, options = _elementwise(steps, sizes, operands, chip)
+    layout, grid, constants, options = _elementwise(steps, sizes, operands, chip)
+    arguments = [operands[0].pointer, *vectors, operands[1].pointer, *layout]
     steps.add(Step(kernels.batch_norm_elemt, grid, arguments, constants, options))
     return steps
 
@@ -199,7 +247,7 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
         partial = steps.scratch(2 * count * C, FLOAT64)
         inputs = [operands[0].pointer, operands[1].pointer, steps.vector("mean")]
         given = [None, *outputs] if count == 1 else [partial, *[None] * len(outputs)]
-        arguments = [*inputs, *given, *sizes, parts.rows, *_strides_of(operands)]
+        arguments = [*inputs, *given, *parts.sizes, *parts.cut, *parts.strides]
         steps.add(Step(sums.batch_norm_part_sums, parts.grid, arguments, parts.constants, parts.options))
     if count != 1:
         _add_finish(steps, sums.batch_norm_finish_sums, [partial, *outputs], count, C)
@@ -222,7 +270,7 @@ def stats(problem: Problem, chip: Chip) -> Steps:
         count = parts.count
         moments = steps.scratch(3 * count * C, FLOAT64)
         given = [None, *outputs] if count == 1 else [moments, *[None] * len(outputs)]
-        arguments = [operands[0].pointer, *given, *sizes, parts.rows, operands[0].strides]
+        arguments = [operands[0].pointer, *given, *parts.sizes, *parts.cut, *parts.strides]
         steps.add(Step(moments_kernels.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
     if count != 1:
         _add_finish(steps, moments_kernels.batch_norm_finish_moments, [moments, *outputs], count, C)

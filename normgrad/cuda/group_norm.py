@@ -11,12 +11,12 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
-from normgrad.cuda.configurations import Chip, GroupTile, blocks, group_tile, power_of_two
+from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, GroupTile, blocks, group_tile, power_of_two
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
 from normgrad.cuda.launch import Given, Scratch, float64_bits
-from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
+from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _VECTOR = 8  # words: no access has more

@@ -8,11 +8,11 @@ from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import ChannelsTile, Chip, blocks, channels_tile, power_of_two
+from normgrad.cuda.configurations import VECTOR_ACCESS, ChannelsTile, Chip, blocks, channels_tile, power_of_two
 from normgrad.cuda.kernels import group_norm_channels as kernels
 from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
 from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step
-from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired
+from normgrad.cuda.problem import Operand, Steps, paired
 
 _ENTRIES = 1024
 _GROUPS = 4  # of a program that makes their statistics

@@ -13,6 +13,7 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import (
     NARROW,
+    VECTOR_ACCESS,
     Chip,
     RowTile,
     blocks,
@@ -26,7 +27,7 @@ from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
 from normgrad.cuda.kernels.layer_norm_forward import layer_norm_forward
 from normgrad.cuda.launch import FLOAT64, Argument, Given, Options, Step, float64_bits
-from normgrad.cuda.problem import VECTOR_ACCESS, Operand, Steps, paired, paired_vector, sums_tile
+from normgrad.cuda.problem import Operand, Steps, paired, paired_vector, sums_tile
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.

@@ -14,13 +14,12 @@ from normgrad.contract.dtypes import BFLOAT16, FLOAT16, INT32, DType
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
-from normgrad.cuda.configurations import blocks, power_of_two
+from normgrad.cuda.configurations import VECTOR_ACCESS, blocks, power_of_two
 from normgrad.cuda.kernels.common import BFLOAT16_PAIRS, FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.kernels.memory import copy_strided, sum_columns
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
-VECTOR_ACCESS = 16  # bytes
 _COPY_BLOCK = 1024
 _SUM_TILE = 4096
 _SEGMENT = 4096

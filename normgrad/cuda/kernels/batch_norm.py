@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_tiles import load_vector, rows_from, tile_at, tile_mask
+from normgrad.cuda.kernels.batch_norm_tiles import channels_of, load_vector, rows_from, tile_at, tile_mask
 from normgrad.cuda.kernels.common import float64_of_bits, indices, put, wide
 
 
@@ -33,45 +33,55 @@ def batch_norm_elemt_backward(
     sum_dy_xmu,  # [C]
     counter,  # [ranks]
     grad_input,  # [N, C, P]
+    ranks,
     N,
     C,
     P,
-    ranks,
+    run,
     grad_out_strides,  # of sample, channel and place
     input_strides,
     grad_input_strides,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    MASKED: tl.constexpr,  # the tiles are more than places or channels
+    STRETCH: tl.constexpr,
+    ALONE: tl.constexpr,  # there is one sample
+    MASKED: tl.constexpr,  # whether the tiles are more than the places, and than the channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
     VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
     RANKS: tl.constexpr,
 ):
     """The gradient of a tile."""
-    channel_blocks = tl.cdiv(C, CHANNELS)
-    place_blocks = tl.cdiv(P, PLACES)
+    channel_blocks = tl.cdiv(C, STRETCH)
+    several = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
-    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED, VECTOR)
-    dy_at = tile_at(grad_out, rows, place_blocks, block, grad_out_strides, PLACES, CHANNELS, WIDE, VECTOR)
-    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE, VECTOR)
+    end = N * several
+    if ALONE:
+        place_blocks: tl.constexpr = None
+    else:
+        place_blocks = several
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, STRETCH, MASKED, VECTOR)
+    dy_at = tile_at(grad_out, rows, place_blocks, block, grad_out_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR)
+    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR)
     dy = tl.load(dy_at, mask=mask)
     x = tl.load(x_at, mask=mask)
-    channels = indices(block, CHANNELS)
+    channels = channels_of(block, run, CHANNELS, STRETCH)
     # In float64 where float32 is written, so that it is rounded once.
     PRECISION: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     per_element = 1.0 / _total(counter, ranks, RANKS)
-    inverse = load_vector(invstd, channels, C).to(tl.float64)
-    mean_dy = load_vector(sum_dy, channels, C) * per_element
-    slope = inverse * inverse * (load_vector(sum_dy_xmu, channels, C) * per_element)
+    inverse = load_vector(invstd, channels, C // run).to(tl.float64)
+    mean_dy = load_vector(sum_dy, channels, C // run) * per_element
+    slope = inverse * inverse * (load_vector(sum_dy_xmu, channels, C // run) * per_element)
     scale = inverse
     if weight is not None:
-        scale = inverse * load_vector(weight, channels, C)
-    xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C)
+        scale = inverse * load_vector(weight, channels, C // run)
+    xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C // run)
     result = (wide(dy).to(PRECISION) - mean_dy.to(PRECISION) - xmu * slope.to(PRECISION)) * scale.to(PRECISION)
     put(
-        tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, WIDE, VECTOR), result, mask
+        tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR),
+        result,
+        mask,
     )
 
 
@@ -86,32 +96,44 @@ def batch_norm_elemt(
     N,
     C,
     P,
+    run,
     input_strides,  # of sample, channel and place
     output_strides,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    MASKED: tl.constexpr,  # the tiles are more than places or channels
+    STRETCH: tl.constexpr,
+    ALONE: tl.constexpr,  # there is one sample
+    MASKED: tl.constexpr,  # whether the tiles are more than the places, and than the channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
     VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
 ):
     """The normalised tile."""
-    channel_blocks = tl.cdiv(C, CHANNELS)
-    place_blocks = tl.cdiv(P, PLACES)
+    channel_blocks = tl.cdiv(C, STRETCH)
+    several = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
-    mask = tile_mask(rows, N * place_blocks, place_blocks, block, C, P, PLACES, CHANNELS, MASKED, VECTOR)
-    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, WIDE, VECTOR)
+    end = N * several
+    if ALONE:
+        place_blocks: tl.constexpr = None
+    else:
+        place_blocks = several
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, STRETCH, MASKED, VECTOR)
+    x_at = tile_at(input, rows, place_blocks, block, input_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR)
     x = tl.load(x_at, mask=mask)
-    channels = indices(block, CHANNELS)
+    channels = channels_of(block, run, CHANNELS, STRETCH)
     # In float64 where float32 is written, so that it is rounded once.
     PRECISION: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
-    result = (wide(x).to(PRECISION) - load_vector(mean, channels, C)) * load_vector(invstd, channels, C)
+    result = (wide(x).to(PRECISION) - load_vector(mean, channels, C // run)) * load_vector(invstd, channels, C // run)
     if weight is not None:
-        result = result * load_vector(weight, channels, C)
+        result = result * load_vector(weight, channels, C // run)
     if bias is not None:
-        result = result + load_vector(bias, channels, C)
-    put(tile_at(output, rows, place_blocks, block, output_strides, PLACES, CHANNELS, WIDE, VECTOR), result, mask)
+        result = result + load_vector(bias, channels, C // run)
+    put(
+        tile_at(output, rows, place_blocks, block, output_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR),
+        result,
+        mask,
+    )
 
 
 @triton.jit

@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_sums import sums_of_rows, work_of
+from normgrad.cuda.kernels.batch_norm_sums import by_channel, put_part, runs_of, sums_of_rows, work_of
+from normgrad.cuda.kernels.batch_norm_tiles import first_place, offset_of
 from normgrad.cuda.kernels.common import (
+    divided,
     float64_of_bits,
     indices,
     int64,
@@ -23,10 +25,22 @@ def _median(a, b, c):
 
 
 @triton.jit
-def _about(pointer, row, place_blocks, channels, C, sample_stride, channel_stride, place_stride, PLACES: tl.constexpr):
-    """The first number of a row in each channel."""
-    first = int64(row // place_blocks) * sample_stride + int64(row % place_blocks) * PLACES * place_stride
-    return wide(tl.load(pointer + first + channels * channel_stride, mask=channels < C, other=0.0))
+def _about(pointer, row, place, place_blocks, P, channels, C, strides, PLACES: tl.constexpr):
+    """The number at a place of a row, or its last, in each channel."""
+    places = tl.minimum(first_place(row, place_blocks, PLACES) + place, P - 1)
+    first = offset_of(row, places, place_blocks, strides)
+    return wide(tl.load(pointer + first + channels * strides[1], mask=channels < C, other=0.0))
+
+
+@triton.jit
+def _places_of(begin, end, place_blocks, P, PLACES: tl.constexpr):
+    """How many places rows have; the last of a sample may have fewer than the others."""
+    if place_blocks is None:
+        number = tl.minimum(int64(end) * PLACES, P) - int64(begin) * PLACES
+    else:
+        short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
+        number = int64(end - begin) * PLACES - short
+    return number
 
 
 @triton.jit
@@ -40,7 +54,7 @@ def _put_statistics(centre, variance, channels, C, mean, invstd, strides, eps_bi
 @triton.jit
 def batch_norm_part_moments(
     input,  # [N, C, P]
-    moments,  # float64 [3, parts, C]: how many elements, their mean, Σ(x − mean)²; or None where there is one part
+    moments,  # float64 [3, parts, over, C]: how many elements, their mean, Σ(x − mean)²; or None where there is one
     mean,  # [C], or None where there are more parts
     invstd,  # [C], or None
     output_strides,
@@ -49,10 +63,15 @@ def batch_norm_part_moments(
     C,
     P,
     rows_of_part,
+    run,
+    over,
     strides,  # of sample, channel and place
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    STRETCH: tl.constexpr,
+    ALONE: tl.constexpr,
+    RUNS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -65,33 +84,42 @@ def batch_norm_part_moments(
     number that is far from the rest spoils none.
     """
     let_next_launch_begin()
-    block, part, parts, place_blocks, begin, end = work_of(rows_of_part, N, C, P, PLACES, CHANNELS, WIDE)
-    channels = indices(block, CHANNELS)
+    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WIDE)
+    if ALONE:
+        place_blocks: tl.constexpr = None
+    else:
+        place_blocks = several
+    across = int64(block) * STRETCH + tl.arange(0, CHANNELS)
     middle = _median(
-        _about(input, begin, place_blocks, channels, C, *strides, PLACES),
-        _about(input, (begin + end) // 2, place_blocks, channels, C, *strides, PLACES),
-        _about(input, end - 1, place_blocks, channels, C, *strides, PLACES),
+        _about(input, begin, 0, place_blocks, P, across, C, strides, PLACES),
+        _about(input, (begin + end) // 2, PLACES // 2, place_blocks, P, across, C, strides, PLACES),
+        _about(input, end - 1, PLACES - 1, place_blocks, P, across, C, strides, PLACES),
     )
     about = tl.where(middle - middle == 0.0, middle, 0.0)
     # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
     WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
     data = (None, input, place_blocks, block, C, P, strides, strides)
     origin = about.to(WIDER)[None, None, :]
-    away, squares = sums_of_rows(begin, end, origin, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
-    # The last block of a sample may have fewer places than the others.
-    short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
-    number = (int64(end - begin) * PLACES - short).to(tl.float64)
-    drift = away / number
+    away, squares = sums_of_rows(
+        begin, end, origin, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
+    )
+    number = _places_of(begin, end, place_blocks, P, PLACES).to(tl.float64)
+    drift = divided(away, number, 1.0 / number)
     spread = squares - drift * away
     spread = tl.where(spread < 0.0, 0.0, spread)
+    centre = about + drift
+    channels, from_, length, entry, spare = runs_of(block, run, C, over, CHANNELS, STRETCH, RUNS)
+    if RUNS[1] > 1:
+        means = by_channel(centre, from_, length, RUNS)
+        spreads = by_channel(spread, from_, length, RUNS)
+        centre = tl.sum(means, axis=1) / length.to(tl.float64)
+        apart = tl.where(tl.arange(0, RUNS[1])[None, :] < length[:, None], means - centre[:, None], 0.0)
+        spread = tl.sum(spreads + number * apart * apart, axis=1)
+    numbers = number * length.to(tl.float64)
     if moments is None:
-        _put_statistics(about + drift, spread / number, channels, C, mean, invstd, output_strides, eps_bits)
+        _put_statistics(centre, spread / numbers, channels, C // run, mean, invstd, output_strides, eps_bits)
     else:
-        line = moments + int64(part) * C + channels
-        lines = int64(parts) * C
-        tl.store(line, tl.zeros((CHANNELS,), tl.float64) + number, mask=channels < C)
-        tl.store(line + lines, about + drift, mask=channels < C)
-        tl.store(line + 2 * lines, spread, mask=channels < C)
+        put_part(moments, (numbers, centre, spread), channels, C // run, part, parts, entry, spare, over)
 
 
 @triton.jit

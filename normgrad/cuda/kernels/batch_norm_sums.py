@@ -2,7 +2,8 @@
 
 A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own, so that none waits
 for another before the end; of a few numbers at a time, whose sum is float32 where those have 16 bits. Another launch
-takes the parts together where there are several.
+takes the parts together where there are several. Where a tile goes over several channels (see ``batch_norm_tiles``) the
+numbers of each are added up at the end. A channel may then be in several blocks: a part has an entry for each of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_tiles import load_vector, rows_from, tile_at, tile_mask
+from normgrad.cuda.kernels.batch_norm_tiles import (
+    channels_left,
+    channels_of,
+    load_vector,
+    rows_from,
+    tile_at,
+    tile_mask,
+)
 from normgrad.cuda.kernels.common import (
     indices,
     int64,
@@ -24,9 +32,9 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of
 
 
 @triton.jit
-def work_of(rows_of_part, N, C, P, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+def work_of(rows_of_part, N, C, P, PLACES: tl.constexpr, STRETCH: tl.constexpr, WIDE: tl.constexpr):
     """A program's block of channels, its part of how many, the blocks of places, its first row and the one after it."""
-    channel_blocks = tl.cdiv(C, CHANNELS)
+    channel_blocks = tl.cdiv(C, STRETCH)
     place_blocks = tl.cdiv(P, PLACES)
     block = tl.program_id(0) % channel_blocks
     part = tl.program_id(0) // channel_blocks
@@ -70,10 +78,10 @@ def _folded(values, FOLDS: tl.constexpr):
 
 
 @triton.jit
-def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE, VECTOR):
+def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR):
     """A tile of data."""
-    at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, WIDE, VECTOR)
-    if MASKED:
+    at = tile_at(pointer, rows, place_blocks, block, strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR)
+    if MASKED[0] or MASKED[1]:
         values = tl.load(at, mask=mask, other=0.0)
     else:
         values = tl.load(at)
@@ -81,26 +89,27 @@ def _data(pointer, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, M
 
 
 @triton.jit
-def _tiles(row, end, data, ROWS: tl.constexpr, PLACES, CHANNELS, MASKED: tl.constexpr, WIDE: tl.constexpr, VECTOR):
+def _tiles(row, end, data, ROWS: tl.constexpr, PLACES, CHANNELS, STRETCH, MASKED, WIDE: tl.constexpr, VECTOR):
     """The tiles of grad_out and input from a row on, and which elements there are; of the input alone without it."""
     grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides = data
     rows = rows_from(row, ROWS, WIDE)
-    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, True, VECTOR)
-    x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
+    mask = tile_mask(rows, end, place_blocks, block, C, P, PLACES, CHANNELS, STRETCH, MASKED, VECTOR)
+    x = _data(input, rows, mask, place_blocks, block, input_strides, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR)
     dy = x
     if grad_out is not None:
-        dy = _data(grad_out, rows, mask, place_blocks, block, grad_out_strides, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
+        strides = grad_out_strides
+        dy = _data(grad_out, rows, mask, place_blocks, block, strides, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR)
     return dy, x, mask
 
 
 @triton.jit
-def _add(first, second, dy, x, mask, centre, ALONE: tl.constexpr, MASKED: tl.constexpr, FOLDS: tl.constexpr):
-    """The sums, with those of one more tile."""
+def _add(first, second, dy, x, mask, centre, ONE: tl.constexpr, MASKED: tl.constexpr, FOLDS: tl.constexpr):
+    """The sums, with those of one more tile; channels that are not there have any."""
     away = wide(x).to(centre.dtype) - centre
-    if MASKED:
+    if MASKED[0]:
         away = tl.where(mask, away, 0.0)  # no 0·Inf in the sums
     by = away
-    if not ALONE:
+    if not ONE:
         by = wide(dy).to(centre.dtype)
     first += _folded(by, FOLDS)
     second += _folded(by * away, FOLDS)
@@ -116,6 +125,7 @@ def sums_of_rows(
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    STRETCH: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -124,25 +134,89 @@ def sums_of_rows(
 ):
     """Σ grad_out and Σ grad_out·(input − centre) for a block of channels, in the centre's precision.
 
-    Without a grad_out, Σ(input − centre) and Σ(input − centre)².
+    Without a grad_out, Σ(input − centre) and Σ(input − centre)². A centre of one dimension comes from other threads
+    than those that need it: it is waited for in the first turn, when the tiles of the next ones are on their way.
     """
+    LATE: tl.constexpr = len(centre.shape) == 1
     SUMS: tl.constexpr = (ROWS >> FOLDS[0], PLACES >> (FOLDS[1] + FOLDS[2]), CHANNELS)
-    ALONE: tl.constexpr = data[0] is None
+    ONE: tl.constexpr = data[0] is None
     first = tl.zeros(SUMS, tl.float64)
     second = tl.zeros(SUMS, tl.float64)
+    about = tl.zeros((1, 1, CHANNELS), centre.dtype) if LATE else centre
     whole = (end - begin) // ROWS
     for turn in tl.range(0, whole, num_stages=STAGES):
-        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR)
-        first, second = _add(first, second, dy, x, mask, centre, ALONE, MASKED, FOLDS)
-    if begin + whole * ROWS < end:
-        dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, True, WIDE, VECTOR)
-        first, second = _add(first, second, dy, x, mask, centre, ALONE, True, FOLDS)
+        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR)
+        if LATE:  # noqa: SIM102 - Triton looks at both sides of an "and"
+            if turn == 0:
+                about = centre[None, None, :]
+        first, second = _add(first, second, dy, x, mask, about, ONE, MASKED, FOLDS)
+    if ROWS > 1:  # noqa: SIM102 - as above
+        if begin + whole * ROWS < end:
+            LAST: tl.constexpr = (True, MASKED[1])
+            dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, STRETCH, LAST, WIDE, VECTOR)
+            first, second = _add(first, second, dy, x, mask, about, ONE, LAST, FOLDS)
     first, second = sum_pair(first, second, 1)
     return sum_pair(first, second, 0)
 
 
 @triton.jit
-def _put_gradients(dy, dy_xmu, channels, C, invstd, sum_dy, sum_dy_xmu, grad_weight, grad_bias, strides):
+def runs_of(block, run, C, over, CHANNELS: tl.constexpr, STRETCH: tl.constexpr, RUNS: tl.constexpr):
+    """The channels of a block, as many as there are in all for one that is not there; and of each in the block:
+
+    where its first number is, how many it has, which of the channel's blocks it is, and if the last, how many of
+    ``over`` there are not.
+    """
+    if RUNS[1] == 1:
+        channels = indices(block, CHANNELS)
+        begin = tl.arange(0, CHANNELS)
+        length = tl.full((CHANNELS,), 1, tl.int32)
+        entry, spare = 0, 0
+    else:
+        first = block * STRETCH
+        channels = first // run + tl.arange(0, RUNS[0])
+        to_end = (channels + 1) * run - first
+        begin = tl.maximum(to_end - run, 0)
+        length = tl.maximum(tl.minimum(to_end, channels_left(block, C, STRETCH, 1)) - begin, 0)
+        entry = block - channels * run // STRETCH
+        spare = tl.where(to_end <= STRETCH, over - 1 - entry, 0)
+        channels = tl.where(length > 0, channels, C // run).to(tl.int64)
+    return channels, begin, length, entry, spare
+
+
+@triton.jit
+def by_channel(values, begin, length, RUNS: tl.constexpr):
+    """A block's numbers as [channels, numbers of each], and 0 where a channel has no more."""
+    place = tl.arange(0, RUNS[1])[None, :]
+    there = place < length[:, None]
+    at = tl.reshape(tl.where(there, begin[:, None] + place, 0), (RUNS[0] * RUNS[1],))
+    return tl.where(there, tl.reshape(tl.gather(values, at, 0), (RUNS[0], RUNS[1])), 0.0)
+
+
+@triton.jit
+def put_part(lines, values, channels, C, part, parts, entry, spare, over):
+    """Store numbers of a part of a block of channels, [parts, over, C] each; 0 for blocks that there are not."""
+    inside = channels < C
+    at = lines + (int64(part) * over + entry) * C + channels
+    for item in tl.static_range(len(values)):
+        place = at + item * int64(parts) * over * C
+        tl.store(place, values[item], mask=inside)
+        if over > 1:
+            for further in range(1, tl.max(spare, axis=0) + 1):
+                tl.store(place + int64(further) * C, tl.zeros_like(values[item]), mask=inside & (further <= spare))
+
+
+@triton.jit
+def _scales(invstd, channels, C, grad_weight):
+    """What the sums of products become the weight's gradient with; asked for before the sums are there."""
+    if grad_weight is not None:
+        scales = wide(tl.load(invstd + channels, mask=channels < C, other=0.0)).to(tl.float64)
+    else:
+        scales = 0.0
+    return scales
+
+
+@triton.jit
+def _put_gradients(dy, dy_xmu, scales, channels, C, sum_dy, sum_dy_xmu, grad_weight, grad_bias, strides):
     """Store a block of channels' sums, and the gradients made of them, where they are wanted."""
     inside = channels < C
     if sum_dy is not None:
@@ -150,8 +224,7 @@ def _put_gradients(dy, dy_xmu, channels, C, invstd, sum_dy, sum_dy_xmu, grad_wei
     if sum_dy_xmu is not None:
         put(sum_dy_xmu + channels * strides[1], dy_xmu.to(tl.float32), inside)
     if grad_weight is not None:
-        inverse = wide(tl.load(invstd + channels, mask=inside, other=0.0)).to(tl.float64)
-        put(grad_weight + channels * strides[2], (dy_xmu * inverse).to(tl.float32), inside)
+        put(grad_weight + channels * strides[2], (dy_xmu * scales).to(tl.float32), inside)
     if grad_bias is not None:
         put(grad_bias + channels * strides[3], dy.to(tl.float32), inside)
 
@@ -161,7 +234,7 @@ def batch_norm_part_sums(
     grad_out,  # [N, C, P]
     input,  # [N, C, P]
     mean,  # [C]
-    partial,  # float64 [2, parts, C], or None where there is one part
+    partial,  # float64 [2, parts, over, C], or None where there is one of a channel
     invstd,  # [C]; this and the outputs are None where there are more parts
     sum_dy,  # [C], or None
     sum_dy_xmu,  # [C], or None
@@ -172,11 +245,16 @@ def batch_norm_part_sums(
     C,
     P,
     rows_of_part,
+    run,
+    over,
     grad_out_strides,  # of sample, channel and place
     input_strides,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    STRETCH: tl.constexpr,
+    ALONE: tl.constexpr,  # there is one sample
+    RUNS: tl.constexpr,  # of how many channels, and of how many numbers of each, a block is at the most
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -185,28 +263,42 @@ def batch_norm_part_sums(
 ):
     """Σ grad_out and Σ grad_out·(input − mean) over a part of the rows, for a block of channels."""
     let_next_launch_begin()
-    block, part, parts, place_blocks, begin, end = work_of(rows_of_part, N, C, P, PLACES, CHANNELS, WIDE)
-    channels = indices(block, CHANNELS)
+    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WIDE)
+    if ALONE:
+        place_blocks: tl.constexpr = None
+    else:
+        place_blocks = several
     WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
-    centre = load_vector(mean, channels, C).to(WIDER)
+    centre = load_vector(mean, channels_of(block, run, CHANNELS, STRETCH), C // run).to(WIDER)
+    if RUNS[1] > 1:
+        centre = tl.reshape(centre, (CHANNELS,))
+    channels, from_, length, entry, spare = runs_of(block, run, C, over, CHANNELS, STRETCH, RUNS)
+    scales = _scales(invstd, channels, C // run, grad_weight)
     data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
-    first, second = sums_of_rows(begin, end, centre, data, ROWS, PLACES, CHANNELS, MASKED, WIDE, VECTOR, FOLDS, STAGES)
+    first, second = sums_of_rows(
+        begin, end, centre, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
+    )
+    if RUNS[1] > 1:
+        first, second = sum_pair(by_channel(first, from_, length, RUNS), by_channel(second, from_, length, RUNS), 1)
     if input.dtype.element_ty != tl.float32:
         # Float32 products may have been rounded as subnormals. Where both sums are 0 all is taken for zeros.
-        tiny = (tl.abs(second) < NEAR_ZERO) & ((first != 0.0) | (second != 0.0)) & (channels < C)
+        tiny = (tl.abs(second) < NEAR_ZERO) & ((first != 0.0) | (second != 0.0)) & (channels < C // run)
         if any_of(tiny):
             FEWER: tl.constexpr = ROWS >> FOLDS[0]
             FOLD: tl.constexpr = (0, FOLDS[1], FOLDS[2])
+            EVERY: tl.constexpr = (True, MASKED[1])
             exact = centre.to(tl.float64)
-            _, further = sums_of_rows(begin, end, exact, data, FEWER, PLACES, CHANNELS, True, WIDE, VECTOR, FOLD, 1)
+            _, further = sums_of_rows(
+                begin, end, exact, data, FEWER, PLACES, CHANNELS, STRETCH, EVERY, WIDE, VECTOR, FOLD, 1
+            )
+            if RUNS[1] > 1:
+                further = tl.sum(by_channel(further, from_, length, RUNS), axis=1)
             second = tl.where(tiny, further, second)
     if partial is None:
         outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
-        _put_gradients(first, second, channels, C, invstd, *outputs, output_strides)
+        _put_gradients(first, second, scales, channels, C // run, *outputs, output_strides)
     else:
-        line = partial + int64(part) * C + channels
-        tl.store(line, first, mask=channels < C)
-        tl.store(line + int64(parts) * C, second, mask=channels < C)
+        put_part(partial, (first, second), channels, C // run, part, parts, entry, spare, over)
 
 
 @triton.jit
@@ -225,9 +317,10 @@ def batch_norm_finish_sums(
     ONCE: tl.constexpr,  # there are no more parts than ROWS
 ):
     """The sums over the parts of a block of channels, and the gradients made of them."""
-    wait_for_launch_before()
     channels = indices(tl.program_id(0), CHANNELS)
     inside = channels < C
+    scales = _scales(invstd, channels, C, grad_weight)  # which the launch before has not written
+    wait_for_launch_before()
     further = partial + int64(parts) * C
     offsets = tl.arange(0, ROWS).to(tl.int64)[:, None] * C + channels[None, :]
     mask = (tl.arange(0, ROWS) < parts)[:, None] & inside[None, :]
@@ -242,4 +335,4 @@ def batch_norm_finish_sums(
             second += tl.load(further + offsets, mask=mask, other=0.0)
     outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
     dy, dy_xmu = tl.sum(first, axis=0), tl.sum(second, axis=0)
-    _put_gradients(dy, dy_xmu, channels, C, invstd, *outputs, output_strides)
+    _put_gradients(dy, dy_xmu, scales, channels, C, *outputs, output_strides)
