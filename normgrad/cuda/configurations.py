@@ -302,6 +302,70 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
 
 
+# For GroupNorm's groups as rows. Results of float32 are computed as float64, and single numbers of 16 bits take as many
+# registers as those of 32: the tiles are small.
+FLAT_TILES = {
+    "float32": (
+        RowTile(8, 256, 1, 4, 3, prefetch=False, stages=3),
+        RowTile(4, 512, 1, 4, 3, prefetch=False, stages=3),
+        RowTile(2, 1024, 1, 4, 3, prefetch=False, stages=3),
+        RowTile(1, 2048, 1, 4, 3, prefetch=False, stages=3),
+        RowTile(1, 4096, 1, 8, 1, prefetch=False, stages=4),
+    ),
+    "pairs": tuple(measured.tile for measured in ROW_TILES["pairs"]),
+}
+SHARED_FLAT_TILES = {
+    "float32": RowTile(2, 1024, 0, 4, 3, prefetch=False, stages=3),
+    "pairs": RowTile(2, 2048, 0, 4, 2, prefetch=False, stages=3),
+}
+
+
+def flat_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for GroupNorm's backward pass where a group of so many numbers is a row, each of so many bytes."""
+    width = power_of_two(columns)
+    kind = kind_of_numbers(itemsize, False)
+    for tile in FLAT_TILES[kind]:
+        if width <= min(tile.columns, chip.largest_tile):
+            rows = tile.rows * (tile.columns // width)
+            stages = staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip)
+            return replace(tile, columns=width, rows=rows, stages=stages)
+    tile = SHARED_FLAT_TILES[kind]
+    block = min(tile.columns, chip.largest_tile)
+    stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
+    return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
+
+
+def flat_forward_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for GroupNorm's forward pass where a group is a row: sixteen numbers a thread.
+
+    Beside them a thread keeps their weights, and the biases.
+    """
+    width = power_of_two(columns)
+    block = min(width, chip.largest_tile)
+    if width > block:
+        block = min(4096 if itemsize == 2 else 2048, chip.largest_tile)
+    rows = min(max(min(512, chip.largest_tile) // block, 1), 32)
+    warps = max(rows * block // 512, 1)
+    resident = 12 // warps if itemsize == 4 and warps <= 4 else 16 // warps
+    stages = staged(3, resident, rows * block * itemsize, chip)
+    return RowTile(rows, block, blocks(columns, block), warps, resident, False, stages)
+
+
+def as_rows(D: int, HxW: int, itemsize: int) -> bool:
+    """Whether groups of D channels of HxW places are taken as rows, if they lie side by side.
+
+    That is where channels do not begin at multiples of what comes at once, and groups may; and where 16-bit numbers of
+    several channels come one by one either way, as the addresses of a row's take no registers.
+    """
+    channel, row = _power_in(HxW * itemsize), _power_in(D * HxW * itemsize)
+    return D > 1 and (channel < min(row, 16) or channel < 4)
+
+
+def _power_in(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return number & -number
+
+
 @dataclass(frozen=True, slots=True)
 class GroupWork:
     """How many elements of each tensor of GroupNorm a program holds, its warps, and programs on a multiprocessor.

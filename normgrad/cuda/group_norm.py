@@ -11,7 +11,8 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
-from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, GroupTile, blocks, group_tile, power_of_two
+from normgrad.cuda import group_norm_flat as flat
+from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, GroupTile, as_rows, blocks, group_tile, power_of_two
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
@@ -28,16 +29,34 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     return N, C, HxW, group
 
 
-def _tile(problem: Problem, chip: Chip, tensors: int) -> GroupTile:
+def _tile(problem: Problem, chip: Chip, tensors: int, pairs: int) -> GroupTile:
+    """The tile for data that comes so: where numbers of 16 bits come one by one, a thread has no more than 16 of them.
+
+    Each takes a register, as float32 does, and its address another.
+    """
     _, C, HxW, group = _sizes(problem)
-    itemsize = problem.views["input"].dtype.itemsize
-    return group_tile(max(C // group, 1), max(HxW, 1), group, itemsize, chip, tensors)
+    dtype = problem.views["input"].dtype
+    sizes = max(C // group, 1), max(HxW, 1), group
+    if pairs != SINGLE.value or dtype == FLOAT32:
+        return group_tile(*sizes, dtype.itemsize, chip, tensors)
+    tile = group_tile(*sizes, FLOAT32.itemsize, chip, tensors)
+    warps = max(tile.places * tile.groups * tile.channels // 512, tile.warps)
+    return replace(tile, warps=warps, resident=min(tile.resident, max(16 // warps, 1)))
 
 
 def _channels_adjacent(problem: Problem, x: Operand) -> bool:
     _, C, HxW, _ = _sizes(problem)
     _, channel, place = x.strides
     return C > 1 and HxW > 0 and abs(place) > abs(channel)
+
+
+def _rows_of_groups(problem: Problem, operands: Sequence[Operand]) -> list[Operand] | None:
+    """The operands as rows, each a group of a sample, where that is faster; None where it is not, or they are none."""
+    _, C, HxW, group = _sizes(problem)
+    itemsize = problem.views["input"].dtype.itemsize
+    if C * HxW == 0 or not as_rows(C // group, HxW, itemsize):
+        return None
+    return flat.rows_of(_sizes(problem), operands)
 
 
 def _constants(problem: Problem, tile: GroupTile, operands: Sequence[Operand]) -> dict[str, Any]:
@@ -139,6 +158,10 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         "WANT_WEIGHT": "grad_weight" in wanted,
         "WANT_BIAS": "grad_bias" in wanted,
     }
+    rows_of_groups = _rows_of_groups(problem, operands)
+    if rows_of_groups is not None:
+        flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, outputs)
+        return steps
     if _channels_adjacent(problem, x):
         partial, rows = channels.backward(_sizes(problem), chip, steps, operands, want)
     else:
@@ -152,7 +175,8 @@ def _backward_places(
     problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
 ) -> tuple[Scratch, int]:
     N, C, HxW, group = _sizes(problem)
-    tile = _tile(problem, chip, 2)
+    pairs, operands = paired(operands, HxW)
+    tile = _tile(problem, chip, 2, pairs)
     apart = any(operand.strides[2] != 1 for operand in operands[:2])
     if apart:  # results take the way through shared memory that the data would
         tile = replace(tile, stages=1)
@@ -165,7 +189,6 @@ def _backward_places(
     exact = few or apart
     slots = Slots.of(steps, teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
-    pairs, operands = paired(operands, HxW)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
     in_word = 1 if pairs == SINGLE.value else 2
@@ -174,6 +197,7 @@ def _backward_places(
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
     at_once = vector * in_word * steps.itemsize if _aligned(operands[:2]) else 0
     constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact}
+    constants["ALIKE"] = len({operand.strides[1:] for operand in operands if operand.pointer is not None}) == 1
     assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
     return partial, rows
 
@@ -189,7 +213,10 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     output = steps.output("output", whole)
     statistics = [steps.output(name, (N * group,)) for name in ("mean", "rstd")]
     eps_bits = float64_bits(problem.attributes["eps"])
-    if _channels_adjacent(problem, x):
+    rows_of_groups = _rows_of_groups(problem, [x, output])
+    if rows_of_groups is not None:
+        flat.forward(_sizes(problem), chip, steps, rows_of_groups, statistics, eps_bits)
+    elif _channels_adjacent(problem, x):
         channels.forward(_sizes(problem), chip, steps, [x, output], statistics, eps_bits)
     else:
         _forward_places(problem, chip, steps, [x, output], statistics, eps_bits)
@@ -200,12 +227,12 @@ def _forward_places(
     problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
 ) -> None:
     N, _, HxW, group = _sizes(problem)
-    tile = _tile(problem, chip, 1)
+    pairs, operands = paired(operands, HxW)
+    tile = _tile(problem, chip, 1, pairs)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts, N * group_blocks, tile, chip)
     slots = Slots.of(steps, teams, 2 * N * group)
     vectors = [steps.vector(name) for name in ("weight", "bias")]
-    pairs, operands = paired(operands, HxW)
     x, output = operands
     tensors = [x.pointer, *vectors, output.pointer, *(statistic.pointer for statistic in statistics), slots.memory]
     counts = N, group, group_blocks, HxW, eps_bits, teams.count

@@ -62,6 +62,7 @@ def group_norm_backward(
     EXACT: tl.constexpr,  # the sums are float64
     VECTOR: tl.constexpr,  # what divides strides of samples and channels, which count vectors, and a channel's words
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
+    ALIKE: tl.constexpr,  # the tensors' strides of channel and place are the same
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
@@ -80,8 +81,10 @@ def group_norm_backward(
     )
     channel_in_group = (part // PLACE_PARTS) * CHANNELS
     read_x = tiles.tile_offsets(input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-    read_dy = tiles.tile_offsets(grad_out_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-    written = tiles.tile_offsets(grad_input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
+    read_dy, written = read_x, read_x
+    if not ALIKE:
+        read_dy = tiles.tile_offsets(grad_out_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
+        written = tiles.tile_offsets(grad_input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
     per_group = 1.0 / (float64(D) * float64(HxW))
     items = samples * group_blocks
     if WIDE:

@@ -1,0 +1,144 @@
+"""The launches of GroupNorm where the channels and places of a group lie side by side, so that it is a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.cuda.configurations import Chip, RowTile, blocks, flat_forward_tile, flat_tile, power_of_two
+from normgrad.cuda.kernels.common import SINGLE
+from normgrad.cuda.kernels.group_norm_flat import group_norm_flat_backward, group_norm_flat_forward, sum_places
+from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
+from normgrad.cuda.layer_norm import _fold, row_vector
+from normgrad.cuda.layer_norm import _in_vectors as in_vectors
+from normgrad.cuda.problem import Operand, Steps, paired
+from normgrad.cuda.teams import Slots, Teams, assemble
+
+_FEW_COLUMNS = 512  # of float32, whose roundings are seen in their sums
+_CELLS = 2  # for each column, where a program sums up those of a channel, places of which are padded
+# Of the launch that sums up over teams and places: numbers at a time, and numbers of a channel a program.
+_SUM_TILE = 2048
+_SEGMENT = 8192
+
+Sizes = tuple[int, int, int, int]
+
+
+def rows_of(sizes: Sizes, operands: Sequence[Operand]) -> list[Operand] | None:
+    """The operands as rows, a group of a sample each; None where the numbers of a group are not side by side."""
+    _, C, HxW, _ = sizes
+    found = []
+    for operand in operands:
+        sample, channel, place = operand.strides
+        if operand.pointer is not None and ((HxW > 1 and place != 1) or (C > 1 and channel != HxW)):
+            return None
+        found.append(replace(operand, strides=(sample, 1)))
+    return found
+
+
+def _registers(steps: Steps, operands: Sequence[Operand], row: int) -> int:
+    """Bytes of the registers that a number of a row takes: 16 bits that come one by one take as many as float32."""
+    return FLOAT32.itemsize if paired(operands, row)[0] == SINGLE.value else steps.itemsize
+
+
+class _Cut:
+    """What both passes have in common: teams that stay with a group, and the kernels' sizes."""
+
+    def __init__(self, sizes: Sizes, tile: RowTile, parts: int, operands: Sequence[Operand], chip: Chip) -> None:
+        N, C, HxW, group = sizes
+        row = C // group * HxW
+        room = chip.multiprocessors * tile.resident // tile.parts
+        self.groups_at_once = blocks(group, blocks(group, max(room, 1)))
+        tiles = blocks(N, tile.rows)
+        turns = blocks(tiles, max(room // self.groups_at_once, 1))
+        self.of_group = blocks(tiles, turns)
+        self.teams = replace(Teams.of(parts, N, tile, chip), count=self.groups_at_once * self.of_group)
+        self.pairs, self.operands = paired(operands, row)
+        vector = row_vector(row, self.pairs, self.operands)
+        self.strides = in_vectors(self.operands, vector)
+        reach = max(tile.rows * abs(operand.strides[0]) for operand in self.operands) + row
+        self.constants: dict[str, Any] = {
+            "D": C // group,
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "PARTS": tile.parts,
+            "PADDED_PARTS": power_of_two(tile.parts),
+            "MASKED": tile.columns * tile.parts != row,
+            "WIDE": reach >= 2**31,
+            "STAGES": tile.stages,
+            "VECTOR": vector,
+            "PAIRS": self.pairs,
+        }
+
+
+def _exact(tile: RowTile, itemsize: int) -> bool:
+    return itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= _FEW_COLUMNS
+
+
+def backward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], want: dict[str, bool], outputs: list[Operand]
+) -> None:
+    """Gradients: one launch for rows and the sums over a team's samples, one for those over teams and places."""
+    N, C, HxW, group = sizes
+    row = C // group * HxW
+    tile = flat_tile(row, _registers(steps, operands, row), chip)
+    cut = _Cut(sizes, tile, tile.parts if want["WANT_INPUT"] else 1, operands, chip)
+    dtype = FLOAT64 if steps.itemsize == FLOAT32.itemsize else FLOAT32
+    cells = power_of_two(C // group), power_of_two(HxW)
+    by_channel = tile.parts == 1 and math.prod(cells) <= _CELLS * tile.columns
+    partial = steps.scratch(max(len(outputs) * cut.of_group * C * (1 if by_channel else HxW), 1), dtype)
+    slots = Slots.of(steps, cut.teams, N * group)
+    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
+    grad_out, x, grad_input = (operand.pointer for operand in cut.operands)
+    tensors = [grad_out, x, *vectors, grad_input, partial, slots.memory]
+    arguments = [*tensors, N, group, HxW, row, cut.groups_at_once, cut.of_group, *cut.strides]
+    constants = cut.constants | {"EXACT": _exact(tile, steps.itemsize)} | want
+    constants |= {"CHANNELS": cells[0] if by_channel else 0, "PLACES": cells[1]}
+    assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants, cooperative=cut.teams.large)
+    if outputs and by_channel:
+        steps.sum_columns(partial, cut.of_group, C, outputs)
+    elif outputs:
+        _sum_places(steps, partial, cut.of_group, C, HxW, outputs)
+
+
+def _sum_places(steps: Steps, partial: Scratch, teams: int, C: int, HxW: int, outputs: Sequence[Operand]) -> None:
+    """Sum [outputs, teams, C, HxW] over teams and places, in float64 and in a fixed order."""
+    places = min(power_of_two(HxW), _SUM_TILE // 2)
+    at_once = min(power_of_two(teams), _SUM_TILE // places)
+    channels = max(min(_SUM_TILE // (places * at_once), power_of_two(C) // 64), 1)
+    segment = blocks(_SEGMENT, teams * places) * places
+    segments = blocks(HxW, segment)
+    first, second = (*outputs, Operand(None, (1,)))[:2]
+    if segments > 1:
+        shorter = steps.scratch(len(outputs) * segments * C, partial.dtype)
+        first, second = (
+            Operand(Scratch(shorter.offset + place * segments * C * partial.dtype.itemsize, partial.dtype), (1,))
+            for place in range(2)
+        )
+    strides = first.strides[0], second.strides[0]
+    arguments = [partial, first.pointer, second.pointer, teams, C, HxW, segment, *strides]
+    constants = {"TEAMS": at_once, "CHANNELS": channels, "PLACES": places}
+    grid = (blocks(C, channels), segments, len(outputs))
+    steps.add(Step(sum_places, grid, arguments, constants, Options(warps=4, follows=True)))
+    if segments > 1:
+        steps.sum_columns(shorter, segments, C, outputs)
+
+
+def forward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], statistics: list[Operand], eps_bits: int
+) -> None:
+    """The normalised rows and their statistics, in one launch."""
+    N, C, HxW, group = sizes
+    row = C // group * HxW
+    tile = flat_forward_tile(row, _registers(steps, operands, row), chip)
+    cut = _Cut(sizes, tile, tile.parts, operands, chip)
+    slots = Slots.of(steps, cut.teams, 2 * N * group)
+    vectors = [steps.vector(name) for name in ("weight", "bias")]
+    x, output = (operand.pointer for operand in cut.operands)
+    tensors = [x, *vectors, output, *(statistic.pointer for statistic in statistics), slots.memory]
+    counts = [N, group, HxW, row, eps_bits, cut.groups_at_once, cut.of_group]
+    arguments = [*tensors, *counts, *cut.strides, *(statistic.strides[0] for statistic in statistics)]
+    constants = cut.constants | {"EXACT": _exact(tile, steps.itemsize), "FOLD": _fold(tile, steps.itemsize)}
+    assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants, cooperative=cut.teams.large)

@@ -1,0 +1,145 @@
+"""GroupNorm whose groups are rows, on GPUs: which are, their tiles, and the kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import normgrad
+from support.interpreted import backend as backend
+from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from normgrad.contract.dtypes import FLOAT16
+from normgrad.cuda import group_norm_flat
+from normgrad.cuda.configurations import Chip, as_rows, flat_forward_tile, flat_tile
+from normgrad.cuda.group_norm_flat import rows_of
+from normgrad.cuda.launch import Given
+from normgrad.cuda.problem import Operand
+
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
+# Several tiles of samples, groups of which programs share; more groups than teams; rows that begin with no pair.
+SIZES = [(5, 8, 25, 4), (2, 40, 9, 20), (3, 3, 49, 1), (40, 6, 1, 2)]
+
+
+@only_elsewhere
+def test_with_the_interpreter_on() -> None:
+    run_with_it(__file__)
+
+
+@pytest.mark.parametrize(
+    ("D", "HxW", "itemsize", "rows"),
+    [
+        (64, 49, 2, True),
+        (64, 49, 4, True),
+        (3, 49, 2, True),
+        (3, 49, 4, False),
+        (1, 49, 2, False),
+        (64, 64, 2, False),
+        (2, 196, 2, True),
+        (16, 196, 4, False),
+        (16, 1, 2, True),
+    ],
+)
+def test_groups_are_rows_where_that_makes_vectors_or_numbers_come_one_by_one(
+    D: int, HxW: int, itemsize: int, rows: bool
+) -> None:
+    assert as_rows(D, HxW, itemsize) == rows
+
+
+def test_only_groups_whose_numbers_are_side_by_side_are_rows() -> None:
+    def operand(*strides: int) -> Operand:
+        return Operand(Given("input", FLOAT16, True), strides)
+
+    sizes = 2, 6, 49, 3
+    assert rows_of(sizes, [operand(6 * 49, 49, 1), Operand(None, (1, 1, 1))]) is not None
+    assert rows_of(sizes, [operand(1000, 49, 1)]) is not None
+    assert rows_of(sizes, [operand(6 * 49, 49, 1), operand(600, 100, 1)]) is None
+    assert rows_of(sizes, [operand(6 * 49, 1, 6)]) is None
+    assert rows_of((2, 6, 1, 3), [operand(6, 1, 1)]) is not None
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("tiles", [flat_tile, flat_forward_tile])
+def test_tiles_cover_the_row_and_a_thread_adds_up_few_numbers(chip: Chip, itemsize: int, tiles: Any) -> None:
+    for columns in [2, 49, 98, 392, 784, 3136, 6050, 8192, 8193, 193600, 2**31]:
+        tile = tiles(columns, itemsize, chip)
+        assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
+        assert tile.columns <= chip.largest_tile
+        assert tile.columns <= 16 * 32 * tile.warps
+
+
+@pytest.fixture
+def by_rows(poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups are taken as rows, of whatever sizes they are; memory starts as NaN."""
+    monkeypatch.setattr("normgrad.cuda.group_norm.as_rows", lambda *sizes: True)
+
+
+@only_there
+@pytest.mark.usefixtures("by_rows")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES)
+class TestRows:
+    @pytest.mark.parametrize(
+        ("mask", "weighted"),
+        [((True, True, True), True), ((True, False, False), False), ((False, True, True), True)],
+    )
+    def test_backward(self, dtype: Any, sizes: tuple[int, ...], mask: tuple[bool, ...], weighted: bool) -> None:
+        N, C, HxW, group = sizes
+        dy, x = random_data((N, C, HxW), dtype, 1), random_data((N, C, HxW), dtype, 2)
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        weight = random_data((C,), dtype, 5) if weighted else None
+        judge("group_norm_backward", dy, x, *statistics, weight, *sizes, mask)
+
+    def test_forward(self, dtype: Any, sizes: tuple[int, ...]) -> None:
+        N, C, HxW, _ = sizes
+        vectors = random_data((C,), dtype, 2), random_data((C,), dtype, 3)
+        judge("group_norm", random_data((N, C, HxW), dtype, 1), *vectors, *sizes)
+
+    def test_samples_apart(self, dtype: Any, sizes: tuple[int, ...]) -> None:
+        N, C, HxW, group = sizes
+        dy, x = random_data((N, C, HxW), dtype, 1), random_data((2 * N, C + 1, HxW), dtype, 2)[::-2, 1:]
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        judge("group_norm_backward", dy, x, *statistics, random_data((C,), dtype, 5), *sizes)
+        judge("group_norm", x, None, random_data((C,), dtype, 3), *sizes)
+
+    def test_a_sample_has_the_same_bits_in_every_batch(self, dtype: Any, sizes: tuple[int, ...]) -> None:
+        N, C, HxW, group = sizes
+        dy, x = random_data((N, C, HxW), dtype, 1), random_data((N, C, HxW), dtype, 2)
+        mean, rstd = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        gradient = normgrad.group_norm_backward(dy, x, mean, rstd, None, *sizes)[0]
+        results = normgrad.group_norm(x, None, None, *sizes)
+        one = (1, *sizes[1:])
+        for place in range(min(N, 3)):
+            at = slice(place, place + 1)
+            alone = normgrad.group_norm_backward(dy[at], x[at], mean[at], rstd[at], None, *one)[0]
+            assert alone.tobytes() == gradient[at].tobytes()
+            for result, whole in zip(normgrad.group_norm(x[at], None, None, *one), results, strict=True):
+                assert result.tobytes() == whole[at].tobytes()
+
+    def test_special_values_stay_in_their_groups(self, dtype: Any, sizes: tuple[int, ...]) -> None:
+        N, C, HxW, group = sizes
+        dy, x = random_data((N, C, HxW), dtype, 1), random_data((N, C, HxW), dtype, 2)
+        dy[0, 0, 0], x[-1, -1, -1] = np.nan, np.inf
+        mean, rstd = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        rstd[-1, 0] = np.inf
+        judge("group_norm_backward", dy, x, mean, rstd, random_data((C,), dtype, 5), *sizes)
+        judge("group_norm", x, None, None, *sizes)
+
+
+@only_there
+@pytest.mark.usefixtures("by_rows")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_places_of_a_channel_may_be_summed_up_in_stretches(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_norm_flat, "_SUM_TILE", 8)
+    monkeypatch.setattr(group_norm_flat, "_SEGMENT", 16)
+    sizes = 3, 6, 77, 2
+    dy, x = random_data(sizes[:3], dtype, 1), random_data(sizes[:3], dtype, 2)
+    judge("group_norm_backward", dy, x, random_data((3, 2), np.float32, 3), scales((3, 2), 4), None, *sizes)
