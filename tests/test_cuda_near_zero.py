@@ -89,6 +89,20 @@ class TestBackward:
 
 @only_there
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("HxW", [1, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_sums_over_samples_of_small_groups(HxW: int, channels_last: bool) -> None:
+    """As float32 every sample's products would be rounded to the smallest number or to none."""
+    shape = 40, 24, HxW
+    dy, x = _sized(shape, np.float32, 1e-43, 1), _sized(shape, np.float32, 1e-2, 2)
+    if channels_last:
+        dy, x = (np.ascontiguousarray(data.transpose(0, 2, 1)).transpose(0, 2, 1) for data in (dy, x))
+    statistics = np.zeros((40, 3), np.float32), scales((40, 3), 4)
+    judge("group_norm_backward", dy, x, *statistics, random_data((24,), np.float32, 5), *shape, 3)
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
 class TestForward:
     @EITHER
     @pytest.mark.parametrize("N", [48, 300])

@@ -183,10 +183,10 @@ def _backward_places(
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts if want["WANT_INPUT"] else 1, N * group_blocks, tile, chip)
     rows = N * tile.place_parts
-    partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
     # The roundings of few numbers are seen in their sums, and of places that lie apart a thread may have very many.
-    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.places <= 512
+    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.places <= channels.FEW
     exact = few or apart
+    partial = channels.partial_sums(steps, rows * C, want, exact)
     slots = Slots.of(steps, teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = operands

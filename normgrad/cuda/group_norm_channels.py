@@ -16,6 +16,7 @@ from normgrad.cuda.problem import Operand, Steps, paired
 
 _ENTRIES = 1024
 _GROUPS = 4  # of a program that makes their statistics
+FEW = 512  # numbers of a group: their roundings are seen in its sums, so these are float64
 
 Sizes = tuple[int, int, int, int]
 
@@ -118,6 +119,12 @@ def _strides(operands: Sequence[Operand]) -> list[Shape]:
     return [operand.strides for operand in operands]
 
 
+def partial_sums(steps: Steps, count: int, want: Mapping[str, bool], exact: bool) -> Scratch:
+    """Room for so many of the sums that each weight's gradient is made of; float64 where those are EXACT."""
+    wanted = want["WANT_WEIGHT"] + want["WANT_BIAS"]
+    return steps.scratch(max(wanted * count, 1), FLOAT64 if exact else FLOAT32)
+
+
 def backward(
     sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
 ) -> tuple[Scratch, int]:
@@ -125,17 +132,20 @@ def backward(
     N, C, HxW, group = sizes
     cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 2))
     rows = N * cut.parts
-    partial = steps.scratch(max((want["WANT_WEIGHT"] + want["WANT_BIAS"]) * rows * C, 1), FLOAT32)
-    sums = steps.scratch(cut.entries, INT64)
+    few = steps.itemsize == FLOAT32.itemsize and cut.parts * cut.over == 1 and cut.depth * cut.part <= FEW
+    partial = partial_sums(steps, rows * C, want, few)
+    sums = steps.scratch(cut.entries * (2 if few else 1), INT64)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     pairs, operands = paired(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *vectors]
     arguments = [*inputs, partial, sums, N, group, cut.count, HxW]
-    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs} | want, [grad_out, x]))
+    steps.add(
+        cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs, "EXACT": few} | want, [grad_out, x])
+    )
     if want["WANT_INPUT"]:
         arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW]
-        constants = cut.grouping | {"ENTRIES": cut.entries_at_a_time, "PAIRS": pairs}
+        constants = cut.grouping | {"ENTRIES": cut.entries_at_a_time, "PAIRS": pairs, "EXACT": few}
         steps.add(cut.results(kernels.group_norm_channel_gradients, arguments, constants, operands))
     return partial, rows
 

@@ -149,7 +149,7 @@ class Steps:
         return compact
 
     def sum_columns(self, partial: Scratch, rows: int, columns: int, outputs: Sequence[Operand]) -> None:
-        """Sum float32 [outputs, rows, columns] over the rows, in float64 and in a fixed order."""
+        """Sum float32 or float64 [outputs, rows, columns] over the rows, in float64 and in a fixed order."""
         if rows > _SEGMENT:
             segments = -(-rows // _SEGMENT)
             shorter = self.scratch(len(outputs) * segments * columns, partial.dtype)

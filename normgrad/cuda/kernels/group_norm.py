@@ -37,7 +37,7 @@ def group_norm_backward(
     rstd,  # [N, group]
     weight,  # [C], or None
     grad_input,  # [N, C, HxW], or None
-    partial,  # float32 [wanted, N·place parts, C]: the weight sums of each tile
+    partial,  # float32 or, of EXACT sums, float64 [wanted, N·place parts, C]: the weight sums of each tile
     slots,  # int64 [N, group, PARTS]
     samples,
     group,

@@ -13,10 +13,12 @@ from normgrad.cuda.kernels.common import (
     SINGLE,
     add_with_rest,
     collect,
+    collect_wide,
     float64,
     int64,
     let_next_launch_begin,
     publish,
+    publish_wide,
     put_numbers,
     rounded_sum,
     sum_pair,
@@ -46,8 +48,9 @@ def group_norm_channel_sums(
     mean,  # [N, group]
     rstd,  # [N, group]
     weight,  # [C], or None
-    partial,  # float32 [wanted, N·PARTS, C]: the weight sums of each part
-    sums,  # int64 [N, group, PARTS, OVER]: Σ grad_out·weight and Σ grad_out·weight·x̂ of each entry, in float32
+    partial,  # float32 or, of EXACT sums, float64 [wanted, N·PARTS, C]: the weight sums of each part
+    sums,  # int64 [N, group, PARTS, OVER]: Σ grad_out·weight and Σ grad_out·weight·x̂ of each entry, in float32; or of
+    # EXACT sums [N, group, PARTS, OVER, 2], in float64
     samples,
     group,
     blocks,
@@ -66,14 +69,13 @@ def group_norm_channel_sums(
     MASKED: tl.constexpr,  # the tiles are more than the places or channels
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
+    EXACT: tl.constexpr,  # the sums are float64
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
 ):
     """The sums of a part of a block."""
     let_next_launch_begin()
-    # The roundings of few numbers are seen in their sums.
-    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS * OVER == 1) and D * PLACES * STEPS <= 512
     PRECISION: tl.constexpr = tl.float64 if EXACT else tl.float32
     PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
     WORDS: tl.constexpr = CHANNELS // PER_WORD
@@ -108,10 +110,10 @@ def group_norm_channel_sums(
     sum_g, sum_gx = sum_pair(rounded_sum(all_g, rest_g), rounded_sum(all_gx, rest_gx), 0)
     line = partial + (int64(sample) * PARTS + part) * C + channels
     if WANT_WEIGHT:
-        tl.store(line, sum_gx.to(tl.float32), mask=known)
+        tl.store(line, sum_gx, mask=known)
         line += int64(samples) * PARTS * C
     if WANT_BIAS:
-        tl.store(line, sum_g.to(tl.float32), mask=known)
+        tl.store(line, sum_g, mask=known)
     if WANT_INPUT:
         if weight is not None:
             scale = wide(tl.load(weight + channels, mask=known, other=0.0))
@@ -119,7 +121,11 @@ def group_norm_channel_sums(
             sum_gx = sum_gx.to(tl.float64) * scale
         sum_g, sum_gx = of_groups(sum_g, sum_gx, block, D, CHANNELS, GROUPS)
         groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
-        publish(sum_g, sum_gx, sums + entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER), there)
+        entry = entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER)
+        if EXACT:
+            publish_wide(sum_g, sum_gx, sums + entry * 2, there)
+        else:
+            publish(sum_g, sum_gx, sums + entry, there)
 
 
 @triton.jit
@@ -130,7 +136,7 @@ def group_norm_channel_gradients(
     rstd,  # [N, group]
     weight,  # [C], or None
     grad_input,  # [N, C, HxW]
-    sums,  # int64 [N, group, PARTS, OVER]
+    sums,  # int64 [N, group, PARTS, OVER], or of EXACT sums [N, group, PARTS, OVER, 2]
     group,
     blocks,
     tiles,  # of a block's places
@@ -148,6 +154,7 @@ def group_norm_channel_gradients(
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     PAIRS: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """The gradients of a tile."""
     let_next_launch_begin()
@@ -175,7 +182,10 @@ def group_norm_channel_gradients(
     all_gx = tl.zeros((GROUPS, ENTRIES), tl.float64)
     for begin in range(0, PARTS * OVER, ENTRIES):
         entries, given = entries_of(begin, sample, groups, there, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-        more_g, more_gx = collect(sums + entries, given, False)
+        if EXACT:
+            more_g, more_gx = collect_wide(sums + entries * 2, given, False)
+        else:
+            more_g, more_gx = collect(sums + entries, given, False)
         all_g += more_g
         all_gx += more_gx
     per_group = 1.0 / (float64(D) * float64(HxW))

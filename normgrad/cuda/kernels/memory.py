@@ -70,7 +70,7 @@ def put_sums(first, second, which, place, result, first_stride, second_stride, m
 
 @triton.jit
 def sum_columns(
-    partial,  # float32 [which, K, N]
+    partial,  # float32 or float64 [which, K, N]
     first,  # [segments, N]
     second,  # [segments, N], or None
     K,
