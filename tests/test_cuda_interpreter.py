@@ -130,6 +130,21 @@ def test_statistics_of_special_values(dtype: Any, P: int, odd: float) -> None:
 
 @only_there
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("places", [1, 3, 49])
+def test_group_norm_with_infinite_weights(dtype: Any, channels_last: bool, places: int) -> None:
+    """They make a group's sums infinite, or NaN where gradients have both signs."""
+    sizes = 3, 12, places, 4
+    dy, x = (TestGroupNorm._data(sizes, dtype, channels_last, seed) for seed in (1, 2))
+    dy[1, :6], x[1, :6] = np.abs(dy[1, :6]) + 1, np.abs(x[1, :6]) + 3
+    weight = random_data((12,), dtype, 5)
+    weight[[1, 5, 10]] = np.inf, -np.inf, np.inf
+    judge("group_norm_backward", dy, x, random_data((3, 4), np.float32, 3), scales((3, 4), 4), weight, *sizes)
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("shape", [(40, 2, 64), (7, 2, 49), (3, 2, 1100)])
 def test_statistics_far_from_zero_and_beside_an_outlier(shape: tuple[int, ...]) -> None:
     x = random_data(shape, np.float32, 1) * np.float32(1e-3) + np.float32(300)

@@ -15,9 +15,10 @@ from normgrad.cuda import group_norm_flat as flat
 from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, GroupTile, as_rows, blocks, group_tile, power_of_two
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
+from normgrad.cuda.kernels.group_norm_finish import group_norm_finish
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
-from normgrad.cuda.launch import Given, Scratch, float64_bits
-from normgrad.cuda.problem import Operand, Steps, paired
+from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step, float64_bits
+from normgrad.cuda.problem import SEGMENT, Operand, Steps, paired, sums_tile
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _VECTOR = 8  # words: no access has more
@@ -138,11 +139,11 @@ def _reach(tile: GroupTile, D: int, operand: Operand) -> int:
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
-    """Gradients of GroupNorm: one launch for groups, one for the sums over samples and tiles."""
+    """Gradients of GroupNorm: one launch for groups, one for the sums over samples and tiles and infinite weights."""
     N, C, HxW, _ = _sizes(problem)
     wanted = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
     want_input = "grad_input" in problem.views
-    steps = Steps(problem, ["grad_input"])
+    steps = Steps(problem, ["grad_input", *wanted])
     outputs = [steps.output(name, (C,)) for name in wanted]
     whole: Shape = (N, C, HxW)
     if N * C * HxW == 0:
@@ -162,17 +163,48 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     if rows_of_groups is not None:
         flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, outputs)
         return steps
+    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     if _channels_adjacent(problem, x):
-        partial, rows = channels.backward(_sizes(problem), chip, steps, operands, want)
+        partial, rows = channels.backward(_sizes(problem), chip, steps, operands, vectors, want)
     else:
-        partial, rows = _backward_places(problem, chip, steps, operands, want)
-    if wanted:
+        partial, rows = _backward_places(problem, chip, steps, operands, vectors, want)
+    infinite = want_input and vectors[2] is not None  # as a weight may be
+    if wanted and (not infinite or rows > SEGMENT):
         steps.sum_columns(partial, rows, C, outputs)
+        outputs = []
+    if infinite:
+        steps.add(_finish(problem, operands, vectors, partial, rows, outputs))
     return steps
 
 
+def _finish(
+    problem: Problem,
+    operands: Sequence[Operand],
+    vectors: Sequence[Argument],
+    partial: Scratch,
+    rows: int,
+    outputs: Sequence[Operand],
+) -> Step:
+    """The sums over samples and tiles that are still wanted, and what infinite weights make NaN."""
+    N, C, HxW, group = _sizes(problem)
+    first, second = (*outputs, *2 * [Operand(None, (1,))])[:2]
+    width, height = sums_tile(rows, C)
+    grad_out, x, grad_input = operands
+    sums = [partial, first.pointer, second.pointer, first.strides[0], second.strides[0]]
+    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer]
+    arguments = [*sums, *tensors, rows, N, group, HxW, *(operand.strides for operand in operands)]
+    constants = {"D": C // group, "ROWS": height, "COLUMNS": width}
+    grid = blocks(C, width), max(len(outputs), 1), 1
+    return Step(group_norm_finish, grid, arguments, constants, Options(warps=8, follows=True))
+
+
 def _backward_places(
-    problem: Problem, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
+    problem: Problem,
+    chip: Chip,
+    steps: Steps,
+    operands: list[Operand],
+    vectors: list[Argument],
+    want: dict[str, bool],
 ) -> tuple[Scratch, int]:
     N, C, HxW, group = _sizes(problem)
     pairs, operands = paired(operands, HxW)
@@ -188,7 +220,6 @@ def _backward_places(
     exact = few or apart
     partial = channels.partial_sums(steps, rows * C, want, exact)
     slots = Slots.of(steps, teams, N * group)
-    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
     in_word = 1 if pairs == SINGLE.value else 2

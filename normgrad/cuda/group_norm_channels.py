@@ -126,7 +126,7 @@ def partial_sums(steps: Steps, count: int, want: Mapping[str, bool], exact: bool
 
 
 def backward(
-    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], want: dict[str, bool]
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], vectors: list[Argument], want: dict[str, bool]
 ) -> tuple[Scratch, int]:
     """The launches of the backward pass; gives the weight sums of the parts, and how many rows they have."""
     N, C, HxW, group = sizes
@@ -135,7 +135,6 @@ def backward(
     few = steps.itemsize == FLOAT32.itemsize and cut.parts * cut.over == 1 and cut.depth * cut.part <= FEW
     partial = partial_sums(steps, rows * C, want, few)
     sums = steps.scratch(cut.entries * (2 if few else 1), INT64)
-    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     pairs, operands = paired(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *vectors]

@@ -22,7 +22,7 @@ from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 ALIGNMENT = 256
 _COPY_BLOCK = 1024
 _SUM_TILE = 4096
-_SEGMENT = 4096
+SEGMENT = 4096
 _PAIRS = {BFLOAT16: BFLOAT16_PAIRS.value, FLOAT16: FLOAT16_PAIRS.value}
 
 
@@ -150,13 +150,13 @@ class Steps:
 
     def sum_columns(self, partial: Scratch, rows: int, columns: int, outputs: Sequence[Operand]) -> None:
         """Sum float32 or float64 [outputs, rows, columns] over the rows, in float64 and in a fixed order."""
-        if rows > _SEGMENT:
-            segments = -(-rows // _SEGMENT)
+        if rows > SEGMENT:
+            segments = -(-rows // SEGMENT)
             shorter = self.scratch(len(outputs) * segments * columns, partial.dtype)
             for place in range(len(outputs)):
                 begin = Scratch(partial.offset + place * rows * columns * partial.dtype.itemsize, partial.dtype)
                 end = Scratch(shorter.offset + place * segments * columns * partial.dtype.itemsize, partial.dtype)
-                self.add(_sums(begin, rows, columns, _SEGMENT, [Operand(end, (1,))]))
+                self.add(_sums(begin, rows, columns, SEGMENT, [Operand(end, (1,))]))
             self.sum_columns(shorter, segments, columns, outputs)
         else:
             self.add(_sums(partial, rows, columns, max(rows, 1), outputs))
