@@ -33,6 +33,8 @@ FEW_PLACES = [(64, 32, 49), (8, 8, 1101)]
 # places that come one by one.
 GROUPS = (2, 12, 50, 4)
 MORE_GROUPS = [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1), (1, 3, 3137, 1)]
+# Rows of an odd number of numbers; rows that programs share; one odd channel a group.
+MORE_GROUPS += [(2, 6, 49, 2), (2, 8, 3025, 2), (2, 8, 77, 8)]
 
 
 # Groups of which a warp has several channels, where their places lie apart.

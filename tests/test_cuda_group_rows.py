@@ -34,23 +34,26 @@ def test_with_the_interpreter_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("D", "HxW", "itemsize", "rows"),
+    ("D", "HxW", "itemsize", "tensors", "rows"),
     [
-        (64, 49, 2, True),
-        (64, 49, 4, True),
-        (3, 49, 2, True),
-        (3, 49, 4, False),
-        (1, 49, 2, False),
-        (64, 64, 2, False),
-        (2, 196, 2, True),
-        (16, 196, 4, False),
-        (16, 1, 2, True),
+        (64, 49, 2, 2, True),
+        (64, 49, 2, 1, True),
+        (64, 49, 4, 2, True),
+        (3, 49, 2, 2, True),
+        (3, 49, 4, 2, True),
+        (1, 49, 2, 2, False),
+        (64, 64, 2, 2, False),
+        (2, 98, 2, 2, True),
+        (2, 196, 2, 2, False),
+        (2, 98, 4, 2, False),
+        (16, 1, 2, 2, True),
+        (16, 1, 2, 1, False),
     ],
 )
-def test_groups_are_rows_where_that_makes_vectors_or_numbers_come_one_by_one(
-    D: int, HxW: int, itemsize: int, rows: bool
+def test_groups_are_rows_where_channels_begin_at_odd_addresses(
+    D: int, HxW: int, itemsize: int, tensors: int, rows: bool
 ) -> None:
-    assert as_rows(D, HxW, itemsize) == rows
+    assert as_rows(D, HxW, itemsize, tensors) == rows
 
 
 def test_only_groups_whose_numbers_are_side_by_side_are_rows() -> None:
@@ -74,6 +77,21 @@ def test_tiles_cover_the_row_and_a_thread_adds_up_few_numbers(chip: Chip, itemsi
         assert (tile.parts - 1) * tile.columns < columns <= tile.parts * tile.columns
         assert tile.columns <= chip.largest_tile
         assert tile.columns <= 16 * 32 * tile.warps
+
+
+@pytest.mark.parametrize(
+    ("sizes", "teams"),
+    [((32, 1024, 49, 32), 4), ((64, 256, 81, 32), 8), ((256, 512, 49, 32), 16), ((4, 256, 49, 32), 1)],
+)
+def test_teams_have_several_samples_each_and_no_multiprocessor_is_idle(
+    sizes: tuple[int, int, int, int], teams: int
+) -> None:
+    _, C, HxW, group = sizes
+    tile = flat_tile(C // group * HxW, 2, Chip(132))
+    operand = Operand(Given("input", FLOAT16, True), (C * HxW, 1))
+    cut = group_norm_flat._Cut(sizes, tile, tile.parts, [operand], Chip(132), few_teams=True)
+    assert cut.of_group == teams
+    assert cut.teams.count == teams * group
 
 
 @pytest.fixture

@@ -51,11 +51,11 @@ def _channels_adjacent(problem: Problem, x: Operand) -> bool:
     return C > 1 and HxW > 0 and abs(place) > abs(channel)
 
 
-def _rows_of_groups(problem: Problem, operands: Sequence[Operand]) -> list[Operand] | None:
+def _rows_of_groups(problem: Problem, operands: Sequence[Operand], tensors: int) -> list[Operand] | None:
     """The operands as rows, each a group of a sample, where that is faster; None where it is not, or they are none."""
     _, C, HxW, group = _sizes(problem)
     itemsize = problem.views["input"].dtype.itemsize
-    if C * HxW == 0 or not as_rows(C // group, HxW, itemsize):
+    if C * HxW == 0 or not as_rows(C // group, HxW, itemsize, tensors):
         return None
     return flat.rows_of(_sizes(problem), operands)
 
@@ -159,7 +159,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         "WANT_WEIGHT": "grad_weight" in wanted,
         "WANT_BIAS": "grad_bias" in wanted,
     }
-    rows_of_groups = _rows_of_groups(problem, operands)
+    rows_of_groups = _rows_of_groups(problem, operands, 2)
     if rows_of_groups is not None:
         flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, outputs)
         return steps
@@ -244,7 +244,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     output = steps.output("output", whole)
     statistics = [steps.output(name, (N * group,)) for name in ("mean", "rstd")]
     eps_bits = float64_bits(problem.attributes["eps"])
-    rows_of_groups = _rows_of_groups(problem, [x, output])
+    rows_of_groups = _rows_of_groups(problem, [x, output], 1)
     if rows_of_groups is not None:
         flat.forward(_sizes(problem), chip, steps, rows_of_groups, statistics, eps_bits)
     elif _channels_adjacent(problem, x):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,10 +17,10 @@ from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _FEW_COLUMNS = 512  # of float32, whose roundings are seen in their sums
-_CELLS = 2  # for each column, where a program sums up those of a channel, places of which are padded
+_FEW_SAMPLES = 8  # of a team, beside which its sums of columns count: it writes them, and the next launch reads them
 # Of the launch that sums up over teams and places: numbers at a time, and numbers of a channel a program.
 _SUM_TILE = 2048
-_SEGMENT = 8192
+_SEGMENT = 16384
 
 Sizes = tuple[int, int, int, int]
 
@@ -46,14 +45,25 @@ def _registers(steps: Steps, operands: Sequence[Operand], row: int) -> int:
 class _Cut:
     """What both passes have in common: teams that stay with a group, and the kernels' sizes."""
 
-    def __init__(self, sizes: Sizes, tile: RowTile, parts: int, operands: Sequence[Operand], chip: Chip) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        tile: RowTile,
+        parts: int,
+        operands: Sequence[Operand],
+        chip: Chip,
+        few_teams: bool = False,
+    ) -> None:
         N, C, HxW, group = sizes
         row = C // group * HxW
         room = chip.multiprocessors * tile.resident // tile.parts
         self.groups_at_once = blocks(group, blocks(group, max(room, 1)))
         tiles = blocks(N, tile.rows)
-        turns = blocks(tiles, max(room // self.groups_at_once, 1))
-        self.of_group = blocks(tiles, turns)
+        self.of_group = min(max(room // self.groups_at_once, 1), tiles)
+        if few_teams and tile.parts == 1:  # as many as leave no multiprocessor idle, or have enough samples each
+            needed = min(max(chip.multiprocessors // self.groups_at_once, 1), tiles)
+            self.of_group = min(self.of_group, max(blocks(N, _FEW_SAMPLES), needed))
+        self.of_group = blocks(tiles, blocks(tiles, self.of_group))
         self.teams = replace(Teams.of(parts, N, tile, chip), count=self.groups_at_once * self.of_group)
         self.pairs, self.operands = paired(operands, row)
         vector = row_vector(row, self.pairs, self.operands)
@@ -84,22 +94,17 @@ def backward(
     N, C, HxW, group = sizes
     row = C // group * HxW
     tile = flat_tile(row, _registers(steps, operands, row), chip)
-    cut = _Cut(sizes, tile, tile.parts if want["WANT_INPUT"] else 1, operands, chip)
-    dtype = FLOAT64 if steps.itemsize == FLOAT32.itemsize else FLOAT32
-    cells = power_of_two(C // group), power_of_two(HxW)
-    by_channel = tile.parts == 1 and math.prod(cells) <= _CELLS * tile.columns
-    partial = steps.scratch(max(len(outputs) * cut.of_group * C * (1 if by_channel else HxW), 1), dtype)
+    cut = _Cut(sizes, tile, tile.parts if want["WANT_INPUT"] else 1, operands, chip, few_teams=bool(outputs))
+    exact = _exact(tile, steps.itemsize)
+    partial = steps.scratch(max(len(outputs) * cut.of_group * C * HxW, 1), FLOAT64 if exact else FLOAT32)
     slots = Slots.of(steps, cut.teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = (operand.pointer for operand in cut.operands)
     tensors = [grad_out, x, *vectors, grad_input, partial, slots.memory]
     arguments = [*tensors, N, group, HxW, row, cut.groups_at_once, cut.of_group, *cut.strides]
-    constants = cut.constants | {"EXACT": _exact(tile, steps.itemsize)} | want
-    constants |= {"CHANNELS": cells[0] if by_channel else 0, "PLACES": cells[1]}
+    constants = cut.constants | {"EXACT": exact} | want
     assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants, cooperative=cut.teams.large)
-    if outputs and by_channel:
-        steps.sum_columns(partial, cut.of_group, C, outputs)
-    elif outputs:
+    if outputs:
         _sum_places(steps, partial, cut.of_group, C, HxW, outputs)
 
 

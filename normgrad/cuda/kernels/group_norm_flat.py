@@ -55,17 +55,6 @@ def _weights(pointer, first_channel, channels, in_row):
 
 
 @triton.jit
-def _sums_of_channels(sums, HxW, D: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
-    """The sums of a row's channels, in float64, from those of its columns."""
-    cell = tl.arange(0, CHANNELS * PLACES)
-    channel = cell // PLACES
-    place = cell % PLACES
-    column = tl.minimum(channel * HxW + place, sums.shape[0] - 1)
-    values = tl.where((channel < D) & (place < HxW), tl.gather(sums, column, 0).to(tl.float64), 0.0)
-    return tl.sum(tl.reshape(values, (CHANNELS, PLACES)), axis=1)
-
-
-@triton.jit
 def group_norm_flat_backward(
     grad_out,  # [samples, group, D·HxW]
     input,  # [samples, group, D·HxW]
@@ -73,7 +62,7 @@ def group_norm_flat_backward(
     rstd,  # [samples, group]
     weight,  # [group·D], or None
     grad_input,  # [samples, group, D·HxW], or None
-    partial,  # float32 or float64 [wanted, teams, group, D·HxW, or with CHANNELS D]: the sums of each team
+    partial,  # float32 or, of EXACT sums, float64 [wanted, teams, group, D·HxW]: the columns' sums of each team
     slots,  # int64 [samples, group, PARTS]
     samples,
     group,
@@ -93,8 +82,6 @@ def group_norm_flat_backward(
     WIDE: tl.constexpr,  # offsets in a tile need 64 bits
     STAGES: tl.constexpr,
     EXACT: tl.constexpr,  # the sums are made of float64
-    CHANNELS: tl.constexpr,  # D, or more, where sums are of channels; 0 where they are of columns
-    PLACES: tl.constexpr,  # HxW, or more
     VECTOR: tl.constexpr,  # what divides the strides of samples and, in words, the columns
     PAIRS: tl.constexpr,  # how 16-bit data comes
     WANT_INPUT: tl.constexpr,
@@ -179,24 +166,12 @@ def group_norm_flat_backward(
                 put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
         let_next_launch_begin()
         if PHASE != OUTPUTS:
-            line = partial + (int64(team) * group + of_group) * (D if CHANNELS else N)
-            further = int64(teams) * group * (D if CHANNELS else N)
+            line = partial + (int64(team) * group + of_group) * N + columns
             if WANT_WEIGHT:
-                _put_sums(line, weight_sum, columns, N, HxW, D, CHANNELS, PLACES)
-                line += further
+                tl.store(line, weight_sum, mask=columns < N)
+                line += int64(teams) * group * N
             if WANT_BIAS:
-                _put_sums(line, bias_sum, columns, N, HxW, D, CHANNELS, PLACES)
-
-
-@triton.jit
-def _put_sums(line, sums, columns, N, HxW, D: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
-    """Store the sums of a row's columns, or of its CHANNELS where a program has the whole of it."""
-    if CHANNELS:
-        channels = tl.arange(0, CHANNELS)
-        result = _sums_of_channels(sums.to(line.dtype.element_ty), HxW, D, CHANNELS, PLACES)
-        tl.store(line + channels, result, mask=channels < D)
-    else:
-        tl.store(line + columns, sums, mask=columns < N)
+                tl.store(line, bias_sum, mask=columns < N)
 
 
 @triton.jit
