@@ -15,7 +15,9 @@ import torch
 
 import normgrad
 from normgrad.cuda import batch_norm, group_norm, group_norm_channels, layer_norm
-from normgrad.cuda.configurations import ChannelsTile, GroupTile, RowTile, StreamTile, SumsTile
+from normgrad.cuda.channel_tiles import StreamTile, SumsTile
+from normgrad.cuda.group_tiles import ChannelsTile, GroupTile
+from normgrad.cuda.row_tiles import RowTile
 from normgrad.testing import oracle, terms
 
 CACHED = 256_000_000  # bytes: several times the L2 cache

@@ -1,4 +1,4 @@
-"""Times tiles, which ``normgrad.cuda.configurations`` rests on. Arguments name the parts; ``fast`` for fewer runs."""
+"""Times tiles, on which those of ``normgrad.cuda`` rest. Arguments name the parts; ``fast`` for fewer runs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,11 @@ from pathlib import Path
 import torch
 from cuda_cases import Case, Tile, compile_ahead, copying, median_time, outputs, planned, tensors
 
-from normgrad.cuda.configurations import (
-    ChannelsTile,
-    Chip,
-    GroupTile,
-    RowTile,
-    StreamTile,
-    SumsTile,
-    blocks,
-    power_of_two,
-    staged,
-    stretches,
-    sums_tile,
-)
-from normgrad.cuda.configurations import _stream_shape as stream_shape
+from normgrad.cuda.channel_tiles import StreamTile, SumsTile, stretches, sums_tile
+from normgrad.cuda.channel_tiles import _stream_shape as stream_shape
+from normgrad.cuda.configurations import Chip, blocks, power_of_two, staged
+from normgrad.cuda.group_tiles import ChannelsTile, GroupTile
+from normgrad.cuda.row_tiles import RowTile
 
 DTYPES = ("bfloat16", "float32")
 # Rows, columns, warps, residents, stages, 0 of them for loading ahead into registers; how much later results follow.

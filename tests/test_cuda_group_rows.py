@@ -17,10 +17,11 @@ pytest.importorskip("torch")
 
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda import group_norm_flat
-from normgrad.cuda.configurations import Chip, as_rows, flat_forward_tile, flat_tile
+from normgrad.cuda.configurations import Chip
 from normgrad.cuda.group_norm_flat import rows_of
 from normgrad.cuda.launch import Given
 from normgrad.cuda.problem import Operand
+from normgrad.cuda.row_tiles import as_rows, flat_forward_tile, flat_tile
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]

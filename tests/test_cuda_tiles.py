@@ -17,28 +17,18 @@ from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.batch_norm import _folds
 from normgrad.cuda.batch_norm import _vector as batch_vector
-from normgrad.cuda.configurations import (
-    ChannelsTile,
-    Chip,
-    GroupTile,
-    channels_tile,
-    channels_within,
-    entries,
-    even_share,
-    forward_row_tile,
-    group_tile,
-    row_tile,
-    stream_tile,
-    sums_tile,
-)
+from normgrad.cuda.channel_tiles import channels_within, entries, even_share, stream_tile, sums_tile
+from normgrad.cuda.configurations import Chip
 from normgrad.cuda.group_norm import _folds as group_folds
 from normgrad.cuda.group_norm import _vector
 from normgrad.cuda.group_norm_channels import Blocks
+from normgrad.cuda.group_tiles import ChannelsTile, GroupTile, channels_tile, group_tile
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
-from normgrad.cuda.layer_norm import _fold as row_fold
-from normgrad.cuda.layer_norm import row_vector
 from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
+from normgrad.cuda.row_tiles import forward_row_tile, row_tile
+from normgrad.cuda.rows import fold_of as row_fold
+from normgrad.cuda.rows import row_vector
 from normgrad.cuda.teams import Teams
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]

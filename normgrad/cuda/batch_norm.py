@@ -8,20 +8,17 @@ from typing import Any
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import (
-    VECTOR_ACCESS,
-    Chip,
+from normgrad.cuda.channel_tiles import (
     StreamTile,
     SumsTile,
-    blocks,
     channels_within,
     entries,
     even_share,
     load,
-    power_of_two,
     stream_tile,
     sums_tile,
 )
+from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums

@@ -12,13 +12,15 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
 from normgrad.cuda import group_norm_flat as flat
-from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, GroupTile, as_rows, blocks, group_tile, power_of_two
+from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
+from normgrad.cuda.group_tiles import GroupTile, group_tile
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
 from normgrad.cuda.kernels.group_norm_finish import group_norm_finish
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
 from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step, float64_bits
 from normgrad.cuda.problem import SEGMENT, Operand, Steps, paired, sums_tile
+from normgrad.cuda.row_tiles import as_rows
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _VECTOR = 8  # words: no access has more

@@ -8,7 +8,8 @@ from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import VECTOR_ACCESS, ChannelsTile, Chip, blocks, channels_tile, power_of_two
+from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
+from normgrad.cuda.group_tiles import ChannelsTile, channels_tile
 from normgrad.cuda.kernels import group_norm_channels as kernels
 from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
 from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step

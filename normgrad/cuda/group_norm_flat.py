@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda.configurations import Chip, RowTile, blocks, flat_forward_tile, flat_tile, power_of_two
+from normgrad.cuda.configurations import Chip, blocks, power_of_two
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm_flat import group_norm_flat_backward, group_norm_flat_forward, sum_places
 from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
-from normgrad.cuda.layer_norm import _fold, row_vector
-from normgrad.cuda.layer_norm import _in_vectors as in_vectors
 from normgrad.cuda.problem import Operand, Steps, paired
+from normgrad.cuda.row_tiles import RowTile, flat_forward_tile, flat_tile
+from normgrad.cuda.rows import fold_of, in_vectors, row_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 _FEW_COLUMNS = 512  # of float32, whose roundings are seen in their sums
@@ -145,5 +145,5 @@ def forward(
     tensors = [x, *vectors, output, *(statistic.pointer for statistic in statistics), slots.memory]
     counts = [N, group, HxW, row, eps_bits, cut.groups_at_once, cut.of_group]
     arguments = [*tensors, *counts, *cut.strides, *(statistic.strides[0] for statistic in statistics)]
-    constants = cut.constants | {"EXACT": _exact(tile, steps.itemsize), "FOLD": _fold(tile, steps.itemsize)}
+    constants = cut.constants | {"EXACT": _exact(tile, steps.itemsize), "FOLD": fold_of(tile, steps.itemsize)}
     assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants, cooperative=cut.teams.large)

@@ -10,24 +10,15 @@ from typing import Any
 from normgrad.contract.dtypes import FLOAT16, FLOAT32, INT32
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import Shape
-from normgrad.cuda.configurations import (
-    NARROW,
-    VECTOR_ACCESS,
-    Chip,
-    RowTile,
-    blocks,
-    forward_row_tile,
-    power_of_two,
-    row_tile,
-    with_few_rows,
-)
+from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.layer_norm import layer_norm_backward
 from normgrad.cuda.kernels.layer_norm_finish import layer_norm_finish
 from normgrad.cuda.kernels.layer_norm_forward import layer_norm_forward
 from normgrad.cuda.launch import FLOAT64, Argument, Given, Options, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps, paired, paired_vector, sums_tile
+from normgrad.cuda.row_tiles import NARROW, RowTile, forward_row_tile, row_tile, with_few_rows
+from normgrad.cuda.rows import are_apart, fold_apart, fold_of, in_vectors, row_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
 
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
@@ -36,8 +27,6 @@ _FEW_COLUMNS = NARROW.columns
 # Of the launch that sums up over the teams: elements at a time, and programs on a multiprocessor.
 _WIDEST_SUMS = 4096
 _RESIDENT_SUMS = 4
-# Squares of a thread's numbers that are added up as float32.
-_CHAIN = 8
 # Beside a smaller one the squares that float32 rounds as subnormals count.
 _SMALL_EPS = 2.0**-90
 
@@ -46,29 +35,6 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     N = math.prod(problem.attributes["normalized_shape"])
     shape = problem.views["input"].shape
     return math.prod(shape[: len(shape) - len(problem.attributes["normalized_shape"])]), N
-
-
-def row_vector(N: int, pairs: int, operands: Sequence[Operand]) -> int:
-    """The words of the largest vector that divides the columns and the tensors' rows, wherever these begin.
-
-    Of arguments the compiler sees only whether 16 divides them.
-    """
-    present = [operand for operand in operands if operand.pointer is not None]
-    if _apart(operands):
-        return 1
-    words = N if pairs == SINGLE.value else N // 2
-    itemsize = max(operand.pointer.dtype.itemsize for operand in present if operand.pointer is not None)
-    begins = (operand.alignment // itemsize for operand in present)
-    return math.gcd(words, *begins, *(operand.strides[0] for operand in present))
-
-
-def _apart(operands: Sequence[Operand]) -> bool:
-    """Whether columns of a tensor lie apart: then every thread has some of a tile's rows, and otherwise all of them."""
-    return any(operand.strides[1] != 1 for operand in operands if operand.pointer is not None)
-
-
-def _in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
-    return [(operand.strides[0] // vector, operand.strides[1]) for operand in operands]
 
 
 def _constants(tile: RowTile, N: int, vector: int, operands: Sequence[Operand]) -> dict[str, Any]:
@@ -88,23 +54,6 @@ def _in_place(problem: Problem, operands: Sequence[Operand], outputs: Sequence[s
     """Whether outputs are written where these operands, which are the data as the kernels read it, lie."""
     data = [problem.views[operand.pointer.name] for operand in operands if isinstance(operand.pointer, Given)]
     return any(overlap(problem.views[name], view) for name in outputs if name in problem.views for view in data)
-
-
-def _fold(tile: RowTile, itemsize: int) -> int:
-    """In how many stretches a program's columns fall, of each of which every thread has a vector.
-
-    Up to eight numbers of a thread are added up as float32: it has no more where one stretch is enough, and two of each
-    stretch where numbers come in pairs.
-    """
-    threads = tile.warps * 32
-    if tile.columns <= _CHAIN * threads:
-        return 1
-    return min(tile.columns * itemsize // (threads * VECTOR_ACCESS), _CHAIN * itemsize // FLOAT32.itemsize)
-
-
-def _fold_apart(tile: RowTile) -> int:
-    """The same where columns lie apart, and a thread may have many numbers of a row: one of each stretch at least."""
-    return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
 
 
 def _finish(
@@ -156,7 +105,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     want_input = "grad_input" in problem.views
     operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
     pairs, data = paired(operands, N)
-    apart = _apart(data)
+    apart = are_apart(data)
     tile = row_tile(N, dtype.itemsize, replace(chip, clusters=None) if apart else chip, pairs == SINGLE.value)
     if not apart:
         tile = with_few_rows(tile, M, VECTOR_ACCESS // dtype.itemsize, chip)
@@ -181,12 +130,12 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
         slots,
         layer_norm_backward,
         tile,
-        [*tensors, M, N, teams.count, *_in_vectors(data, vector)],
+        [*tensors, M, N, teams.count, *in_vectors(data, vector)],
         {
             **_constants(tile, N, vector, data),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
-            "FOLD": _fold_apart(tile) if _apart(data[:2]) else 1,
+            "FOLD": fold_apart(tile) if are_apart(data[:2]) else 1,
             "LATER": tile.later,
             "CLUSTER": teams.cluster,
             "PAIRS": pairs,
@@ -213,9 +162,9 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     if M == 0:
         return steps
     operands = [steps.data("input", (M, N)), steps.output("output", (M, N))]
-    itemsize, apart = problem.views["input"].dtype.itemsize, _apart(operands)
+    itemsize, apart = problem.views["input"].dtype.itemsize, are_apart(operands)
     tile = forward_row_tile(max(N, 1), itemsize, replace(chip, clusters=None) if apart else chip)
-    fold = _fold(tile, itemsize)
+    fold = fold_of(tile, itemsize)
     if fold == 1 and not apart:
         tile = with_few_rows(tile, M, VECTOR_ACCESS // itemsize, chip)
     teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
@@ -236,7 +185,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         slots,
         layer_norm_forward,
         tile,
-        [*tensors, *counts, *_in_vectors(data, vector), *mean.strides, *rstd.strides],
+        [*tensors, *counts, *in_vectors(data, vector), *mean.strides, *rstd.strides],
         _constants(tile, N, vector, data)
         | {
             "STAGES": tile.stages,

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normgrad.cuda.configurations import Chip, GroupTile, RowTile, blocks
+from normgrad.cuda.configurations import Chip, blocks
+from normgrad.cuda.group_tiles import GroupTile
 from normgrad.cuda.kernels.common import OUTPUTS, SUMS, WHOLE
 from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import Steps
+from normgrad.cuda.row_tiles import RowTile
 
 Tile = RowTile | GroupTile
 _BLOCK = 1024

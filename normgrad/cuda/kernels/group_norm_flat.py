@@ -32,8 +32,8 @@ from normgrad.cuda.kernels.common import (
     wide,
 )
 from normgrad.cuda.kernels.formulas import gradient, near_and_rest, normalised, precise, wider
-from normgrad.cuda.kernels.layer_norm import _over_rows as over_rows
-from normgrad.cuda.kernels.layer_norm_forward import _sums as sums_of_rows
+from normgrad.cuda.kernels.layer_norm import over_rows
+from normgrad.cuda.kernels.layer_norm_forward import sums_of_rows
 from normgrad.cuda.kernels.layer_norm_tiles import first_of, known_multiple, part_of_team, row_mask, rows_of, times
 from normgrad.cuda.kernels.memory import put_sums
 from normgrad.cuda.kernels.near_zero import put_float64, put_results

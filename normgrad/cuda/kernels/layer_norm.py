@@ -49,7 +49,7 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked
 
 
 @triton.jit
-def _over_rows(values, MANY: tl.constexpr):
+def over_rows(values, MANY: tl.constexpr):
     """The sums of columns; where a thread has MANY rows it adds up eight stretches of them first."""
     if MANY:
         values = tl.sum(tl.reshape(values, (8, values.shape[0] // 8, values.shape[1])), axis=0)
@@ -187,9 +187,9 @@ def layer_norm_backward(
                 product = g * x_hat
                 if FEW:
                     product = precise(dy, PAIRS) * ((precise(x, PAIRS) - mu[:, None]) * rs[:, None])
-                weight_sum += _over_rows(product, MANY_ROWS)
+                weight_sum += over_rows(product, MANY_ROWS)
             if WANT_BIAS:
-                bias_sum += _over_rows(wider(dy, PAIRS, FEW), MANY_ROWS)
+                bias_sum += over_rows(wider(dy, PAIRS, FEW), MANY_ROWS)
         if WANT_INPUT:
             if PHASE != OUTPUTS:
                 if weight is not None:

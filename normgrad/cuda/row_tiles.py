@@ -1,0 +1,262 @@
+"""The tiles of rows: LayerNorm's, and GroupNorm's where a group is a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from normgrad.cuda.configurations import Chip, blocks, power_of_two, staged
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
+
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
+    follow ``later`` turns after the sums. ``exact``: float32 is computed with as float64, which takes small tiles.
+    """
+
+    rows: int
+    columns: int
+    parts: int
+    warps: int
+    resident: int
+    prefetch: bool = True
+    stages: int = 1
+    later: int = 1
+    exact: bool = False
+    cluster: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A tile of LayerNorm backward, the problem it was chosen on, and its speed there in % of a device copy."""
+
+    tile: RowTile
+    problem: str
+    percent: float
+
+
+# For float32 rows of so few columns that each rounding is seen; chosen without a measurement.
+NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
+# Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
+# same. By how numbers come: as float32, as pairs of 16 bits, or of these one by one, since a row has an odd number of
+# them or they lie apart (what is copied to shared memory ahead has four bytes at least). Each holds rows of up to its
+# columns.
+ROW_TILES = {
+    "float32": (
+        Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
+        Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
+        Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
+        Measured(RowTile(4, 2048, 1, 8, 1, prefetch=True), "32768×2048", 96.3),
+        Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, exact=True), "16384×4096", 97),
+    ),
+    "pairs": (
+        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 90),
+        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
+        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
+        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
+        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
+        Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
+    ),
+    "singles": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
+}
+# For longer rows, and those that would leave much of such a tile empty: the programs of a cluster share them. Tiles
+# of stages load into registers ahead only where a program has all of its columns.
+CLUSTER_ROW_TILES = {
+    "float32": (
+        Measured(RowTile(4, 512, 8, 2, 4, prefetch=True, cluster=True), "16384×2560", 96),
+        Measured(RowTile(4, 1024, 8, 4, 2, prefetch=True, cluster=True), "8192×8192", 98),
+        Measured(RowTile(4, 2048, 8, 8, 1, prefetch=True, cluster=True), "4096×16384", 97),
+    ),
+    "pairs": (
+        Measured(RowTile(2, 512, 8, 1, 8, prefetch=False, stages=3, cluster=True), "16384×2560", 79),
+        Measured(RowTile(2, 1024, 8, 2, 4, prefetch=False, stages=4, cluster=True), "8192×8192", 80),
+        Measured(RowTile(2, 2048, 8, 4, 2, prefetch=True, stages=3, cluster=True), "4096×16384", 75),
+        Measured(RowTile(2, 4096, 8, 8, 1, prefetch=True, stages=4, cluster=True), "2048×32768", 72),
+    ),
+    "singles": (
+        Measured(RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True), "8192×5001", 50),
+        Measured(RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True), "4096×16001", 0),
+    ),
+}
+# Columns up to which a program alone with its rows is faster, and how much of a tile it may leave empty for that.
+_ALONE = {"float32": (4096, 1.2), "pairs": (4096, 1.4), "singles": (1024, 1.4)}
+_SHARED_FROM = 1024
+# For rows longer still, or on GPUs without clusters: programs anywhere share them.
+SHARED_ROW_TILES = {
+    "float32": (
+        Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
+        Measured(RowTile(4, 1024, 32, 4, 2, prefetch=False, stages=4), "4096×16384", 94),
+        Measured(RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4), "1024×65536", 86),
+        Measured(RowTile(2, 4096, 64, 8, 1, prefetch=False, stages=4), "512×262144", 73),
+    ),
+    "pairs": (
+        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
+        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
+    ),
+    "singles": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
+}
+
+
+def kind_of_numbers(itemsize: int, single: bool) -> str:
+    """How numbers come, by which tiles are chosen; those of 16 bits perhaps as single ones."""
+    if itemsize == 4:
+        return "float32"
+    return "singles" if single else "pairs"
+
+
+def _in_cluster(columns: int, tiles: Sequence[RowTile], nbytes: int, chip: Chip) -> RowTile | None:
+    """The first tile of which a cluster has enough for a row, of ``nbytes`` a column; None where there is none."""
+    for tile in tiles:
+        parts = blocks(columns, tile.columns)
+        if parts <= tile.parts and chip.clusters is not None and chip.clusters(parts, tile.resident):
+            stages = staged(tile.stages, tile.resident, tile.rows * tile.columns * nbytes, chip)
+            return replace(tile, parts=parts, stages=stages)
+    return None
+
+
+def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> RowTile:
+    """The tile for rows of so many columns: the narrowest that holds a row, or parts of one."""
+    width = power_of_two(columns)
+    kind = kind_of_numbers(itemsize, single)
+    whole, clusters, shared = (
+        [measured.tile for measured in tiles[kind]] for tiles in (ROW_TILES, CLUSTER_ROW_TILES, SHARED_ROW_TILES)
+    )
+    most, spare = _ALONE[kind]
+    if columns > most or (columns > _SHARED_FROM and width > spare * columns):
+        tile = _in_cluster(columns, clusters, 2 * itemsize, chip)
+        if tile is not None:
+            masked = tile.columns * tile.parts != columns
+            return replace(tile, prefetch=False) if tile.stages > 1 and masked else tile
+    for tile in [NARROW, *whole] if kind == "float32" else whole:
+        if columns <= tile.columns and width <= chip.largest_tile:
+            rows = tile.rows * (tile.columns // width)
+            return replace(
+                tile,
+                columns=width,
+                rows=rows,
+                stages=staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip),
+            )
+    tile = next((found for found in shared if columns <= found.columns * found.parts), shared[-1])
+    block = min(tile.columns, chip.largest_tile)
+    stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
+    return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
+
+
+def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
+    """The tile for M rows, with fewer of them at a time where they are so few that each program has one tile.
+
+    Threads keep whole vectors, and so their columns: the order in which a row is summed up stays the same.
+    """
+    if tile.parts > 1 and not tile.cluster:
+        return tile
+    at_once = tile.warps * 32 * vector
+    room = chip.clusters(tile.parts, tile.resident) if chip.clusters and tile.cluster else chip.multiprocessors
+    rows = tile.rows
+    while rows > 1 and rows * tile.columns >= 2 * at_once and blocks(M, rows // 2) <= room:
+        rows //= 2
+    return replace(tile, rows=rows)
+
+
+# For the forward pass of longer rows, and of those that would leave much of a tile empty. 67 % of a copy at 16384×5120
+# and 6553×10000 in 16 bits, 68 at 2048×32768; in float32 81, 82 and 78.
+FORWARD_CLUSTER_TILES = tuple(
+    RowTile(1, 1024 * warps, 8, warps, 16 // warps, prefetch=False, stages=3, cluster=True) for warps in (1, 2, 4)
+)
+_FORWARD_ALONE = (4096, 16384, 1.4)
+
+
+def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for LayerNorm's forward pass: a row a program with a warp for every 1024 columns, or parts of two."""
+    width = power_of_two(columns)
+    largest = 2 * chip.largest_tile
+    always, most, spare = _FORWARD_ALONE
+    if columns > most or (columns > always and width > spare * columns):
+        tile = _in_cluster(columns, FORWARD_CLUSTER_TILES, itemsize, chip)
+        if tile is not None:
+            return tile
+    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
+        block, warps, resident = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
+        block = min(block, chip.largest_tile)
+        stages = staged(3, resident, block * itemsize, chip)
+        return RowTile(1, block, blocks(columns, block), warps, resident, False, stages)
+    if width > largest:
+        block = min(2048, chip.largest_tile)
+        return RowTile(2, block, blocks(columns, block), 4, 3, False, staged(4, 3, 2 * block * itemsize, chip))
+    rows = min(max(min(1024, chip.largest_tile) // width, 1), 32)
+    warps = min(max(rows * width // 1024, 1), 8 if itemsize == 2 else 16)
+    resident = 1 if width > 8192 else 16 // warps
+    return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
+
+
+# For GroupNorm's groups as rows. Results of float32 are computed as float64, and single numbers of 16 bits take as many
+# registers as those of 32: the tiles are small.
+FLAT_TILES = {
+    "float32": (
+        Measured(RowTile(8, 256, 1, 4, 3, prefetch=False, stages=3), "", 0),
+        Measured(RowTile(4, 512, 1, 4, 3, prefetch=False, stages=3), "4×256×49", 45),
+        Measured(RowTile(2, 1024, 1, 4, 3, prefetch=False, stages=3), "256×512×49", 68),
+        Measured(RowTile(1, 2048, 1, 4, 3, prefetch=False, stages=3), "32×1024×49", 37),
+        Measured(RowTile(1, 4096, 1, 8, 1, prefetch=False, stages=4), "64×2048×49", 57),
+    ),
+    "pairs": (
+        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "4096×512×1", 42),
+        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "4×256×49", 47),
+        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "256×512×49", 58),
+        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32×1024×49", 43),
+        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "64×2048×49", 53),
+    ),
+}
+# For longer ones, which several programs share.
+SHARED_FLAT_TILES = {
+    "float32": Measured(RowTile(2, 1024, 0, 4, 3, prefetch=False, stages=3), "", 0),
+    "pairs": Measured(RowTile(1, 2048, 0, 4, 3, prefetch=False, stages=3), "64×64×3025", 40),
+}
+
+
+def flat_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for GroupNorm's backward pass where a group of so many numbers is a row, each of so many bytes."""
+    width = power_of_two(columns)
+    kind = kind_of_numbers(itemsize, False)
+    for tile in (measured.tile for measured in FLAT_TILES[kind]):
+        if width <= min(tile.columns, chip.largest_tile):
+            rows = tile.rows * (tile.columns // width)
+            stages = staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip)
+            return replace(tile, columns=width, rows=rows, stages=stages)
+    tile = SHARED_FLAT_TILES[kind].tile
+    block = min(tile.columns, chip.largest_tile)
+    stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
+    return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
+
+
+def flat_forward_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
+    """The tile for GroupNorm's forward pass where a group is a row: sixteen numbers a thread.
+
+    Beside them a thread keeps their weights, and the biases.
+    """
+    width = power_of_two(columns)
+    block = min(width, chip.largest_tile)
+    if width > block:
+        block = min(4096 if itemsize == 2 else 2048, chip.largest_tile)
+    rows = min(max(min(512, chip.largest_tile) // block, 1), 32)
+    warps = max(rows * block // 512, 1)
+    resident = 12 // warps if itemsize == 4 and warps <= 4 else 16 // warps
+    stages = staged(3, resident, rows * block * itemsize, chip)
+    return RowTile(rows, block, blocks(columns, block), warps, resident, False, stages)
+
+
+_LINE = 128  # bytes of the cache
+
+
+def as_rows(D: int, HxW: int, itemsize: int, tensors: int) -> bool:
+    """Whether groups of D channels of HxW places, read from one or two tensors, are rows, if they lie side by side.
+
+    They are where channels begin at multiples of 4 bytes at the best, so that a thread would have every number's
+    address in registers: in place of 196 and 259 µs (16 bits and float32) the backward pass of 64×2048×49 in 32 groups
+    takes 23 and 36, of 256×512×49 21 and 30 in place of 50 and 92. Forward, not where rows are shorter than a line of
+    the cache: 4096×512×1 takes 11 µs as rows, and 10 otherwise.
+    """
+    one_by_one = HxW * itemsize % 8 != 0
+    return D > 1 and one_by_one and (tensors == 2 or D * HxW * itemsize >= _LINE)

@@ -1,0 +1,57 @@
+"""How the numbers of rows come to a program: in vectors, in pairs, and how many a thread adds up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.view import Shape
+from normgrad.cuda.configurations import VECTOR_ACCESS
+from normgrad.cuda.kernels.common import SINGLE
+from normgrad.cuda.problem import Operand
+from normgrad.cuda.row_tiles import RowTile
+
+# Squares of a thread's numbers that are added up as float32.
+_CHAIN = 8
+
+
+def are_apart(operands: Sequence[Operand]) -> bool:
+    """Whether columns of a tensor lie apart: then every thread has some of a tile's rows, and otherwise all of them."""
+    return any(operand.strides[1] != 1 for operand in operands if operand.pointer is not None)
+
+
+def row_vector(N: int, pairs: int, operands: Sequence[Operand]) -> int:
+    """The words of the largest vector that divides the columns and the tensors' rows, wherever these begin.
+
+    Of arguments the compiler sees only whether 16 divides them.
+    """
+    present = [operand for operand in operands if operand.pointer is not None]
+    if are_apart(operands):
+        return 1
+    words = N if pairs == SINGLE.value else N // 2
+    itemsize = max(operand.pointer.dtype.itemsize for operand in present if operand.pointer is not None)
+    begins = (operand.alignment // itemsize for operand in present)
+    return math.gcd(words, *begins, *(operand.strides[0] for operand in present))
+
+
+def in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
+    """The tensors' strides, those of rows in vectors."""
+    return [(operand.strides[0] // vector, operand.strides[1]) for operand in operands]
+
+
+def fold_of(tile: RowTile, itemsize: int) -> int:
+    """In how many stretches a program's columns fall, of each of which every thread has a vector.
+
+    Up to eight numbers of a thread are added up as float32: it has no more where one stretch is enough, and two of each
+    stretch where numbers come in pairs.
+    """
+    threads = tile.warps * 32
+    if tile.columns <= _CHAIN * threads:
+        return 1
+    return min(tile.columns * itemsize // (threads * VECTOR_ACCESS), _CHAIN * itemsize // FLOAT32.itemsize)
+
+
+def fold_apart(tile: RowTile) -> int:
+    """As ``fold_of`` where columns lie apart, and a thread may have many numbers of a row: one of each stretch at least."""
+    return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
