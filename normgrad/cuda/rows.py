@@ -53,5 +53,5 @@ def fold_of(tile: RowTile, itemsize: int) -> int:
 
 
 def fold_apart(tile: RowTile) -> int:
-    """As ``fold_of`` where columns lie apart, and a thread may have many numbers of a row: one of each stretch at least."""
+    """As ``fold_of``, where columns lie apart and a thread may have many numbers of a row: one of each stretch."""
     return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
