@@ -155,6 +155,17 @@ class TestRows:
 
 @only_there
 @pytest.mark.usefixtures("by_rows")
+@pytest.mark.parametrize("sizes", [(4, 64, 49, 4), (5, 16, 9, 2)])
+@pytest.mark.parametrize("size", [1e-40, 1e-41])
+def test_float32_near_the_smallest_numbers(sizes: tuple[int, int, int, int], size: float) -> None:
+    N, C, HxW, group = sizes
+    dy, x = random_data((N, C, HxW), np.float32, 1) * np.float32(size), random_data((N, C, HxW), np.float32, 2)
+    statistics = random_data((N, group), np.float32, 3), scales((N, group), 4)
+    judge("group_norm_backward", dy, x, *statistics, random_data((C,), np.float32, 5), *sizes)
+
+
+@only_there
+@pytest.mark.usefixtures("by_rows")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_places_of_a_channel_may_be_summed_up_in_stretches(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_norm_flat, "_SUM_TILE", 8)

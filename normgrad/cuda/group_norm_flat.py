@@ -8,6 +8,7 @@ from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.cuda.configurations import Chip, blocks, power_of_two
+from normgrad.cuda.group_norm_channels import FEW
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm_flat import group_norm_flat_backward, group_norm_flat_forward, sum_places
 from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
@@ -16,7 +17,6 @@ from normgrad.cuda.row_tiles import RowTile, flat_forward_tile, flat_tile
 from normgrad.cuda.rows import fold_of, in_vectors, row_vector
 from normgrad.cuda.teams import Slots, Teams, assemble
 
-_FEW_COLUMNS = 512  # of float32, whose roundings are seen in their sums
 _FEW_SAMPLES = 8  # of a team, beside which its sums of columns count: it writes them, and the next launch reads them
 # Of the launch that sums up over teams and places: numbers at a time, and numbers of a channel a program.
 _SUM_TILE = 2048
@@ -83,10 +83,6 @@ class _Cut:
         }
 
 
-def _exact(tile: RowTile, itemsize: int) -> bool:
-    return itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= _FEW_COLUMNS
-
-
 def backward(
     sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], want: dict[str, bool], outputs: list[Operand]
 ) -> None:
@@ -95,7 +91,7 @@ def backward(
     row = C // group * HxW
     tile = flat_tile(row, _registers(steps, operands, row), chip)
     cut = _Cut(sizes, tile, tile.parts if want["WANT_INPUT"] else 1, operands, chip, few_teams=bool(outputs))
-    exact = _exact(tile, steps.itemsize)
+    exact = steps.itemsize == FLOAT32.itemsize  # in no more instructions, as results are computed with as float64
     partial = steps.scratch(max(len(outputs) * cut.of_group * C * HxW, 1), FLOAT64 if exact else FLOAT32)
     slots = Slots.of(steps, cut.teams, N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
@@ -145,5 +141,6 @@ def forward(
     tensors = [x, *vectors, output, *(statistic.pointer for statistic in statistics), slots.memory]
     counts = [N, group, HxW, row, eps_bits, cut.groups_at_once, cut.of_group]
     arguments = [*tensors, *counts, *cut.strides, *(statistic.strides[0] for statistic in statistics)]
-    constants = cut.constants | {"EXACT": _exact(tile, steps.itemsize), "FOLD": fold_of(tile, steps.itemsize)}
+    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= FEW
+    constants = cut.constants | {"EXACT": few, "FOLD": fold_of(tile, steps.itemsize)}
     assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants, cooperative=cut.teams.large)
