@@ -164,7 +164,7 @@ def planned(case: Case, made: dict[str, Any], results: tuple[torch.Tensor, ...])
     return plan
 
 
-def _compile(case: Case) -> str:
+def compile_case(case: Case) -> str:
     """Compile a case's kernels into Triton's cache; the layout counts, so some of many rows stand for all of them."""
     if case.operator.startswith("layer_norm"):
         case = replace(case, sizes=(min(case.sizes[0], 256), case.sizes[1]))
@@ -187,7 +187,7 @@ def in_processes(prepare: Callable[[Case], str], cases: Sequence[Case], processe
 
 def compile_ahead(cases: Sequence[Case], processes: int = 14) -> None:
     """Compile every case's kernels, several at a time."""
-    in_processes(_compile, cases, processes)
+    in_processes(compile_case, cases, processes)
 
 
 def median_time(runs: Sequence[Callable[[], Any]], repeats: int = 15, cold: bool = True) -> list[float]:

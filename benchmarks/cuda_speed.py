@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import triton
 from accuracy_peers import liger, quack
-from cuda_cases import Case, arguments, compile_ahead, copying, in_processes, median_time, outputs, planned, tensors
+from cuda_cases import Case, arguments, compile_case, copying, in_processes, median_time, outputs, planned, tensors
 from cuda_verify import problem
 
 import normgrad
@@ -89,7 +89,7 @@ def cases() -> list[Case]:
     """Everything that is timed: the sizes of the tables, or with ``grid`` among the arguments those of the grid."""
     found = []
     in_grid = "grid" in sys.argv
-    for dtype in ("bfloat16", "float16", "float32"):
+    for dtype in ("bfloat16", "float32", "float16"):
         for rows in LAYER_NORM_GRID if in_grid else LAYER_NORM:
             found += [Case("layer_norm_backward", rows, dtype), Case("layer_norm", rows, dtype)]
         for order in ("contiguous", "channels_last"):
@@ -172,10 +172,12 @@ def working(case: Case, made: dict[str, Any]) -> dict[str, Callable[[dict[str, A
     return {name: run for name, run in others(case).items() if does(run, made, name)}
 
 
-def compile_others(case: Case) -> str:
-    """Compile the other libraries' kernels into their caches on disk."""
-    working(case, tensors(case))
-    return ""
+def compile_all(case: Case) -> str:
+    """Compile a case's kernels, and the other libraries', into their caches on disk."""
+    problem = compile_case(case)
+    if others(case):
+        working(case, tensors(case))
+    return problem
 
 
 def call_time(run: Callable[[], Any], repeats: int = 200) -> float:
@@ -264,8 +266,7 @@ def main() -> None:
     ).stdout.strip()
     machine = [torch.cuda.get_device_name(), driver, torch.__version__, triton.__version__, normgrad.__version__]
     every = cases()
-    compile_ahead(every)
-    in_processes(compile_others, [case for case in every if others(case)])
+    in_processes(compile_all, every)
     print(large(), flush=True)
     shown = ["normgrad", "eager", "compile", "liger", "quack"]
     names = ["copy", *shown, "call", "plan_call", "eager_call", "graph", "eager_graph"]
