@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ import normgrad
 from normgrad.testing import compare, oracle, terms
 
 Problems = list[str]
+
+
+def at_a_time(check: Callable[[Any], Problems], cases: Sequence[Any]) -> Problems:
+    """What a check says of every case, in a process each: there are many kernels to compile."""
+    with multiprocessing.get_context("spawn").Pool(len(cases)) as pool:
+        return list(itertools.chain.from_iterable(pool.map(check, cases, chunksize=1)))
 
 
 def in_both_orders(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,11 +204,10 @@ def near_zero_of(case: tuple[int, int, torch.dtype]) -> Problems:
 
 
 def near_zero() -> Problems:
-    """The same of several sizes at a time, since they are many kernels to compile."""
+    """The same of several sizes at a time."""
     sizes = ((5, 300), (70, 300), (9, 4000), (70, 9000), (6, 70000))
     cases = [(M, N, dtype) for M, N in sizes for dtype in (torch.float32, torch.bfloat16)]
-    with multiprocessing.get_context("spawn").Pool(len(cases)) as pool:
-        return list(itertools.chain.from_iterable(pool.map(near_zero_of, cases, chunksize=1)))
+    return at_a_time(near_zero_of, cases)
 
 
 def channels_near_zero() -> Problems:
@@ -307,29 +312,30 @@ def constants_of(dtype: torch.dtype) -> Problems:
 
 def constants() -> Problems:
     """The same of all dtypes at a time."""
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        found = pool.map(constants_of, (torch.float32, torch.float16, torch.bfloat16))
-    return list(itertools.chain.from_iterable(found))
+    return at_a_time(constants_of, (torch.float32, torch.float16, torch.bfloat16))
+
+
+def rows_alone_of(case: tuple[int, torch.dtype]) -> Problems:
+    """Rows of LayerNorm have the same bits among few as among many."""
+    N, dtype = case
+    generator = torch.Generator("cuda").manual_seed(1)
+    dy, x = (torch.randn(2000, N, device="cuda", generator=generator).to(dtype) for _ in range(2))
+    weight = torch.randn(N, device="cuda", generator=generator).to(dtype)
+    y, *statistics = normgrad.layer_norm(x, [N], weight)
+    grad = normgrad.layer_norm_backward(dy, x, [N], *statistics, weight)[0]
+    found = []
+    for some in (slice(0, 1), slice(7, 10), slice(5, 69)):
+        alone, *few = normgrad.layer_norm(x[some], [N], weight)
+        gradient = normgrad.layer_norm_backward(dy[some], x[some], [N], *few, weight)[0]
+        if not (torch.equal(alone, y[some]) and torch.equal(gradient, grad[some])):
+            found.append(f"rows alone {dtype} {N} {some}")
+    return found
 
 
 def rows_alone() -> Problems:
-    """Rows of LayerNorm have the same bits among few as among many."""
-    found = []
-    generator = torch.Generator("cuda").manual_seed(1)
-    for dtype in (torch.float32, torch.bfloat16):
-        for N in (100, 300, 1001, 1280, 5120, 8192, 20000):
-            dy, x = (torch.randn(2000, N, device="cuda", generator=generator).to(dtype) for _ in range(2))
-            weight = torch.randn(N, device="cuda", generator=generator).to(dtype)
-            y, *statistics = normgrad.layer_norm(x, [N], weight)
-            grad = normgrad.layer_norm_backward(dy, x, [N], *statistics, weight)[0]
-            for some in (slice(0, 1), slice(7, 10), slice(5, 69)):
-                alone, *few = normgrad.layer_norm(x[some], [N], weight)
-                gradient = normgrad.layer_norm_backward(dy[some], x[some], [N], *few, weight, None, (True, True, True))[
-                    0
-                ]
-                if not (torch.equal(alone, y[some]) and torch.equal(gradient, grad[some])):
-                    found.append(f"rows alone {dtype} {N} {some}")
-    return found
+    """The same of several sizes at a time."""
+    sizes, dtypes = (100, 300, 1001, 5120), (torch.float32, torch.bfloat16)
+    return at_a_time(rows_alone_of, [(N, dtype) for N in sizes for dtype in dtypes])
 
 
 CHECKS: list[Callable[[], Problems]] = [
