@@ -1,4 +1,7 @@
-"""Writes the tables and the picture of ``docs/performance_gpu.md`` from ``benchmarks/results/cuda_h200.csv``."""
+"""Writes the tables and the picture of ``docs/performance_gpu.md`` from ``benchmarks/results/cuda_h200.csv``.
+
+Other libraries' speeds, which are not measured every time, come from ``cuda_h200_others.csv`` beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cuda_h200.csv"
+OTHERS = RESULTS.with_name("cuda_h200_others.csv")
 PAGE = ROOT / "docs" / "performance_gpu.md"
 PICTURE = ROOT / "docs" / "performance_gpu.svg"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
@@ -29,23 +33,26 @@ def share(row: Row, name: str) -> float:
     return 100 * float(row["copy"]) / float(row[name])
 
 
-def tables(rows: list[Row]) -> str:
-    """One table of the large cases by operator, and one of the calls of the small ones."""
-    first = rows[0]
+def table(rows: list[Row]) -> list[str]:
+    """The lines of a table of speeds."""
     timed = {name: title for name, title in CONTESTANTS.items() if any(row.get(name) for row in rows)}
     titles = ["operator", "sizes", "dtype", "order", "copy, µs", *(f"{title}, %" for title in timed.values())]
-    lines = [
-        f"{first['gpu']}, driver {first['driver']}, PyTorch {first['torch']}, Triton {first['triton']}. "
-        "Speeds in % of a device-to-device copy of the same bytes.",
-        "",
-        "| " + " | ".join(titles) + " |",
-        "|" + "---|" * len(titles),
-    ]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         shares = (f"{share(row, name):.0f}" if row.get(name) else "" for name in timed)
         cells = [row["operator"], row["sizes"], row["dtype"], SHORT[row["order"]], row["copy"], *shares]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [
+    return lines
+
+
+def tables(rows: list[Row], others: list[Row]) -> str:
+    """The cases by operator, the calls of the small ones, and those that other libraries took part in."""
+    first = rows[0]
+    lines = [
+        f"{first['gpu']}, driver {first['driver']}, PyTorch {first['torch']}, Triton {first['triton']}. "
+        "Speeds in % of a device-to-device copy of the same bytes.",
+        "",
+        *table(rows),
         "",
         "Host time of a call and time of a replayed CUDA graph, in µs:",
         "",
@@ -57,6 +64,7 @@ def tables(rows: list[Row]) -> str:
             times = (row[name] for name in ("call", "plan_call", "eager_call", "graph", "eager_graph"))
             cells = [row["operator"], row["sizes"], row["dtype"], SHORT[row["order"]], *times]
             lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "Other libraries, in a run of their own, with normgrad as it was then:", "", *table(others)]
     return "\n".join(lines) + "\n"
 
 
@@ -99,11 +107,12 @@ def draw(rows: list[Row]) -> None:
 
 def main() -> None:
     """Put the tables into the page, and the picture beside it."""
-    with open(RESULTS, newline="") as file:
+    with open(RESULTS, newline="") as file, open(OTHERS, newline="") as other_file:
         rows = list(csv.DictReader(file))
+        others = list(csv.DictReader(other_file))
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
-    PAGE.write_text(before + BEGIN + tables(rows) + END + after)
+    PAGE.write_text(before + BEGIN + tables(rows, others) + END + after)
     draw(rows)
 
 
