@@ -120,6 +120,13 @@ CALLS = [
 ]
 
 
+def _with_clusters() -> Any:
+    """A chip with clusters, all of whose multiprocessors have room for them."""
+    from normgrad.cuda.configurations import Chip
+
+    return Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
+
+
 def _problem(operator: str, arguments: tuple[Any, ...]) -> Problem:
     """The problem of a plain call, its outputs made as the call would make them."""
     called = getattr(normgrad, operator)
@@ -158,10 +165,9 @@ def test_every_launch_compiles_for_tensors_beyond_32_bits(
     operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    for step in OPERATORS[operator](_problem(operator, arguments), Chip(132)).steps:
+    for step in OPERATORS[operator](_problem(operator, arguments), _with_clusters()).steps:
         if "WIDE" in step.constants:
             wide = replace(step, constants={**step.constants, "WIDE": True})
             assert compile(_source(wide), GPUTarget("cuda", 90, 32), wide.options.as_arguments()).asm["cubin"]
@@ -189,11 +195,10 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
 ) -> None:
     """A program's thread writes all rows' sums to another program, each of them once: bytes are counted there."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
     from normgrad.cuda.kernels.clusters import LARGEST, MOST_ROWS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    chip = Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
+    chip = _with_clusters()
     if apart:
         data = torch.zeros(480, 2 * arguments[0].shape[1], dtype=arguments[0].dtype)[:, ::2]
         arguments = tuple(data if argument is arguments[0] else argument for argument in arguments)
@@ -222,10 +227,9 @@ def test_a_row_is_summed_up_the_same_way_among_few_and_many(
     operator: str, columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    chip = Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
+    chip = _with_clusters()
     rows, found = [], []
     for M in (3, 3000):
         problem = _problem(operator, _layer_norm((M, columns), dtype)[operator])
