@@ -77,7 +77,7 @@ CLUSTER_ROW_TILES = {
     ),
     "singles": (
         Measured(RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True), "8192×5001", 50),
-        Measured(RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True), "4096×16001", 0),
+        Measured(RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True), "4096×16001", 49),
     ),
 }
 # Columns up to which a program alone with its rows is faster, and how much of a tile it may leave empty for that.
@@ -169,7 +169,7 @@ _FORWARD_ALONE = (4096, 16384, 1.4)
 
 
 def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
-    """The tile for LayerNorm's forward pass: a row a program with a warp for every 1024 columns, or parts of two."""
+    """The tile for LayerNorm's forward pass: a row a program, a warp for every 1024 columns, or parts that are shared."""
     width = power_of_two(columns)
     largest = 2 * chip.largest_tile
     always, most, spare = _FORWARD_ALONE

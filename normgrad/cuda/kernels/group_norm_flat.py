@@ -33,7 +33,7 @@ from normgrad.cuda.kernels.common import (
 )
 from normgrad.cuda.kernels.formulas import gradient, near_and_rest, normalised, precise, wider
 from normgrad.cuda.kernels.layer_norm import over_rows
-from normgrad.cuda.kernels.layer_norm_forward import sums_of_rows
+from normgrad.cuda.kernels.layer_norm_forward import row_sums
 from normgrad.cuda.kernels.layer_norm_tiles import first_of, known_multiple, part_of_team, row_mask, rows_of, times
 from normgrad.cuda.kernels.memory import put_sums
 from normgrad.cuda.kernels.near_zero import put_float64, put_results
@@ -299,7 +299,7 @@ def group_norm_flat_forward(
                 away = values - near[:, None]
                 if MASKED:
                     away = tl.where(in_row, away, 0.0)
-                squares = sums_of_rows(away * away, FOLD, PAIRS)
+                squares = row_sums(away * away, FOLD, PAIRS)
                 if FOLD > 1 and PARTS == 1:
                     squares = settled(squares, ROWS)
                 squares -= rest * rest * count

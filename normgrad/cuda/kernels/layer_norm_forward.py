@@ -165,7 +165,7 @@ def _of_cluster(places, N, per_row, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def sums_of_rows(squares, FOLD: tl.constexpr, PAIRS: tl.constexpr):
+def row_sums(squares, FOLD: tl.constexpr, PAIRS: tl.constexpr):
     """Sums of rows in float64, of a thread's numbers up to eight as float32: there an outlier's square meets few."""
     ROWS: tl.constexpr = squares.shape[0]
     COLUMNS: tl.constexpr = squares.shape[1]
@@ -257,7 +257,7 @@ def layer_norm_forward(
             away = values - number[:, None]
             if MASKED:
                 away = tl.where(in_row, away, 0.0)
-            squares = sums_of_rows(away * away, FOLD, PAIRS)
+            squares = row_sums(away * away, FOLD, PAIRS)
             if FOLD > 1 and not SLOTS:
                 squares = settled(squares, ROWS)
             squares -= rest * rest * count
