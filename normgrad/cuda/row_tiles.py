@@ -169,7 +169,7 @@ _FORWARD_ALONE = (4096, 16384, 1.4)
 
 
 def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
-    """The tile for LayerNorm's forward pass: a row a program, a warp for every 1024 columns, or parts that are shared."""
+    """The tile for LayerNorm's forward pass: a row a program, a warp for every 1024 columns; or parts of one."""
     width = power_of_two(columns)
     largest = 2 * chip.largest_tile
     always, most, spare = _FORWARD_ALONE
