@@ -143,29 +143,34 @@ def gathered() -> Problems:
     return found
 
 
-def special_values() -> Problems:
+def special_values_of(case: tuple[tuple[int, int, int], torch.dtype]) -> Problems:
     """NaN, Inf and zeros among the data go where the formula sends them."""
-    found = []
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        generator = torch.Generator("cuda").manual_seed(1)
-        for shape in ((6, 40, 100), (6, 8, 49), (4, 8, 9000)):
-            x, dy = (torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(2))
-            odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0], device="cuda", dtype=dtype)
-            x[0, 1, :4], x[1, 2, 0], dy[2, 3, :3] = odd, torch.inf, odd[:3]
-            N, C, P = shape
-            v = torch.rand(C, device="cuda", generator=generator) + 0.5
-            groups = torch.rand(N, 4, device="cuda", generator=generator) + 0.5
-            rows = torch.rand(N * C, 1, device="cuda", generator=generator) + 0.5
-            flat = (dy.reshape(-1, P), x.reshape(-1, P))
-            label = f"special {dtype} {shape}"
-            found += judged("batch_norm_stats", (x,), label + " stats")
-            found += judged("batch_norm_reduce_backward", (dy, x, v, v, v), label + " reduce")
-            found += judged("layer_norm_backward", (*flat, [P], rows, rows), label + " rows")
-            found += judged("layer_norm", (flat[1], [P]), label + " forward")
-            for order in in_both_orders(x):
-                found += judged("group_norm_backward", (dy, order, groups, groups, None, *shape, 4), label + " groups")
-                found += judged("group_norm", (order, None, None, *shape, 4), label + " groups forward")
+    shape, dtype = case
+    found: Problems = []
+    generator = torch.Generator("cuda").manual_seed(1)
+    x, dy = (torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(2))
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0], device="cuda", dtype=dtype)
+    x[0, 1, :4], x[1, 2, 0], dy[2, 3, :3] = odd, torch.inf, odd[:3]
+    N, C, P = shape
+    v = torch.rand(C, device="cuda", generator=generator) + 0.5
+    groups = torch.rand(N, 4, device="cuda", generator=generator) + 0.5
+    rows = torch.rand(N * C, 1, device="cuda", generator=generator) + 0.5
+    flat = (dy.reshape(-1, P), x.reshape(-1, P))
+    label = f"special {dtype} {shape}"
+    found += judged("batch_norm_stats", (x,), label + " stats")
+    found += judged("batch_norm_reduce_backward", (dy, x, v, v, v), label + " reduce")
+    found += judged("layer_norm_backward", (*flat, [P], rows, rows), label + " rows")
+    found += judged("layer_norm", (flat[1], [P]), label + " forward")
+    for order in in_both_orders(x):
+        found += judged("group_norm_backward", (dy, order, groups, groups, None, *shape, 4), label + " groups")
+        found += judged("group_norm", (order, None, None, *shape, 4), label + " groups forward")
     return found
+
+
+def special_values() -> Problems:
+    """The same of several sizes and dtypes at a time."""
+    shapes, dtypes = ((6, 40, 100), (6, 8, 49), (4, 8, 9000)), (torch.float32, torch.float16, torch.bfloat16)
+    return at_a_time(special_values_of, [(shape, dtype) for shape in shapes for dtype in dtypes])
 
 
 def near_zero_of(case: tuple[int, int, torch.dtype]) -> Problems:
