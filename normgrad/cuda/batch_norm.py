@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normgrad.contract.plan import Problem
@@ -22,8 +22,8 @@ from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_t
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
-from normgrad.cuda.launch import FLOAT64, Given, Options, Step, float64_bits
-from normgrad.cuda.problem import Operand, Steps
+from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
+from normgrad.cuda.problem import Operand, Steps, begin_with_vectors
 
 _LARGEST_VECTOR = 16  # elements
 _FINISH_TILE = 2048
@@ -46,7 +46,7 @@ def _merged(sizes: Shape, operands: list[Operand]) -> tuple[Shape, list[Operand]
         sample, channel, place = strides
         return 0, channel, place if P > 1 else sample
 
-    return (1, C, N * P), [Operand(operand.pointer, merge(operand.strides)) for operand in operands]
+    return (1, C, N * P), [replace(operand, strides=merge(operand.strides)) for operand in operands]
 
 
 def _layout(steps: Steps, sizes: Shape, names: tuple[str, ...], output: str | None) -> tuple[Shape, list[Operand]]:
@@ -64,7 +64,7 @@ def _places_adjacent(sizes: Shape, operands: list[Operand]) -> bool:
 def _flattened(sizes: Shape, operands: list[Operand]) -> tuple[Shape, list[Operand]]:
     """The numbers of a sample in place of channels, and samples in that of places."""
     N, C, P = sizes
-    return (1, C * P, N), [Operand(operand.pointer, (0, 1, operand.strides[0])) for operand in operands]
+    return (1, C * P, N), [replace(operand, strides=(0, 1, operand.strides[0])) for operand in operands]
 
 
 def _in_a_row(sizes: Shape, operands: list[Operand]) -> bool:
@@ -83,13 +83,9 @@ def _vector(sizes: Shape, operands: list[Operand]) -> int:
     return math.gcd(_LARGEST_VECTOR, sizes[axis], *others)
 
 
-def _aligned(operand: Operand) -> bool:
-    return not isinstance(operand.pointer, Given) or operand.pointer.aligned
-
-
 def _access(sizes: Shape, operands: list[Operand], itemsize: int) -> int:
     """How many bytes an access may take of numbers that lie side by side."""
-    return min(VECTOR_ACCESS, itemsize * _vector(sizes, operands)) if all(map(_aligned, operands)) else itemsize
+    return min(VECTOR_ACCESS, itemsize * _vector(sizes, operands)) if begin_with_vectors(operands) else itemsize
 
 
 def _accesses(sizes: Shape, operands: list[Operand], itemsize: int) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
 from normgrad.cuda.kernels.group_norm_finish import group_norm_finish
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
-from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step, float64_bits
-from normgrad.cuda.problem import SEGMENT, Operand, Steps, paired, sums_tile
+from normgrad.cuda.launch import Argument, Options, Scratch, Step, float64_bits
+from normgrad.cuda.problem import SEGMENT, Operand, Steps, begin_with_vectors, paired, sums_tile
 from normgrad.cuda.row_tiles import as_rows
 from normgrad.cuda.teams import Slots, Teams, assemble
 
@@ -89,11 +89,6 @@ def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
     if any(place != 1 for _, _, place in present):
         return 1
     return math.gcd(_VECTOR, *words, *(stride for strides in present for stride in strides[:2]))
-
-
-def _aligned(operands: Sequence[Operand]) -> bool:
-    pointers = (operand.pointer for operand in operands)
-    return all(pointer.aligned for pointer in pointers if isinstance(pointer, Given))
 
 
 def _folds(tile: GroupTile, itemsize: int, at_once: int) -> dict[str, int]:
@@ -228,7 +223,7 @@ def _backward_places(
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
-    at_once = vector * in_word * steps.itemsize if _aligned(operands[:2]) else 0
+    at_once = vector * in_word * steps.itemsize if begin_with_vectors(operands[:2]) else 0
     constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact}
     constants["ALIKE"] = len({operand.strides[1:] for operand in operands if operand.pointer is not None}) == 1
     assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)

@@ -46,6 +46,11 @@ def zero_bits(address: int) -> int:
     return found - 1 if found >= INT32.itemsize else 0
 
 
+def begin_with_vectors(operands: Sequence[Operand]) -> bool:
+    """Whether all tensors begin at a multiple of a vector."""
+    return all(operand.alignment == VECTOR_ACCESS for operand in operands)
+
+
 def grid_strides(view: View, sizes: Shape) -> Shape | None:
     """The strides with which the view's elements, in order, form a grid of these sizes; None where they form none."""
     if view.numel == 0:

@@ -130,15 +130,19 @@ def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> R
         if tile is not None:
             masked = tile.columns * tile.parts != columns
             return replace(tile, prefetch=False) if tile.stages > 1 and masked else tile
-    for tile in [NARROW, *whole] if kind == "float32" else whole:
-        if columns <= tile.columns and width <= chip.largest_tile:
+    return _alone_or_shared(columns, itemsize, [NARROW, *whole] if kind == "float32" else whole, shared, chip)
+
+
+def _alone_or_shared(
+    columns: int, itemsize: int, whole: Sequence[RowTile], shared: Sequence[RowTile], chip: Chip
+) -> RowTile:
+    """The first tile that holds rows of so many columns, each of so many bytes in two tensors; or parts of one."""
+    width = power_of_two(columns)
+    for tile in whole:
+        if width <= min(tile.columns, chip.largest_tile):
             rows = tile.rows * (tile.columns // width)
-            return replace(
-                tile,
-                columns=width,
-                rows=rows,
-                stages=staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip),
-            )
+            stages = staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip)
+            return replace(tile, columns=width, rows=rows, stages=stages)
     tile = next((found for found in shared if columns <= found.columns * found.parts), shared[-1])
     block = min(tile.columns, chip.largest_tile)
     stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
@@ -218,17 +222,9 @@ SHARED_FLAT_TILES = {
 
 def flat_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for GroupNorm's backward pass where a group of so many numbers is a row, each of so many bytes."""
-    width = power_of_two(columns)
     kind = kind_of_numbers(itemsize, False)
-    for tile in (measured.tile for measured in FLAT_TILES[kind]):
-        if width <= min(tile.columns, chip.largest_tile):
-            rows = tile.rows * (tile.columns // width)
-            stages = staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip)
-            return replace(tile, columns=width, rows=rows, stages=stages)
-    tile = SHARED_FLAT_TILES[kind].tile
-    block = min(tile.columns, chip.largest_tile)
-    stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
-    return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
+    whole = [measured.tile for measured in FLAT_TILES[kind]]
+    return _alone_or_shared(columns, itemsize, whole, [SHARED_FLAT_TILES[kind].tile], chip)
 
 
 def flat_forward_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
