@@ -26,6 +26,11 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> str:
     return "interpreter"
 
 
+@pytest.fixture
+def interpreted(poisoned: None) -> None:
+    """Calls run in the interpreter, in memory that starts as NaN."""
+
+
 def run_with_it(file: str) -> None:
     """Run the tests of a file with the interpreter on."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
@@ -56,3 +61,9 @@ def random_data(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
 def scales(shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Reciprocal deviations."""
     return np.random.default_rng(seed).uniform(0.5, 2, size=shape).astype(np.float32)
+
+
+def random_channels(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
+    """Samples, channels and places, the places side by side or the channels."""
+    N, C, P = shape
+    return random_data((N, P, C), dtype, seed).transpose(0, 2, 1) if channels_last else random_data(shape, dtype, seed)
