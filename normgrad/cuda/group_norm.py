@@ -185,14 +185,14 @@ def _finish(
     """The sums over samples and tiles that are still wanted, and what infinite weights make NaN."""
     N, C, HxW, group = _sizes(problem)
     first, second = (*outputs, *2 * [Operand(None, (1,))])[:2]
-    width, height = sums_tile(rows, C)
+    width, height, warps = sums_tile(rows, C, max(len(outputs), 1))
     grad_out, x, grad_input = operands
     sums = [partial, first.pointer, second.pointer, first.strides[0], second.strides[0]]
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer]
     arguments = [*sums, *tensors, rows, N, group, HxW, *(operand.strides for operand in operands)]
     constants = {"D": C // group, "ROWS": height, "COLUMNS": width}
     grid = blocks(C, width), max(len(outputs), 1), 1
-    return Step(group_norm_finish, grid, arguments, constants, Options(warps=8, follows=True))
+    return Step(group_norm_finish, grid, arguments, constants, Options(warps, follows=True))
 
 
 def _backward_places(

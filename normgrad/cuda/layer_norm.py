@@ -24,9 +24,6 @@ from normgrad.cuda.teams import Slots, Teams, assemble
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
 _FEW_ROWS = 64
 _FEW_COLUMNS = NARROW.columns
-# Of the launch that sums up over the teams: elements at a time, and programs on a multiprocessor.
-_WIDEST_SUMS = 4096
-_RESIDENT_SUMS = 4
 # Beside a smaller one the squares that float32 rounds as subnormals count.
 _SMALL_EPS = 2.0**-90
 
@@ -67,9 +64,7 @@ def _finish(
 ) -> Step:
     """The sums over the teams, and what is near zero once more."""
     _, _, N, *_ = sizes
-    width, height = sums_tile(teams.count, N)
-    while width * height < _WIDEST_SUMS and blocks(N, width) * len(outputs) > _RESIDENT_SUMS * chip.multiprocessors:
-        width *= 2  # so that all programs run side by side
+    width, height, warps = sums_tile(teams.count, N, max(len(outputs), 1))
     grid = (blocks(N, width) if outputs else chip.multiprocessors, max(len(outputs), 1), 1)
     first, second = (*outputs, *2 * [Operand(None, (1,))])[:2]
     constants = {
@@ -82,7 +77,7 @@ def _finish(
         "ROUNDED": rounded,
     }
     arguments = [first.pointer, second.pointer, *tensors, *first.strides, *second.strides, *sizes]
-    return Step(layer_norm_finish, grid, arguments, constants, Options(warps=8, resident=_RESIDENT_SUMS, follows=True))
+    return Step(layer_norm_finish, grid, arguments, constants, Options(warps, follows=True))
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:

@@ -21,7 +21,10 @@ from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
 _COPY_BLOCK = 1024
-_SUM_TILE = 4096
+# Of the launches that sum up over rows: elements at a time, how many programs are enough, and elements of a warp.
+_SUM_TILE = 8192
+_SUM_PROGRAMS = 512
+_WARP_SUMS = 1024
 SEGMENT = 4096
 _PAIRS = {BFLOAT16: BFLOAT16_PAIRS.value, FLOAT16: FLOAT16_PAIRS.value}
 
@@ -208,18 +211,23 @@ def _same(view: View, other: View) -> bool:
     return view.address == other.address and view.same_layout(other)
 
 
-def sums_tile(rows: int, columns: int) -> tuple[int, int]:
-    """Columns and rows that are summed up at a time; few columns where there are few, so that all SMs take part."""
-    width = min(max(power_of_two(columns) // 64, 4), 256)
-    return width, min(power_of_two(max(rows, 1)), _SUM_TILE // width)
+def sums_tile(rows: int, columns: int, sums: int) -> tuple[int, int, int]:
+    """Columns and rows of which a program sums up at a time, for so many sums, and its warps.
+
+    Few columns where there are few, so that all multiprocessors take part; all rows at once where they are not many; and
+    few warps, since what they have of a column goes through shared memory.
+    """
+    width = min(max(power_of_two(blocks(columns * sums, _SUM_PROGRAMS)), 8), 256)
+    height = min(power_of_two(max(rows, 1)), _SUM_TILE // width)
+    return width, height, min(max(width * height // _WARP_SUMS, 1), 8)
 
 
 def _sums(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
     first, second = (*outputs, Operand(None, (1,)))[:2]
-    width, height = sums_tile(segment, columns)
+    width, height, warps = sums_tile(segment, columns, len(outputs))
     grid = (blocks(columns, width), max(blocks(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
-    return Step(sum_columns, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps=8, follows=True))
+    return Step(sum_columns, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps, follows=True))
 
 
 def _copy(

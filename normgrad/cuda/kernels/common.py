@@ -202,6 +202,27 @@ def again(value):
     return result
 
 
+_LANE_ZERO = tl.constexpr(
+    """{
+    .reg .b32 lane, mask;
+    mov.u32 lane, %laneid;
+    mov.u32 mask, %lanemask_eq;
+    shr.u32 mask, mask, lane;
+    sub.s32 $0, mask, 1;
+    }"""
+)
+
+
+@triton.jit
+def lane_zero():
+    """A 0 of which the compiler does not know that all threads of a warp have it."""
+    if INTERPRETED:
+        result = 0
+    else:
+        result = tl.inline_asm_elementwise(_LANE_ZERO, "=r", [], tl.int32, is_pure=True, pack=1)
+    return result
+
+
 @triton.jit
 def kept(value):
     """The same value for one more turn of a loop.

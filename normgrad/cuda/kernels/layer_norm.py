@@ -23,6 +23,7 @@ from normgrad.cuda.kernels.common import (
     indices,
     int64,
     kept,
+    lane_zero,
     let_next_launch_begin,
     look,
     look_again,
@@ -69,12 +70,15 @@ def _loaded(
     WORDS: tl.constexpr,
     VECTOR: tl.constexpr,
     MASKED: tl.constexpr,
+    DIVERGENT: tl.constexpr,
 ):
     """A tile of the input and of its gradients, and its rows' statistics."""
     rows = indices(tile, ROWS)
     mask = row_mask(rows < M, word_in_row, MASKED)
     x = tl.load(first_of(tensors[0], tile, part, strides[0], ROWS, WORDS, VECTOR) + offsets[0], mask=mask, other=0)
     dy = tl.load(first_of(tensors[1], tile, part, strides[1], ROWS, WORDS, VECTOR) + offsets[1], mask=mask, other=0)
+    if DIVERGENT:  # so that no thread waits for them before they are needed, to keep them in a register of the whole warp
+        rows = indices(tile + lane_zero(), ROWS)
     mu = tl.load(tensors[2] + rows, mask=rows < M, other=0.0)
     rs = tl.load(tensors[3] + rows, mask=rows < M, other=0.0)
     return x, dy, mu, rs
@@ -149,7 +153,7 @@ def layer_norm_backward(
             let_next_launch_begin()
     if PREFETCH:
         next_x, next_dy, next_mean, next_rstd = _loaded(
-            tensors, offsets, strides, team, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED
+            tensors, offsets, strides, team, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, True
         )
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
@@ -169,7 +173,7 @@ def layer_norm_backward(
             places, given = slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 1)
             seen = look(places, given)
         ahead = tile + teams if PREFETCH else tile
-        x, dy, mu, rs = _loaded(tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED)
+        x, dy, mu, rs = _loaded(tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, PREFETCH)
         if PREFETCH:
             x, next_x = next_x, x
             dy, next_dy = next_dy, dy
