@@ -13,7 +13,7 @@ import pytest
 import normgrad
 from normgrad.contract.check import check
 from normgrad.contract.plan import Problem
-from support.layouts import columns_of_threads, held_by_some_threads_only, sums_over_threads_apart
+from support.layouts import columns_of_threads, sums_over_threads_apart, told_by_some_threads_only
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -182,6 +182,7 @@ CLUSTERS = [
         (10000, (torch.bfloat16, torch.float32)),
         (16384, (torch.bfloat16,)),
         (32768, (torch.bfloat16,)),
+        (65536, (torch.float16,)),
     ]
     for dtype in dtypes
     for operator, arguments in _layer_norm((480, columns), dtype).items()
@@ -193,9 +194,10 @@ CLUSTERS = [
 def test_every_thread_of_a_cluster_has_what_it_tells(
     operator: str, arguments: tuple[Any, ...], apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program's thread writes all rows' sums to another program, each of them once: bytes are counted there."""
+    """A program's, or warp's, thread writes all rows' sums to another program, each once: bytes are counted there."""
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.kernels.clusters import LARGEST, MOST_ROWS
+    from normgrad.cuda.kernels.warp_sums import MOST_WARPS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     chip = _with_clusters()
@@ -209,12 +211,16 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
         assert step.grid[0] % step.options.cluster == 0
         assert step.grid[0] <= 132 * step.options.resident
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
-        assert not list(held_by_some_threads_only(kernel.asm["ttgir"], "st.async"))
+        assert not list(told_by_some_threads_only(kernel.asm["ttgir"], "st.async"))
         assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
         ptx = kernel.asm["ptx"]
         assert ptx.count("st.async") == step.constants["ROWS"] <= MOST_ROWS
         assert ptx.count("expect_tx") == ptx.count("try_wait") == 1
-        assert step.options.cluster <= LARGEST
+        if operator == "layer_norm_backward":
+            assert step.options.cluster * step.options.warps <= MOST_WARPS
+            assert "bar.sync" not in _loop_around(ptx, "st.async")
+        else:
+            assert step.options.cluster <= LARGEST
         assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
 
 
@@ -239,6 +245,15 @@ def test_a_row_is_summed_up_the_same_way_among_few_and_many(
         found.append(columns_of_threads(code))
     assert found[0] == found[1] != []
     assert rows[0] < rows[1] or columns == 1001
+
+
+def _loop_around(ptx: str, instruction: str) -> str:
+    """The code of the innermost loop with an instruction."""
+    place = ptx.index(instruction)
+    begins = {match[1]: match.start() for match in re.finditer(r"^(\$L\w+):", ptx, re.M)}
+    ends = [(match.start(), begins[match[1]]) for match in re.finditer(r"bra\S*\s+(\$L\w+);", ptx)]
+    loops = [ptx[begin:end] for end, begin in ends if begin < place < end]
+    return min(loops, key=len)
 
 
 def _told(ptx: str) -> int:

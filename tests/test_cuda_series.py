@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.cuda.clusters import _asked
 from normgrad.cuda.launch import Given, Options, Scratch, Step
-from normgrad.cuda.series import DoesNotFit, Series
+from normgrad.cuda.series import DoesNotFit, Series, allow_cluster
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
 NAMES = ["input", "output"]
@@ -123,6 +123,23 @@ def test_programs_are_launched_in_clusters() -> None:
     clustered = replace(step(ARGUMENTS, {"G": 64}, (15, 1, 1)), options=Options(cluster=5))
     series(driver, (clustered, kernel(SIGNATURE, launch_pdl=True))).launch([0x1000, 0x2000], 0, 0)
     assert driver.launches[0]["attributes"] == {6: 1, 4: 5 | 1 << 32}
+
+
+def test_only_large_clusters_have_to_be_allowed() -> None:
+    class Allowing:
+        def __init__(self) -> None:
+            self.asked: list[tuple[int, int, int]] = []
+
+        def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
+            self.asked.append((function.value, attribute, value))
+            return 7
+
+    driver = Allowing()
+    assert allow_cluster(driver, 77, 8) == 0
+    assert driver.asked == []
+    assert allow_cluster(driver, 77, 16) == 7
+    assert driver.asked == [(77, 14, 1)]
+    assert _asked(driver, 77, 16, 50000) == 0
 
 
 class Occupancy:

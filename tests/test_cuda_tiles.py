@@ -35,7 +35,9 @@ CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
 
 
 def _clusters(programs: int, resident: int) -> int:
-    return 120 * resident // programs
+    """As many as seven groups of sixteen or eighteen multiprocessors have room for, so many programs on each."""
+    groups = [18, 18, 18, 18, 18, 18, 16] if programs <= 2 else [16] * 7 + [8]
+    return sum(group * resident // programs for group in groups)
 
 
 WITH_CLUSTERS = Chip(132, clusters=_clusters)
@@ -205,9 +207,12 @@ def test_words_that_vectors_divide_are_found() -> None:
     assert _vector([4096], [operand(4096 * 8, 4096, 2)]) == 1
 
 
-@pytest.mark.parametrize(("columns", "parts"), [(1280, 3), (2560, 5), (5120, 5), (8192, 8), (10000, 5), (16384, 8)])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_clusters_share_long_rows_and_what_would_leave_tiles_empty(columns: int, parts: int, itemsize: int) -> None:
+@pytest.mark.parametrize(
+    ("columns", "itemsize", "parts"),
+    [(1280, 2, 3), (1280, 4, 3), (2560, 2, 5), (5120, 2, 5), (5120, 4, 5), (8192, 2, 2), (8192, 4, 8), (10000, 2, 5)]
+    + [(10000, 4, 5), (16384, 2, 8), (16384, 4, 8), (20000, 2, 5), (32768, 2, 8), (32768, 4, 16), (65536, 2, 16)],
+)
+def test_clusters_share_long_rows_and_what_would_leave_tiles_empty(columns: int, itemsize: int, parts: int) -> None:
     tile = row_tile(columns, itemsize, WITH_CLUSTERS)
     assert tile.cluster
     assert tile.parts == parts
@@ -216,6 +221,11 @@ def test_clusters_share_long_rows_and_what_would_leave_tiles_empty(columns: int,
     assert teams.count == _clusters(parts, tile.resident)
     assert not row_tile(columns, itemsize, replace(WITH_CLUSTERS, clusters=None)).cluster
     assert not row_tile(columns, itemsize, replace(WITH_CLUSTERS, clusters=lambda programs, resident: 0)).cluster
+
+
+@pytest.mark.parametrize("columns", [40000, 50256, 262144])
+def test_clusters_that_would_leave_much_of_the_gpu_idle_are_none(columns: int) -> None:
+    assert not row_tile(columns, 2, WITH_CLUSTERS).cluster
 
 
 @pytest.mark.parametrize("columns", [768, 1024, 1536, 2048, 4096])

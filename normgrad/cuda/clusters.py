@@ -12,7 +12,7 @@ import torch
 
 from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Scratch, Step, compiled
-from normgrad.cuda.series import CLUSTER, driver_library
+from normgrad.cuda.series import CLUSTER, allow_cluster, driver_library
 
 _MOST_SHARED_MEMORY = 8  # of CUfunction_attribute
 _THREADS = 128
@@ -42,6 +42,7 @@ def _asked(driver: Any, function: int, programs: int, shared: int) -> int:
     configuration = array("q", [*threads, shared, 0, attribute.buffer_info()[0], 1])
     found = ctypes.c_int()
     refused = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _MOST_SHARED_MEMORY, shared)
+    refused = refused or allow_cluster(driver, function, programs)
     refused = refused or driver.cuOccupancyMaxActiveClusters(
         ctypes.byref(found), ctypes.c_void_p(function), ctypes.c_void_p(configuration.buffer_info()[0])
     )

@@ -133,6 +133,7 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
             "FOLD": fold_apart(tile) if are_apart(data[:2]) else 1,
             "LATER": tile.later,
             "CLUSTER": teams.cluster,
+            "WARPS": tile.warps,
             "PAIRS": pairs,
             "EXACT": tile.exact,
             "FEW": few,

@@ -214,8 +214,8 @@ def _same(view: View, other: View) -> bool:
 def sums_tile(rows: int, columns: int, sums: int) -> tuple[int, int, int]:
     """Columns and rows of which a program sums up at a time, for so many sums, and its warps.
 
-    Few columns where there are few, so that all multiprocessors take part; all rows at once where they are not many; and
-    few warps, since what they have of a column goes through shared memory.
+    Few columns where there are few, so that all multiprocessors take part; all rows at once where they are not many;
+    and few warps, since what they have of a column goes through shared memory.
     """
     width = min(max(power_of_two(blocks(columns * sums, _SUM_PROGRAMS)), 8), 256)
     height = min(power_of_two(max(rows, 1)), _SUM_TILE // width)

@@ -61,19 +61,18 @@ ROW_TILES = {
     ),
     "singles": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
 }
-# For longer rows, and those that would leave much of such a tile empty: the programs of a cluster share them. Tiles
-# of stages load into registers ahead only where a program has all of its columns.
+# For longer rows, and those that would leave much of such a tile empty: the programs of a cluster share them.
 CLUSTER_ROW_TILES = {
     "float32": (
         Measured(RowTile(4, 512, 8, 2, 4, prefetch=True, cluster=True), "16384×2560", 96),
         Measured(RowTile(4, 1024, 8, 4, 2, prefetch=True, cluster=True), "8192×8192", 98),
-        Measured(RowTile(4, 2048, 8, 8, 1, prefetch=True, cluster=True), "4096×16384", 97),
+        Measured(RowTile(4, 2048, 16, 8, 1, prefetch=True, cluster=True), "2048×32768", 97),
     ),
     "pairs": (
-        Measured(RowTile(2, 512, 8, 1, 8, prefetch=False, stages=3, cluster=True), "16384×2560", 79),
-        Measured(RowTile(2, 1024, 8, 2, 4, prefetch=False, stages=4, cluster=True), "8192×8192", 80),
-        Measured(RowTile(2, 2048, 8, 4, 2, prefetch=True, stages=3, cluster=True), "4096×16384", 75),
-        Measured(RowTile(2, 4096, 8, 8, 1, prefetch=True, stages=4, cluster=True), "2048×32768", 72),
+        Measured(RowTile(2, 512, 8, 1, 8, prefetch=True, cluster=True), "5000×1280", 72),
+        Measured(RowTile(2, 1024, 8, 2, 4, prefetch=True, cluster=True), "6553×5120", 83),
+        Measured(RowTile(2, 2048, 8, 4, 2, prefetch=True, cluster=True), "6553×10000", 80),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=True, cluster=True), "8192×8192", 86),
     ),
     "singles": (
         Measured(RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True), "8192×5001", 50),
@@ -83,13 +82,15 @@ CLUSTER_ROW_TILES = {
 # Columns up to which a program alone with its rows is faster, and how much of a tile it may leave empty for that.
 _ALONE = {"float32": (4096, 1.2), "pairs": (4096, 1.4), "singles": (1024, 1.4)}
 _SHARED_FROM = 1024
+# What clusters may leave of the multiprocessors and their own tiles, all in all, before other tiles are faster.
+_LEAST_BUSY = 0.7
 # For rows longer still, or on GPUs without clusters: programs anywhere share them.
 SHARED_ROW_TILES = {
     "float32": (
         Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
         Measured(RowTile(4, 1024, 32, 4, 2, prefetch=False, stages=4), "4096×16384", 94),
         Measured(RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4), "1024×65536", 86),
-        Measured(RowTile(2, 4096, 64, 8, 1, prefetch=False, stages=4), "512×262144", 73),
+        Measured(RowTile(1, 2048, 128, 4, 2, prefetch=True), "512×262144", 77),
     ),
     "pairs": (
         Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
@@ -108,13 +109,21 @@ def kind_of_numbers(itemsize: int, single: bool) -> str:
 
 
 def _in_cluster(columns: int, tiles: Sequence[RowTile], nbytes: int, chip: Chip) -> RowTile | None:
-    """The first tile of which a cluster has enough for a row, of ``nbytes`` a column; None where there is none."""
+    """The tile for rows that a cluster shares, of ``nbytes`` a column; None where there is none.
+
+    That which leaves the least empty, of itself and of the multiprocessors: clusters need some that lie together, so
+    that not all have room for them.
+    """
+    found, most = None, _LEAST_BUSY
     for tile in tiles:
         parts = blocks(columns, tile.columns)
-        if parts <= tile.parts and chip.clusters is not None and chip.clusters(parts, tile.resident):
-            stages = staged(tile.stages, tile.resident, tile.rows * tile.columns * nbytes, chip)
-            return replace(tile, parts=parts, stages=stages)
-    return None
+        if parts <= tile.parts and chip.clusters is not None:
+            programs = parts * chip.clusters(parts, tile.resident)
+            busy = columns * programs / (parts * tile.columns * tile.resident * chip.multiprocessors)
+            if busy > most:
+                stages = staged(tile.stages, tile.resident, tile.rows * tile.columns * nbytes, chip)
+                found, most = replace(tile, parts=parts, stages=stages), busy
+    return found
 
 
 def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> RowTile:
@@ -128,8 +137,7 @@ def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> R
     if columns > most or (columns > _SHARED_FROM and width > spare * columns):
         tile = _in_cluster(columns, clusters, 2 * itemsize, chip)
         if tile is not None:
-            masked = tile.columns * tile.parts != columns
-            return replace(tile, prefetch=False) if tile.stages > 1 and masked else tile
+            return tile
     return _alone_or_shared(columns, itemsize, [NARROW, *whole] if kind == "float32" else whole, shared, chip)
 
 

@@ -21,6 +21,8 @@ from normgrad.cuda.problem import ALIGNMENT
 from normgrad.operators import gathering
 
 _COOPERATIVE, CLUSTER, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
+_ANY_CLUSTER = 14  # of CUfunction_attribute: it may be larger than every GPU with clusters has room for
+_PORTABLE_CLUSTER = 8
 _ATTRIBUTE, _CONFIGURATION = 9, 7  # numbers in CUlaunchAttribute and CUlaunchConfig
 _SELF, _STREAM, _WORKSPACE = -1, -2, -3
 _NO_CONTEXT = 201
@@ -42,6 +44,13 @@ def fresh_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
 
 class DoesNotFit(Exception):
     """A kernel that this module does not know how to launch."""
+
+
+def allow_cluster(driver: Any, function: int, programs: int) -> int:
+    """Let a kernel be launched in clusters of so many programs; an error of the driver's where it cannot be, or 0."""
+    if programs <= _PORTABLE_CLUSTER:
+        return 0
+    return int(driver.cuFuncSetAttribute(ctypes.c_void_p(function), _ANY_CLUSTER, 1))
 
 
 class Series:
@@ -83,6 +92,8 @@ class Series:
         attributes = [(_PROGRAMMATIC_SERIALIZATION, 1, 0)] * bool(kernel.metadata.launch_pdl)
         attributes += [(_COOPERATIVE, 1, 0)] * bool(kernel.metadata.launch_cooperative_grid)
         attributes += [(CLUSTER, step.options.cluster | 1 << 32, 1)] * (step.options.cluster > 1)
+        if step.options.cluster > 1:
+            allow_cluster(driver, kernel.function, step.options.cluster)
         configuration = len(numbers)
         attributes_at = configuration + _CONFIGURATION
         values_at = attributes_at + _ATTRIBUTE * len(attributes)

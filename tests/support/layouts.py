@@ -67,20 +67,29 @@ def sums_over_threads_apart(code: str) -> Iterator[str]:
             yield f"axis {axis} of {sizes}: {bases}"
 
 
-def columns_of_threads(code: str) -> list[dict[str, list[int]]]:
+def columns_of_threads(code: str) -> list[dict[str, list[list[int]]]]:
     """For every sum over rows' columns, which of these a thread's registers, lane and warp lead to."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     found = (match.groups() for match in _REDUCE.finditer(code))
-    layouts = [_bases(layout, _integers(sizes), named) for axis, sizes, layout in found if axis == "1"]
-    return [{level: [basis[1] for basis in bases if basis[1]] for level, bases in one.items()} for one in layouts]
+    layouts = [_bases(layout, _integers(sizes), named) for axis, sizes, layout in found if axis != "0"]
+    return [
+        {level: [basis[1:] for basis in bases if any(basis[1:])] for level, bases in one.items()} for one in layouts
+    ]
 
 
-def held_by_some_threads_only(code: str, instruction: str) -> Iterator[str]:
-    """Operands of inline assembly with an instruction of which not every thread has every element."""
+def told_by_some_threads_only(code: str, instruction: str) -> Iterator[str]:
+    """Operands of inline assembly with an instruction of which not every thread has every element, [rows].
+
+    Of [rows, warps], those of which not every lane has its warp's, or that some warp has beside another.
+    """
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and instruction in line]
     assert lines
     for sizes, layout in re.findall(r"tensor<((?:\d+x)+)\w+, ([^\n]*?)>(?:,| ->)", "\n".join(lines)):
-        bases = _bases(layout, _integers(sizes), named)
-        if any(any(basis) for level in ("lane", "warp") for basis in bases[level]):
+        shape = _integers(sizes)
+        bases = _bases(layout, shape, named)
+        steps = sorted(step for basis in bases["warp"] for step in basis)
+        own = [2**bit for bit in range(shape[1].bit_length() - 1)] if len(shape) > 1 else []
+        mixed = any(basis[0] for basis in bases["warp"])
+        if any(any(basis) for basis in bases["lane"]) or mixed or [step for step in steps if step] != own:
             yield f"{sizes}: {bases}"

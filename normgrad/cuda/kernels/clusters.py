@@ -14,9 +14,13 @@ import triton.language as tl
 LARGEST = 8
 MOST_ROWS = 4
 
-# The threads are to have the slots' address before a barrier is counted on, and the cluster is to be there.
-_OPEN = tl.constexpr(
-    f""".shared .align 16 .b8 told[{16 + 2 * 16 * MOST_ROWS * LARGEST}];
+
+def opening(nbytes: int) -> str:
+    """Assembly that sets two barriers up, with room for so many bytes after them, and waits for the whole cluster.
+
+    The threads are to have the address before a barrier is counted on, and the cluster is to be there.
+    """
+    return f""".shared .align 16 .b8 told[{16 + nbytes}];
     {{
     .reg .pred first;
     .reg .b32 thread;
@@ -29,7 +33,9 @@ _OPEN = tl.constexpr(
     barrier.cluster.arrive.relaxed.aligned;
     barrier.cluster.wait.acquire.aligned;
     }}"""
-)
+
+
+_OPEN = tl.constexpr(opening(2 * 16 * MOST_ROWS * LARGEST))
 _EXPECT = tl.constexpr(
     """{
     .reg .pred first;
@@ -61,7 +67,7 @@ _WAIT = tl.constexpr(
     mov.b32 $0, 0;
     }"""
 )
-_BARRIERS = tl.constexpr(16)
+BARRIERS = tl.constexpr(16)
 _SLOT = tl.constexpr(16)
 
 
@@ -72,9 +78,24 @@ def open_slots():
 
 
 @triton.jit
+def expect(slots, turn, nbytes: tl.constexpr):
+    """Have a turn's barrier count so many bytes."""
+    barrier = slots + 8 * (turn % 2)
+    tl.inline_asm_elementwise(_EXPECT, "=r,r,r", [barrier, nbytes], tl.int32, is_pure=False, pack=1)
+    return barrier
+
+
+@triton.jit
+def wait(slots, turn):
+    """Wait until a turn's barrier has counted all bytes."""
+    barrier = slots + 8 * (turn % 2)
+    tl.inline_asm_elementwise(_WAIT, "=r,r,r", [barrier, turn // 2 % 2], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _slots_of(slots, turn, ROWS: tl.constexpr, PARTS: tl.constexpr):
     """Where the slots of rows begin."""
-    return slots + _BARRIERS + _SLOT * PARTS * (turn % 2 * ROWS + tl.arange(0, ROWS))
+    return slots + BARRIERS + _SLOT * PARTS * (turn % 2 * ROWS + tl.arange(0, ROWS))
 
 
 @triton.jit
@@ -83,9 +104,7 @@ def tell(first, second, slots, part, turn, ROWS: tl.constexpr, PARTS: tl.constex
 
     Every thread has all rows' values, as the sums over rows whose columns all threads share are.
     """
-    barrier = slots + 8 * (turn % 2)
-    nbytes: tl.constexpr = _SLOT * ROWS * PARTS
-    tl.inline_asm_elementwise(_EXPECT, "=r,r,r", [barrier, nbytes], tl.int32, is_pure=False, pack=1)
+    barrier = expect(slots, turn, _SLOT * ROWS * PARTS)
     place = _slots_of(slots, turn, ROWS, PARTS) + _SLOT * part
     values = [place, barrier, first.to(tl.float64), second.to(tl.float64), PARTS]
     tl.inline_asm_elementwise(_TELL, "=r,r,r,d,d,r", values, tl.int32, is_pure=False, pack=1)
@@ -94,8 +113,7 @@ def tell(first, second, slots, part, turn, ROWS: tl.constexpr, PARTS: tl.constex
 @triton.jit
 def wait_for_all(slots, turn, ROWS: tl.constexpr, PARTS: tl.constexpr):
     """Where the slots of rows begin, once all programs have written to them."""
-    barrier = slots + 8 * (turn % 2)
-    tl.inline_asm_elementwise(_WAIT, "=r,r,r", [barrier, turn // 2 % 2], tl.int32, is_pure=False, pack=1)
+    wait(slots, turn)
     return _slots_of(slots, turn, ROWS, PARTS)
 
 

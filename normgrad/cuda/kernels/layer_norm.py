@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.clusters import open_slots, sums_of_all, tell, wait_for_all
+from normgrad.cuda.kernels import warp_sums
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SINGLE,
@@ -70,14 +70,14 @@ def _loaded(
     WORDS: tl.constexpr,
     VECTOR: tl.constexpr,
     MASKED: tl.constexpr,
-    DIVERGENT: tl.constexpr,
+    AHEAD: tl.constexpr,  # into registers, where they are needed a turn later
 ):
     """A tile of the input and of its gradients, and its rows' statistics."""
     rows = indices(tile, ROWS)
     mask = row_mask(rows < M, word_in_row, MASKED)
     x = tl.load(first_of(tensors[0], tile, part, strides[0], ROWS, WORDS, VECTOR) + offsets[0], mask=mask, other=0)
     dy = tl.load(first_of(tensors[1], tile, part, strides[1], ROWS, WORDS, VECTOR) + offsets[1], mask=mask, other=0)
-    if DIVERGENT:  # so that no thread waits for them before they are needed, to keep them in a register of the whole warp
+    if AHEAD:  # a register of the whole warp would have them at once, and the warp would wait for them
         rows = indices(tile + lane_zero(), ROWS)
     mu = tl.load(tensors[2] + rows, mask=rows < M, other=0.0)
     rs = tl.load(tensors[3] + rows, mask=rows < M, other=0.0)
@@ -113,6 +113,7 @@ def layer_norm_backward(
     FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     CLUSTER: tl.constexpr,  # the programs of a team reach each other's shared memory
+    WARPS: tl.constexpr,
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
     EXACT: tl.constexpr,  # all is computed with as float64
     FEW: tl.constexpr,  # so are the weight sums alone, of rows or columns so few that each rounding is seen
@@ -146,7 +147,7 @@ def layer_norm_backward(
     if weight is not None:
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if CLUSTER:
-        told = open_slots()
+        told = warp_sums.open_slots()
         turns = 0
     if PARTS == 1:  # noqa: SIM102 - one is known at compile time
         if tiles <= teams:  # no rows follow these, so that the next launch may take its place early
@@ -173,7 +174,9 @@ def layer_norm_backward(
             places, given = slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 1)
             seen = look(places, given)
         ahead = tile + teams if PREFETCH else tile
-        x, dy, mu, rs = _loaded(tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, PREFETCH)
+        x, dy, mu, rs = _loaded(
+            tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, PREFETCH
+        )
         if PREFETCH:
             x, next_x = next_x, x
             dy, next_dy = next_dy, dy
@@ -202,10 +205,13 @@ def layer_norm_backward(
                 if FOLD > 1:
                     STRETCHES: tl.constexpr = (ROWS, FOLD, COLUMNS // FOLD)
                     sum_g, sum_gx = sum_pair(tl.reshape(sum_g, STRETCHES), tl.reshape(sum_gx, STRETCHES), 1)
-                sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if CLUSTER:
-                    tell(sum_g, sum_gx, told, part, turns, ROWS, PARTS)
-                elif SLOTS:
+                    WIDTH: tl.constexpr = 32 * VECTOR * (1 if PAIRS == SINGLE else 2)
+                    sum_g, sum_gx = warp_sums.of_warps(sum_g, sum_gx, WIDTH, WARPS)
+                    warp_sums.tell(sum_g, sum_gx, told, part, turns, PARTS)
+                else:
+                    sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
+                if SLOTS:
                     if EXACT:
                         publish_wide(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
                     else:
@@ -224,7 +230,7 @@ def layer_norm_backward(
                     rs, rs_earlier = rs_earlier, kept(rs)
                     all_g, all_gx = two_of(look_again(seen, places))
                 elif CLUSTER:
-                    sum_g, sum_gx = sums_of_all(wait_for_all(told, turns, ROWS, PARTS), PARTS)
+                    sum_g, sum_gx = warp_sums.sums_of_all(told, turns, ROWS, PARTS, WARPS, PADDED_PARTS * WARPS)
                     turns += 1
                 elif SLOTS:
                     places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2 if EXACT else 1)

@@ -1,0 +1,111 @@
+"""How the warps of a cluster tell each other their rows' sums.
+
+As in ``clusters``, but every warp writes what it has of the sums to all programs, in slots of 8 bytes, and every warp
+adds up all slots: no warp waits for those of its own program more than for any other.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.kernels.clusters import BARRIERS, MOST_ROWS, expect, opening, wait
+from normgrad.cuda.kernels.common import sum_pair
+
+# Warps in a cluster.
+MOST_WARPS = 128
+
+_OPEN = tl.constexpr(opening(2 * 8 * MOST_ROWS * MOST_WARPS))
+_TELL = tl.constexpr(
+    """{
+    .reg .pred mine;
+    .reg .b32 program, place, barrier;
+    mov.u32 program, %laneid;
+    setp.lt.u32 mine, program, $5;
+    @mine mapa.shared::cluster.u32 place, $1, program;
+    @mine mapa.shared::cluster.u32 barrier, $2, program;
+    @mine st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [place], {$3, $4}, [barrier];
+    mov.b32 $0, 0;
+    }"""
+)
+_HEAR = tl.constexpr(
+    """{
+    .reg .pred given;
+    setp.ne.b32 given, $3, 0;
+    mov.f32 $0, 0f00000000;
+    mov.f32 $1, 0f00000000;
+    @given ld.shared.v2.f32 {$0, $1}, [$2];
+    }"""
+)
+_SLOT = tl.constexpr(8)
+_LANES = tl.constexpr(32)
+
+
+@triton.jit
+def open_slots():
+    """The address of a program's barriers and slots in its shared memory; it is the same in all of a cluster."""
+    return tl.inline_asm_elementwise(_OPEN, "=r", [], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def of_warps(first, second, WIDTH: tl.constexpr, WARPS: tl.constexpr):
+    """Of a tile's sums of rows what each warp has, [rows, warps]; of WIDTH columns side by side it has all."""
+    SHAPE: tl.constexpr = (first.shape[0], first.shape[1] // (WARPS * WIDTH), WARPS, WIDTH)
+    first, second = sum_pair(tl.reshape(first, SHAPE), tl.reshape(second, SHAPE), 1)
+    return sum_pair(first, second, 2)
+
+
+@triton.jit
+def tell(first, second, slots, part, turn, PARTS: tl.constexpr):
+    """Write two float32 values for each row and warp to a slot of every program: the lane of its number does so.
+
+    Every lane has its warp's values, and no other warp has them.
+    """
+    ROWS: tl.constexpr = first.shape[0]
+    WARPS: tl.constexpr = first.shape[1]
+    barrier = expect(slots, turn, _SLOT * ROWS * PARTS * WARPS)
+    row, warp = tl.arange(0, ROWS)[:, None], tl.arange(0, WARPS)[None, :]
+    place = slots + BARRIERS + _SLOT * (((turn % 2 * ROWS + row) * PARTS + part) * WARPS + warp)
+    tl.inline_asm_elementwise(
+        _TELL, "=r,r,r,f,f,r", [place, barrier, first, second, PARTS], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _lane():
+    return tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _of_lane_across(value, DISTANCE: tl.constexpr):
+    """The value of the lane whose number differs in one bit."""
+    return tl.inline_asm_elementwise(
+        "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", "=f,f,n", [value, DISTANCE], tl.float32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def sums_of_all(slots, turn, ROWS: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr, PADDED: tl.constexpr):
+    """Both values of each row summed up over the warps of the PARTS programs, once all have written them.
+
+    A lane has the slots of some warps, up to a power of two PADDED, and all lanes come to have all sums.
+    """
+    wait(slots, turn)
+    SLOTS: tl.constexpr = PARTS * WARPS
+    LANES: tl.constexpr = PADDED if PADDED < _LANES else _LANES
+    lane = _lane() % LANES
+    begin = slots + BARRIERS + _SLOT * ((turn % 2 * ROWS + tl.arange(0, ROWS)) * SLOTS + lane)
+    first = tl.zeros((ROWS,), tl.float32)
+    second = tl.zeros((ROWS,), tl.float32)
+    for start in tl.static_range(0, SLOTS, LANES):
+        given = (lane + start < SLOTS).to(tl.int32)
+        values = [begin + _SLOT * start, given]
+        one, other = tl.inline_asm_elementwise(
+            _HEAR, "=f,=f,r,r", values, (tl.float32, tl.float32), is_pure=False, pack=1
+        )
+        first += one
+        second += other
+    for bit in tl.static_range(LANES.bit_length() - 1):
+        first += _of_lane_across(first, LANES >> (bit + 1))
+        second += _of_lane_across(second, LANES >> (bit + 1))
+    return first, second
