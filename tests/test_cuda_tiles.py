@@ -207,12 +207,13 @@ def test_words_that_vectors_divide_are_found() -> None:
     assert _vector([4096], [operand(4096 * 8, 4096, 2)]) == 1
 
 
-@pytest.mark.parametrize(
-    ("columns", "itemsize", "parts"),
-    [(1280, 2, 3), (1280, 4, 3), (2560, 2, 5), (5120, 2, 5), (5120, 4, 5), (8192, 2, 2), (8192, 4, 8), (10000, 2, 5)]
-    + [(10000, 4, 5), (16384, 2, 8), (16384, 4, 8), (20000, 2, 5), (32768, 2, 8), (32768, 4, 16), (65536, 2, 16)],
-)
-def test_clusters_share_long_rows_and_what_would_leave_tiles_empty(columns: int, itemsize: int, parts: int) -> None:
+CLUSTERS = {(1280, 2): 3, (1280, 4): 3, (2560, 2): 5, (5120, 2): 5, (5120, 4): 5, (8192, 2): 2, (8192, 4): 8}
+CLUSTERS |= {(10000, 4): 5, (16384, 2): 8, (16384, 4): 8, (20000, 2): 5, (32768, 2): 8, (32768, 4): 16, (65536, 2): 16}
+
+
+@pytest.mark.parametrize(("columns", "itemsize"), CLUSTERS)
+def test_clusters_share_long_rows_and_what_would_leave_tiles_empty(columns: int, itemsize: int) -> None:
+    parts = CLUSTERS[columns, itemsize]
     tile = row_tile(columns, itemsize, WITH_CLUSTERS)
     assert tile.cluster
     assert tile.parts == parts
