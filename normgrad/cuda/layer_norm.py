@@ -184,6 +184,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         [*tensors, *counts, *in_vectors(data, vector), *mean.strides, *rstd.strides],
         _constants(tile, N, vector, data)
         | {
+            "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
             "CLUSTER": teams.cluster,
             "FOLD": fold,

@@ -173,8 +173,8 @@ def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
 
 
 # For the forward pass of longer rows, and of those that would leave much of a tile empty. 73, 69 and 69 % of a copy at
-# 6553×5120, 3355×10000 and 1024×32768 in 16 bits; in float32 87, 81 and 82. A multiprocessor has room for eight programs
-# in clusters, however small they are.
+# 6553×5120, 3355×10000 and 1024×32768 in 16 bits; in float32 87, 81 and 82. A multiprocessor has room for eight
+# programs in clusters, however small they are.
 FORWARD_CLUSTER_TILES = (
     RowTile(1, 1024, 8, 1, 8, prefetch=False, stages=3, cluster=True),
     RowTile(1, 2048, 8, 2, 8, prefetch=False, stages=3, cluster=True),

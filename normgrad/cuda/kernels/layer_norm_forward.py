@@ -203,6 +203,7 @@ def layer_norm_forward(
     PADDED_PARTS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
+    PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,
     CLUSTER: tl.constexpr,
     FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
@@ -241,11 +242,17 @@ def layer_norm_forward(
     nearest = tl.full((ROWS,), float("inf"), tl.float32)
     near_rows = tl.zeros((ROWS,), tl.uint32)
     turn = tl.full((), 1, tl.uint32)
+    if PREFETCH:
+        mask = row_mask(indices(team, ROWS) < M, word_in_row, MASKED)
+        next_x = tl.load(first_of(input, team, part, input_strides, ROWS, WORDS, VECTOR) + read, mask=mask, other=0)
     for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
+        ahead = tile + teams if PREFETCH else tile
+        mask = row_mask(indices(ahead, ROWS) < M, word_in_row, MASKED)
+        x = tl.load(first_of(input, ahead, part, input_strides, ROWS, WORDS, VECTOR) + read, mask=mask, other=0)
+        if PREFETCH:
+            x, next_x = next_x, x
         rows = indices(tile, ROWS)
-        mask = row_mask(rows < M, word_in_row, MASKED)
-        x = tl.load(first_of(input, tile, part, input_strides, ROWS, WORDS, VECTOR) + read, mask=mask, other=0)
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             values = numbers(x, PAIRS)
