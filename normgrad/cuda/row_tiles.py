@@ -108,8 +108,8 @@ def kind_of_numbers(itemsize: int, single: bool) -> str:
     return "singles" if single else "pairs"
 
 
-def _in_cluster(columns: int, tiles: Sequence[RowTile], nbytes: int, chip: Chip) -> RowTile | None:
-    """The tile for rows that a cluster shares, of ``nbytes`` a column; None where there is none.
+def _in_cluster(columns: int, tiles: Sequence[RowTile], chip: Chip) -> RowTile | None:
+    """The tile for rows that a cluster shares; None where there is none.
 
     That which leaves the least empty, of itself and of the multiprocessors: clusters need some that lie together, so
     that not all have room for them.
@@ -121,8 +121,7 @@ def _in_cluster(columns: int, tiles: Sequence[RowTile], nbytes: int, chip: Chip)
             programs = parts * chip.clusters(parts, tile.resident)
             busy = columns * programs / (parts * tile.columns * tile.resident * chip.multiprocessors)
             if busy > most:
-                stages = staged(tile.stages, tile.resident, tile.rows * tile.columns * nbytes, chip)
-                found, most = replace(tile, parts=parts, stages=stages), busy
+                found, most = replace(tile, parts=parts), busy
     return found
 
 
@@ -135,7 +134,7 @@ def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> R
     )
     most, spare = _ALONE[kind]
     if columns > most or (columns > _SHARED_FROM and width > spare * columns):
-        tile = _in_cluster(columns, clusters, 2 * itemsize, chip)
+        tile = _in_cluster(columns, clusters, chip)
         if tile is not None:
             return tile
     return _alone_or_shared(columns, itemsize, [NARROW, *whole] if kind == "float32" else whole, shared, chip)
@@ -172,24 +171,24 @@ def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
     return replace(tile, rows=rows)
 
 
-# For the forward pass of longer rows, and of those that would leave much of a tile empty. 73, 69 and 69 % of a copy at
-# 6553×5120, 3355×10000 and 1024×32768 in 16 bits; in float32 87, 81 and 82. A multiprocessor has room for eight
-# programs in clusters, however small they are.
+# For the forward pass of longer rows, and of those that would leave much of a tile empty: speeds in 16 bits, and in
+# float32. A multiprocessor has room for eight programs in clusters, however small they are.
 FORWARD_CLUSTER_TILES = (
-    RowTile(1, 1024, 8, 1, 8, prefetch=False, stages=3, cluster=True),
-    RowTile(1, 2048, 8, 2, 8, prefetch=False, stages=3, cluster=True),
-    RowTile(1, 4096, 8, 4, 4, prefetch=False, stages=3, cluster=True),
+    RowTile(1, 1024, 8, 1, 8, prefetch=True, cluster=True),  # 6553×5120: 72 and 88 % of a copy
+    RowTile(1, 2048, 8, 2, 6, prefetch=True, cluster=True),  # 3355×10000: 77 and 96
+    RowTile(1, 4096, 8, 4, 3, prefetch=True, cluster=True),  # 2048×32768: 74 and 92; 4096×16384 79 and 91
 )
-_FORWARD_ALONE = (4096, 16384, 1.4)
+# Columns up to which a program is always alone with its rows, and is so if it leaves less of its tile empty than this.
+_FORWARD_ALONE = {2: (4096, 16384, 1.4), 4: (4096, 8192, 1.4)}
 
 
 def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """The tile for LayerNorm's forward pass: a row a program, a warp for every 1024 columns; or parts of one."""
     width = power_of_two(columns)
     largest = 2 * chip.largest_tile
-    always, most, spare = _FORWARD_ALONE
+    always, most, spare = _FORWARD_ALONE[itemsize]
     if columns > most or (columns > always and width > spare * columns):
-        tile = _in_cluster(columns, FORWARD_CLUSTER_TILES, itemsize, chip)
+        tile = _in_cluster(columns, FORWARD_CLUSTER_TILES, chip)
         if tile is not None:
             return tile
     if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
