@@ -4,8 +4,8 @@ Results are judged before they are timed. PyTorch's operators take part; for the
 (with ``compile`` among the arguments), Liger and QuACK, where they are installed. Times are medians of GPU time by
 events, the contestants taking turns; data larger than the L2 cache is cold for all, what is smaller rotates among
 several sets, and none finds results of another in the cache that are yet to be written to memory. ``call`` is the
-host's time for a call, ``graph`` a replayed graph's. Other arguments: ``grid`` for other sizes, beginnings of
-operators' names for these alone.
+host's time for a call, ``graph`` a replayed graph's, the contestants taking turns again. Other arguments: ``grid`` for
+other sizes, beginnings of operators' names for these alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,17 +180,22 @@ def compile_all(case: Case) -> str:
     return problem
 
 
-def call_time(run: Callable[[], Any], repeats: int = 200) -> float:
-    """Microseconds of host time per call, the GPU never the one that is waited for."""
-    for _ in range(10):
-        run()
-    found = []
+def call_times(runs: Sequence[Callable[[], Any]], repeats: int = 200) -> list[float]:
+    """Microseconds of host time per call of each function: medians, the GPU never the one that is waited for.
+
+    The functions take turns, call by call: where the host's speed drifts, it does so for all of them.
+    """
+    for run in runs:
+        for _ in range(10):
+            run()
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        run()
-        found.append((time.perf_counter() - begin) * 1e6)
-    return statistics.median(found)
+        for run, found in zip(runs, times, strict=True):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            run()
+            found.append((time.perf_counter() - begin) * 1e6)
+    return [statistics.median(found) for found in times]
 
 
 def replayed(run: Callable[[], Any], copies: int = 10) -> Callable[[], Any]:
@@ -233,11 +238,11 @@ def measure(case: Case) -> dict[str, Any]:
     if case.traffic < 20_000_000:
         operator = getattr(normgrad, case.operator)
         given = arguments(case, made[0])
-        found["call"] = call_time(lambda: operator(*given))
-        found["plan_call"] = call_time(plans[0].run)
-        found["eager_call"] = call_time(eager(case, made[0]))
+        theirs = eager(case, made[0])
+        times = call_times([lambda: operator(*given), plans[0].run, theirs])
+        found["call"], found["plan_call"], found["eager_call"] = times
         found["graph"], found["eager_graph"] = (
-            spent / 10 for spent in median_time([replayed(plans[0].run), replayed(eager(case, made[0]))], cold=False)
+            spent / 10 for spent in median_time([replayed(plans[0].run), replayed(theirs)], cold=False)
         )
     return found
 
