@@ -161,6 +161,34 @@ def test_more_layouts_than_are_known() -> None:
             assert _same_bits(normgrad.layer_norm_backward(*args), normgrad.layer_norm_backward(*_tensors(args)))
 
 
+def test_guards_of_other_layouts_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes longer than all that native code looks at."""
+    from torch._C._dynamo import guards
+
+    asked: list[int] = []
+    theirs = guards.TensorGuards
+
+    class Counting:
+        def __init__(self, *tensors: Any, **more: Any) -> None:
+            self._guards = theirs(*tensors, **more)
+
+        def check(self, *tensors: Any) -> bool:
+            asked.append(len(tensors))
+            return self._guards.check(*tensors)
+
+    monkeypatch.setattr(guards, "TensorGuards", Counting)
+    tensors = [torch.randn(shape) for shape in ((2, 3, 4), (2, 4, 3), (3, 4, 2), (2, 3, 4, 1))]
+    tensors += [torch.randn(2, 4, 3).transpose(1, 2), torch.randn(2, 3, 8)[..., ::2]]
+    for _ in range(3):
+        for x in tensors:
+            mean, _ = normgrad.batch_norm_stats(x)
+            torch.testing.assert_close(mean, x.mean([axis for axis in range(x.dim()) if axis != 1]))
+    for x in tensors:
+        del asked[:]
+        normgrad.batch_norm_stats(x)
+        assert asked == [1]
+
+
 def test_without_native_code(monkeypatch: pytest.MonkeyPatch, not_known: list[str]) -> None:
     args = _known_call()
     expected = normgrad.layer_norm_backward(*args)
@@ -293,6 +321,18 @@ def test_another_backend_and_a_product_are_asked(monkeypatch: pytest.MonkeyPatch
     assert not_known == []
 
 
+def test_a_product_has_known_calls_of_its_own(not_known: list[str]) -> None:
+    args = _tensors(_known_call())
+    expected = normgrad.layer_norm_backward(*args)
+    with normgrad.use_product("Atlas A2"):
+        del not_known[:]
+        results = [normgrad.layer_norm_backward(*args) for _ in range(3)]
+    assert not_known == ["layer_norm_backward"]
+    assert all(_same_bits(result, expected) for result in results)
+    with normgrad.use_product("Atlas 200I/500 A2"), pytest.raises(normgrad.ContractError):
+        normgrad.layer_norm_backward(*args)
+
+
 # Nothing is left behind
 
 
@@ -334,7 +374,7 @@ def test_making_a_result_may_do_anything(fails: bool, monkeypatch: pytest.Monkey
 
         def makes() -> Any:
             nonlocal nested
-            if recipes.register._tables and not nested:
+            if recipes.registers[None]._tables and not nested:
                 nested = True
                 normgrad.layer_norm_backward(*_call())
                 recipes.forget()

@@ -119,7 +119,7 @@ class Step:
             entry = self._entry = self._kernel.entry(self._tags)
         return entry
 
-    def with_scratch(self, workspace: int) -> array[int]:
+    def _in_workspace(self, workspace: int) -> array[int]:
         """The descriptor with the workspace's addresses alone: the workspace is often the last call's."""
         last, descriptor = self._with_scratch
         if workspace != last:
@@ -131,7 +131,7 @@ class Step:
 
     def _at(self, addresses: list[int], workspace: int) -> array[int]:
         """The descriptor with its addresses: the tensors are sometimes the last call's."""
-        descriptor = self.with_scratch(workspace)
+        descriptor = self._in_workspace(workspace)
         last_addresses, base, filled = self._filled
         if base is not descriptor or addresses != last_addresses:
             filled = descriptor[:]
@@ -165,19 +165,15 @@ class OneStep:
 
     def __init__(self, workspace_size: int, step: Step) -> None:
         self.is_ready = self.workspace = None
-        self.counted_on: tuple[int, ...] = ()
+        self.alignment = ALIGNMENT
         self.workspace_size, self.numbers, self.fills = workspace_size, step.numbers, step.fills
-        self.call = step.call
-        self.step = step
-        self._with_scratch = step.with_scratch
+        self.template, self.scratch, self.entry = step.template, step.scratch, step.alone
+        self.call = None if self.entry else step.call
+        self._step = step
 
-    def descriptor(self, workspace: int) -> array[int]:
-        """The descriptor without the tensors' addresses, which the caller does not change."""
-        return self._with_scratch(_aligned(workspace))
-
-    def aligned(self, workspace: int) -> int:
-        """The first address in a workspace that the kernel uses."""
-        return _aligned(workspace)
+    def failed(self, status: int, address: int) -> None:
+        """Raise what the status says."""
+        raise self._step.gave_up(status)
 
 
 def _aligned(workspace: int) -> int:

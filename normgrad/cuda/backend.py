@@ -16,7 +16,7 @@ from normgrad.cuda import batch_norm, group_norm, layer_norm
 from normgrad.cuda.clusters import clusters
 from normgrad.cuda.configurations import Chip
 from normgrad.cuda.launch import Launcher, compiled, launcher
-from normgrad.cuda.problem import ALIGNMENT, Steps, zero_bits
+from normgrad.cuda.problem import Steps, aligned, zero_bits
 from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
@@ -30,11 +30,6 @@ OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "batch_norm_stats": batch_norm.stats,
     "batch_norm_gather_stats_with_counts": batch_norm.gather,
 }
-
-
-def aligned(workspace: int) -> int:
-    """The first address in the workspace that the kernels use."""
-    return -(-workspace // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class _Cuda:
         steps = lay_out(problem, chip(device))
         names = list(problem.views)
         counted_on = [zero_bits(address) for address in problem.addresses]
-        series = _series(steps, names, device, counted_on)
+        series = _series(steps, names, device)
         if series is None:  # Triton's launcher starts no clusters
             steps = lay_out(problem, replace(chip(device), clusters=None))
         launchers = [] if series is not None else [launcher(step, names, device) for step in steps.steps]
@@ -120,10 +115,10 @@ class _Cuda:
         return Memory(tensor.data_ptr(), nbytes, device, owner=tensor)
 
 
-def _series(steps: Steps, names: Sequence[str], device: int, counted_on: Sequence[int]) -> Series | None:
+def _series(steps: Steps, names: Sequence[str], device: int) -> Series | None:
     kernels = [compiled(step, device) for step in steps.steps]
     try:
-        return Series(steps.steps, kernels, names, device, steps.workspace_size, counted_on)
+        return Series(steps.steps, kernels, names, device, steps.workspace_size)
     except (DoesNotFit, AttributeError, OSError, ValueError, OverflowError):  # another Triton, another driver
         return None
 

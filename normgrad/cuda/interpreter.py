@@ -11,10 +11,11 @@ from triton.runtime import interpreter as triton_interpreter
 
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
-from normgrad.cuda.backend import OPERATORS, aligned
+from normgrad.cuda.backend import OPERATORS
 from normgrad.cuda.configurations import Chip
 from normgrad.cuda.kernels.common import INTERPRETED
 from normgrad.cuda.launch import Step, interpret
+from normgrad.cuda.problem import aligned
 
 if not INTERPRETED:
     raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")

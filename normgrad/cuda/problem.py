@@ -43,6 +43,11 @@ def alignment(address: int) -> int:
     return math.gcd(address, VECTOR_ACCESS)
 
 
+def aligned(workspace: int) -> int:
+    """The first address in the workspace that the kernels use."""
+    return -(-workspace // ALIGNMENT) * ALIGNMENT
+
+
 def zero_bits(address: int) -> int:
     """The bits of an address that the code may take for zero: those below a vector, half of one, a pair, or none."""
     found = alignment(address)

@@ -1,7 +1,8 @@
 """All launches of a kernel in one call of native code, past Triton's launcher, which takes each argument from Python.
 
 A series is a descriptor of int64 numbers: what the driver's ``cuLaunchKernelEx`` takes for every launch, as it lies in
-memory. The addresses of tensors, of the workspace and of the descriptor's own parts are filled in for each call.
+memory. The addresses of tensors, of the workspace and of the descriptor's own parts are filled in for each call; the
+stream is put in by the native code, which asks for the current one where none is given.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import ctypes
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from normgrad.cpu.native import translated
 from normgrad.cuda.launch import Given, Scratch, Step
-from normgrad.cuda.problem import ALIGNMENT
+from normgrad.cuda.problem import ALIGNMENT, aligned
 from normgrad.operators import gathering
 
 _COOPERATIVE, CLUSTER, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
 _ANY_CLUSTER = 14  # of CUfunction_attribute: it may be larger than every GPU with clusters has room for
 _PORTABLE_CLUSTER = 8
 _ATTRIBUTE, _CONFIGURATION = 9, 7  # numbers in CUlaunchAttribute and CUlaunchConfig
-_SELF, _STREAM, _WORKSPACE = -1, -2, -3
+_COUNT, _LAUNCH, _CURRENT_STREAM, _DEVICE, _STREAM, _HEAD = range(6)  # a descriptor's head; then three for each launch
+_STREAM_OF_LAUNCH = 4  # a number in CUlaunchConfig
+_SELF = -1
 _NO_CONTEXT = 201
 _MOST_POINTERS = 2
 _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
@@ -63,27 +67,35 @@ class Series:
         names: Sequence[str],
         device: int,
         workspace_size: int,
-        counted_on: Sequence[int],
         driver: Any = None,
+        current_stream: Any = None,
     ) -> None:
-        """:class:`DoesNotFit` where a kernel is other than expected. ``driver``: the library that launches."""
+        """:class:`DoesNotFit` where a kernel is other than expected.
+
+        ``driver``: the library that launches. ``current_stream``: a function of a device and where its stream is to go.
+        """
         driver = driver or driver_library()
         gather = gathering.gather()
         if gather is None or _quick_bytes is None:
             raise DoesNotFit
-        self._gather, self._launch, self._device = gather, _launches(), device
-        self.workspace_size, self.counted_on = workspace_size, counted_on
-        self.workspace = self._workspace if workspace_size else None
+        self._gather, self._device = gather, device
+        self.entry, self._launch = _launches()
+        self.workspace_size = workspace_size
+        self.alignment = ALIGNMENT
+        self.workspace = partial(_quick_bytes, (workspace_size,), (1,), torch.uint8) if workspace_size else None
+        self.call = None
         self.is_ready = None if torch.cuda.device_count() == 1 else self._is_ready
         self.fills: list[tuple[int, int, int]] = []
+        self.scratch: list[tuple[int, int]] = []
         pairs = [(step, kernel) for step, kernel in zip(steps, kernels, strict=True) if all(step.grid)]
-        numbers = [len(pairs), ctypes.cast(driver.cuLaunchKernelEx, ctypes.c_void_p).value or 0]
-        numbers += [0] * (3 * len(pairs))
+        asked = current_stream or _current_stream()
+        numbers = [len(pairs), _address(driver.cuLaunchKernelEx), _address(asked), device, 0, *[0] * (3 * len(pairs))]
         for number, (step, kernel) in enumerate(pairs):
-            self._add(numbers, 2 + 3 * number, step, kernel, names, driver)
-        self._template = array("q", [*numbers, 0, 0, 0])
-        self.numbers = len(self._template)
-        self._table = array("q", gathering.table([], [], self.numbers, self.fills))
+            self._add(numbers, _HEAD + 3 * number, step, kernel, names, driver)
+        self.template = array("q", [*numbers, 0])
+        self.numbers = len(self.template)
+        in_workspace = [(position, len(names), offset) for position, offset in self.scratch]
+        self._table = array("q", gathering.table([], [], self.numbers, [*self.fills, *in_workspace]))
 
     def _add(self, numbers: list[int], entry: int, step: Step, kernel: Any, names: Sequence[str], driver: Any) -> None:
         """A launch, which the numbers from ``entry`` on point to."""
@@ -107,34 +119,21 @@ class Series:
         numbers += [0] * len(values)
         numbers[entry + 1] = kernel.function
         self.fills += [(entry, _SELF, 8 * configuration), (entry + 2, _SELF, 8 * pointers_at)]
-        self.fills += [(configuration + 4, _STREAM, 0), (configuration + 5, _SELF, 8 * attributes_at)]
+        self.fills.append((configuration + 5, _SELF, 8 * attributes_at))
         for place, (_, value) in enumerate(values):
             self.fills.append((pointers_at + place, _SELF, 8 * (values_at + place)))
             if isinstance(value, Given):
                 self.fills.append((values_at + place, names.index(value.name), 0))
             elif isinstance(value, Scratch):
-                self.fills.append((values_at + place, _WORKSPACE, value.offset))
+                self.scratch.append((values_at + place, value.offset))
 
     def _is_ready(self) -> bool:
         """Whether the tensors' device is this thread's."""
         return bool(torch._C._cuda_getDevice() == self._device)
 
-    def _workspace(self) -> tuple[Any, int]:
-        """Memory for a call on the current stream, and its address."""
-        memory = _quick_bytes((self.workspace_size,), (1,), torch.uint8)
-        return memory, memory.data_ptr()
-
-    def descriptor(self, workspace: int, stream: int | None = None) -> array[int]:
-        """The descriptor without the tensors' addresses, for a stream, by default the current one."""
-        numbers = self._template[:]
-        numbers[_WORKSPACE] = -(-workspace // ALIGNMENT) * ALIGNMENT
-        numbers[_STREAM] = torch._C._cuda_getCurrentRawStream(self._device) if stream is None else stream
-        return numbers
-
-    def call(self, descriptor: array[int], address: int) -> None:
-        """Put the launches on their stream."""
-        status = self._launch(address)
-        if status == _NO_CONTEXT:  # a thread that has done nothing on the device yet; nothing has been launched
+    def failed(self, status: int, address: int) -> None:
+        """Launch again in a thread that had no context on the device; raise any other status."""
+        if status == _NO_CONTEXT:  # nothing has been launched
             torch.cuda.set_device(self._device)
             status = self._launch(address)
         if status:
@@ -142,10 +141,13 @@ class Series:
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
         """Put the launches for tensors at these addresses on a stream."""
-        descriptor = self.descriptor(workspace, stream) + array("q", addresses)
+        descriptor = self.template + array("q", [*addresses, aligned(workspace)])
+        descriptor[_CURRENT_STREAM], descriptor[_STREAM] = 0, stream
         address, _ = descriptor.buffer_info()
         self._gather(self._table.buffer_info()[0], id(()), id(()), address)
-        self.call(descriptor, address)
+        status = self._launch(address)
+        if status:
+            self.failed(status, address)
 
 
 def _parameters(step: Step, kernel: Any) -> Iterator[tuple[int, Any]]:
@@ -204,38 +206,41 @@ def driver_library() -> Any:
 
 
 @cache
-def _launches() -> Any:
-    """A function of a descriptor's address that does its launches; without the interpreter's lock."""
+def _current_stream() -> Any:
+    """Of PyTorch's interface for compiled programs."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    return library.aoti_torch_get_current_cuda_stream
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@cache
+def _launches() -> tuple[int, Any]:
+    """The address of a function of a descriptor's address that does its launches, and the function.
+
+    It is called without the interpreter's lock, and returns 0 or the first status that is not.
+    """
     from llvmlite import ir
 
-    word = ir.IntType(64)
-    status = ir.IntType(32)
+    from normgrad.operators.words import Function
+
     module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(status, [word]), "launches")
-    (descriptor,) = function.args
-    start, head, body, after, failed = (
-        function.append_basic_block(name) for name in ["start", "head", "body", "after", "failed"]
-    )
-    build = ir.IRBuilder(start)
-
-    def load(build: Any, index: Any) -> Any:
-        return build.load(build.inttoptr(build.add(descriptor, build.mul(index, word(8))), word.as_pointer()))
-
-    count = load(build, word(0))
-    launch_type = ir.FunctionType(status, [word] * 4).as_pointer()
-    launch = build.inttoptr(load(build, word(1)), launch_type)
-    build.branch(head)
-    build = ir.IRBuilder(head)
-    index = build.phi(word)
-    index.add_incoming(word(0), start)
-    build.cbranch(build.icmp_signed("<", index, count), body, after)
-    build = ir.IRBuilder(body)
-    entry = build.add(build.mul(index, word(3)), word(2))
-    given = [load(build, build.add(entry, word(number))) for number in range(3)]
-    found = build.call(launch, [*given, word(0)])
-    index.add_incoming(build.add(index, word(1)), body)
-    build.cbranch(build.icmp_signed("==", found, status(0)), head, failed)
-    ir.IRBuilder(after).ret(status(0))
-    ir.IRBuilder(failed).ret(found)
+    write = Function(module, "launches", 1)
+    (descriptor,) = write.arguments
+    launch, current_stream = write.load(descriptor, _LAUNCH), write.load(descriptor, _CURRENT_STREAM)
+    with write.where(write.is_("!=", current_stream, 0)):
+        place = write.at(descriptor, _STREAM)
+        status = write.call(current_stream, write.load(descriptor, _DEVICE), place, returns=32)
+        write.require(write.is_("==", status, 0), status)
+    stream = write.load(descriptor, _STREAM)
+    with write.loop(write.load(descriptor, _COUNT)) as number:
+        entry = write.at(descriptor, write.add(write.multiply(number, 3), _HEAD))
+        configuration, function, parameters = (write.load(entry, place) for place in range(3))
+        write.store(stream, configuration, _STREAM_OF_LAUNCH)
+        status = write.call(launch, configuration, function, parameters, 0, returns=32)
+        write.require(write.is_("==", status, 0), status)
+    write.give(0)
     (address,) = translated(str(module), ["launches"])
-    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)
+    return address, ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)

@@ -28,15 +28,15 @@ class Calls:
         self._names = (*names, *signature.output_names)
         self._make = make or self._made_as_input
         self.recipes = Recipes(signature, names, defaults)
-        #: Knows calls without a product, with fewer arguments too where those that miss are defaults.
-        self.register = self.recipes.register
+        #: Know calls, with fewer arguments too where those that miss are defaults.
+        self.registers = self.recipes.registers
 
     def __call__(self, arguments: Arguments, product: Product | None) -> Any:
-        found = self.register.recall(arguments, False) if product is None else None
+        found = self.registers[product].recall(arguments, False)
         return self.not_registered(arguments, product) if found is None else found
 
     def not_registered(self, arguments: Arguments, product: Product | None) -> Any:
-        """The results of a call that the register does not know."""
+        """The results of a call that no register knows."""
         found = self.recipes.recalled(arguments, product)
         return self.in_full(arguments, product) if found is None else found
 

@@ -6,15 +6,12 @@ import ctypes
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normgrad.contract.arrays import Make
-from normgrad.contract.plan import failure
+from normgrad.contract.plan import OneStep, Problem, counted_on, failure
 from normgrad.operators import gathering
-from normgrad.operators.recipes import AnyRecipe, Arguments
-
-if TYPE_CHECKING:
-    from normgrad.cpu.steps import OneStep
+from normgrad.operators.recipes import Arguments, Recipe
 
 _MOST_ON_STACK = 1 << 15  # bytes of workspace
 _EMPTY: tuple[()] = ()
@@ -26,7 +23,7 @@ def in_python(serve: Callable[[Arguments], Any]) -> Mapping[str, Any]:
 
 
 def in_native_code(
-    recipe: AnyRecipe, step: OneStep, outputs: Sequence[Make | int | None], seen: Sequence[str], made: Sequence[str]
+    recipe: Recipe, step: OneStep, outputs: Sequence[Make | int | None], seen: Sequence[str], made: Sequence[str]
 ) -> Mapping[str, Any]:
     """With a kernel of one step.
 
@@ -41,14 +38,24 @@ def in_native_code(
     """
     numbers = {name: number for number, name in enumerate((*seen, *made))}
     views = [numbers[name] for name in recipe.problem.views]
-    fills = [(position, views[source], offset) for position, source, offset in step.fills]
-    made_places = [place for place, output in enumerate(outputs) if callable(output)]
+    fills = [
+        (position, source if source < 0 else views[source], offset)  # what is no tensor's stands before the addresses
+        for position, source, offset in step.fills
+    ]
+    bits = counted_on(recipe.kernel, recipe.problem)
+    places = [place for place, output in enumerate(outputs) if callable(output)]
+    results = [(place, bits[name]) for place, name in zip(places, made, strict=True)]
     pairs = [_maker(output) for output in outputs]
+    if step.workspace is not None:
+        results.append((len(pairs), step.alignment - 1))
+        pairs.append(_maker(_working(step.workspace, recipe.problem)))
+        fills += [(position, len(numbers), offset) for position, offset in step.scratch]
     head: dict[str, Any] = {
         "makers": [number for function, given in pairs for number in (_number(function), _number(given))],
+        "maker_count": len(pairs),
         "result_count": len(outputs),
-        "made": made_places,
-        "made_count": len(made_places),
+        "made": [place for place, _ in results],
+        "made_count": len(results),
         "fills": [number for fill in fills for number in fill],
         "fill_count": len(fills),
         "kept": tuple(pairs),
@@ -57,8 +64,26 @@ def in_native_code(
         head["pairs"] = recipe.sharing.rows(views)
         head["pair_count"] = len(head["pairs"]) // 8
     if recipe.guard is not None:
-        head |= _of_tensors(recipe, made_places, step, fills)
+        gather: Any = gathering.gather()
+        head |= {
+            "is_ready": step.is_ready or 0,
+            "check": recipe.guard.holds,
+            "gather": ctypes.cast(gather, ctypes.c_void_p).value or 0,
+            "gather_table": array("q", gathering.table(recipe.guard.limits, results, step.numbers, fills)),
+        }
     return head | _of_step(recipe, step)
+
+
+def _working(make: Make, problem: Problem) -> Make:
+    """Part of the work, so that it fails as that does."""
+
+    def made() -> Any:
+        try:
+            return make()
+        except Exception as error:
+            raise failure(problem, error) from error
+
+    return made
 
 
 def _number(thing: Any) -> int:
@@ -74,48 +99,39 @@ def _maker(output: Make | int | None) -> tuple[Any, Any]:
     return output, _EMPTY
 
 
-def _of_tensors(
-    recipe: AnyRecipe, made: Sequence[int], step: OneStep, fills: Sequence[tuple[int, int, int]]
-) -> dict[str, Any]:
-    guard, gather = recipe.guard, gathering.gather()
-    assert guard is not None
-    table = array("q", gathering.table(guard.counting_on(step.counted_on), made, step.numbers, fills))
-    return {
-        "check": guard.holds,
-        "gather": ctypes.cast(gather, ctypes.c_void_p).value or 0,  # type: ignore[arg-type]
-        "gather_table": table,
-    }
-
-
-def _of_step(recipe: AnyRecipe, step: OneStep) -> dict[str, Any]:
-    problem, size, only = recipe.problem, step.workspace_size, step.step
+def _of_step(recipe: Recipe, step: OneStep) -> dict[str, Any]:
+    problem = recipe.problem
+    size, scratch = (step.workspace_size, step.scratch) if step.workspace is None else (0, ())
 
     def allocate() -> tuple[Any, int]:
         try:
             memory = recipe.backend.allocate(size, problem.device) if size else None
         except Exception as error:
             raise failure(problem, error) from error
-        return memory, step.aligned(memory.address) if memory else 0
+        return memory, -(-memory.address // step.alignment) * step.alignment if memory else 0
 
     def call(descriptor: Any, address: int) -> None:
+        assert step.call is not None
         try:
             step.call(descriptor, address)
         except Exception as error:
             raise failure(problem, error) from error
 
-    def fail(status: int) -> None:
-        error = only.gave_up(status)
-        raise failure(problem, error) from error
+    def failed(status: int, address: int) -> None:
+        try:
+            step.failed(status, address)
+        except Exception as error:
+            raise failure(problem, error) from error
 
-    alone = only.alone
+    on_stack = size <= _MOST_ON_STACK and step.call is None
     return {
         "numbers": step.numbers,
-        "template": only.template,
-        "scratch": [number for pair in only.scratch for number in pair],
-        "scratch_count": len(only.scratch),
+        "template": step.template,
+        "scratch": [number for pair in scratch for number in pair],
+        "scratch_count": len(scratch),
         "workspace_size": size,
-        "allocate": 0 if alone and size <= _MOST_ON_STACK else allocate,
-        "entry": alone,
-        "call": 0 if alone else call,
-        "fail": fail,
+        "allocate": 0 if on_stack else allocate,
+        "entry": step.entry,
+        "call": 0 if step.call is None else call,
+        "failed": failed,
     }

@@ -1,4 +1,4 @@
-"""Where tensors of PyTorch lie, all of them at once: a few lines of native code, made by LLVM in this process.
+"""Where tensors of PyTorch lie, and their sizes and strides: a few lines of native code, made by LLVM in this process.
 
 From Python it takes four calls to learn a tensor's address and that its storage still holds it, from C three, which
 take a hundredth of the time: PyTorch's own interface for compiled programs, which does not change with its versions.
@@ -24,14 +24,15 @@ Limits = tuple[int, int, int, int]
 #: What a table begins with: how many tensors and results there are, where the addresses go, how many fills follow.
 HEAD = 4
 
-_FUNCTIONS = ("aoti_torch_get_data_ptr", "aoti_torch_get_storage_offset", "aoti_torch_get_storage_size")
+_PLACE = ("aoti_torch_get_data_ptr", "aoti_torch_get_storage_offset", "aoti_torch_get_storage_size")
+_LAYOUT = ("aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides")
 _LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
 _ITEMS = tuple.__basicsize__  # where a tuple's items begin
 _HANDLES = (object.__basicsize__, object.__basicsize__ + 8)  # where a tensor's pointer to PyTorch's object may be
 
 
 def table(
-    limits: Sequence[Limits], results: Sequence[int], at: int, fills: Sequence[tuple[int, int, int]]
+    limits: Sequence[Limits], results: Sequence[tuple[int, int]], at: int, fills: Sequence[tuple[int, int, int]]
 ) -> list[int]:
     """What :func:`gather` is to do.
 
@@ -40,7 +41,7 @@ def table(
     limits
         Of each tensor.
     results
-        Which of the results count, by their places.
+        Which of the results count, by their places, and the bits of the address of each that must be 0.
     at
         Where in ``out`` the addresses go, of tensors and then of results. Before them goes the address of ``out``.
     fills
@@ -48,29 +49,47 @@ def table(
         and so on) and an offset to add.
     """
     numbers = [len(limits), len(results), at, len(fills)]
-    for row in (*limits, results, *fills):
+    for row in (*limits, *results, *fills):
         numbers += row
     return numbers
 
 
-@cache
 def gather() -> Gather | None:
     """A function of a table's address, the identities of two tuples and an address to write to.
 
-    It returns 0, or 1 where a tensor is no longer inside its storage or lies otherwise within an element. Both tuples
+    It returns 0, or 1 where a tensor is no longer inside its storage or lies otherwise than it must. Both tuples
     hold tensors of PyTorch's own types alone, but for results that do not count. None where this Python, this PyTorch
     or LLVM is other than it counts on.
     """
+    return _functions()[0]
+
+
+def has_layout() -> int | None:
+    """The address of a function of a row's address and the identity of an object.
+
+    It returns 1 where the object is a tensor of the row's type, sizes and strides, and 0 where it is not. The row
+    belongs to a table of :mod:`normgrad.operators.tables`. None where :func:`gather` is.
+    """
+    return _functions()[1]
+
+
+@cache
+def _functions() -> tuple[Gather, int] | tuple[None, None]:
     try:
         from normgrad.cpu.native import translated  # which takes LLVM with it
 
+        gather, has_layout = translated(_code(), ["gather", "has_layout"])
         # With the interpreter's lock: nothing may happen to the tensors meanwhile.
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
-        (address,) = translated(_code(_handle(), _functions()), ["gather"])
-        function: Gather = prototype(address)
+        function: Gather = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)(gather)
+        tells = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 2)(has_layout)
     except Exception:
-        return None
-    return function if _works(function) else None
+        return None, None
+    return (function, has_layout) if _finds_places(function) and _tells_layouts(tells) else (None, None)
+
+
+def layout_row(tensor: Any) -> list[int]:
+    """What :func:`has_layout` looks for, after the beginning that all rows have."""
+    return [id(type(tensor)), tensor.dim(), *tensor.shape, *tensor.stride()]
 
 
 def _handle() -> int:
@@ -87,93 +106,89 @@ def _handle() -> int:
     return found
 
 
-def _functions() -> list[int]:
+def _addresses(names: Sequence[str]) -> list[int]:
+    """Of PyTorch's functions."""
     folder = Path(sys.modules["torch"].__file__ or "").parent / "lib"
     library = ctypes.CDLL(str(folder / _LIBRARIES[sys.platform]))
-    addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
-    return [address for address in addresses if address]
+    return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names]
 
 
-def _code(handle: int, functions: Sequence[int]) -> str:
-    """The function in LLVM's language."""
+def _code() -> str:
+    """The functions in LLVM's language."""
     from llvmlite import ir
 
-    word, status = ir.IntType(64), ir.IntType(32)
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(status, [word] * 4), "gather")
-    table, tensors, results, out = function.args
-    start = ir.IRBuilder(function.append_basic_block("start"))
-    found = start.ptrtoint(start.alloca(word), word)
-    asked_type = ir.FunctionType(status, [word, word]).as_pointer()
-    asked = [start.inttoptr(word(address), asked_type) for address in functions]
-
-    def pointer(build: Any, base: Any, index: Any) -> Any:
-        return build.inttoptr(build.add(base, build.mul(index, word(8))), word.as_pointer())
-
-    def load(build: Any, base: Any, index: Any) -> Any:
-        return build.load(pointer(build, base, index))
-
-    def ask(build: Any, number: int, tensor: Any) -> tuple[Any, Any]:
-        """The answer, and the status, which is 0 where there is one."""
-        failed = build.call(asked[number], [build.add(tensor, word(handle)), found])
-        return build.load(build.inttoptr(found, word.as_pointer())), failed
-
-    def loop(build: Any, name: str, count: Any, body: Any) -> Any:
-        """Build ``for index in range(count): body``, and go on after it."""
-        head, inside, after = (function.append_basic_block(name + part) for part in ("", ".body", ".after"))
-        before = build.block
-        build.branch(head)
-        at_head = ir.IRBuilder(head)
-        index = at_head.phi(word)
-        index.add_incoming(word(0), before)
-        at_head.cbranch(at_head.icmp_signed("<", index, count), inside, after)
-        at_end = body(ir.IRBuilder(inside), index)
-        index.add_incoming(at_end.add(index, word(1)), at_end.block)
-        at_end.branch(head)
-        return ir.IRBuilder(after)
-
-    tensor_count, result_count, at, fill_count = (load(start, table, word(number)) for number in range(HEAD))
-    addresses = start.add(out, start.mul(at, word(8)))
-    start.store(out, pointer(start, addresses, word(-1)))
-    limits = start.add(table, word(8 * HEAD))
-    counting = start.add(limits, start.mul(tensor_count, word(32)))
-    fills = start.add(counting, start.mul(result_count, word(8)))
-    refused = function.append_basic_block("refused")
-    ir.IRBuilder(refused).ret(status(1))
-
-    def one_tensor(build: Any, index: Any) -> Any:
-        tensor = load(build, build.add(tensors, word(_ITEMS)), index)
-        (address, failed), (offset, _), (room, _) = (ask(build, number, tensor) for number in range(3))
-        row = build.mul(index, word(4))
-        size, reach, odd, rest = (load(build, limits, build.add(row, word(number))) for number in range(4))
-        inside = build.icmp_signed("<=", build.add(build.mul(offset, size), reach), room)
-        lies_as_it_did = build.icmp_signed("==", build.and_(address, odd), rest)
-        build.store(address, pointer(build, addresses, index))
-        going_on = function.append_basic_block("fits")
-        fits = build.and_(build.and_(inside, lies_as_it_did), build.icmp_signed("==", failed, status(0)))
-        build.cbranch(fits, going_on, refused)
-        return ir.IRBuilder(going_on)
-
-    def one_result(build: Any, index: Any) -> Any:
-        result = load(build, build.add(results, word(_ITEMS)), load(build, counting, index))
-        address, _ = ask(build, 0, result)
-        build.store(address, pointer(build, addresses, build.add(index, tensor_count)))
-        return build
-
-    def one_fill(build: Any, index: Any) -> Any:
-        row = build.mul(index, word(3))
-        position, source, offset = (load(build, fills, build.add(row, word(number))) for number in range(3))
-        build.store(build.add(load(build, addresses, source), offset), pointer(build, out, position))
-        return build
-
-    after = loop(start, "tensors", tensor_count, one_tensor)
-    after = loop(after, "results", result_count, one_result)
-    after = loop(after, "fills", fill_count, one_fill)
-    after.ret(status(0))
+    module, handle = ir.Module(), _handle()
+    _write_gather(module, handle)
+    _write_has_layout(module, handle)
     return str(module)
 
 
-def _works(function: Gather) -> bool:
+def _write_gather(module: Any, handle: int) -> None:
+    from normgrad.operators.words import Function
+
+    write = Function(module, "gather", 4)
+    table, tensors, results, out = write.arguments
+    answer, asked = write.stack(8), _addresses(_PLACE)
+
+    def ask(question: int, tensor: Any) -> Any:
+        status = write.call(question, write.add(tensor, handle), answer, returns=32)
+        write.require(write.is_("==", status, 0), 1)
+        return write.load(answer)
+
+    tensor_count, result_count, at, fill_count = (write.load(table, number) for number in range(HEAD))
+    addresses = write.at(out, at)
+    write.store(out, addresses, -1)
+    limits = write.at(table, HEAD)
+    counting = write.at(limits, write.multiply(tensor_count, 4))
+    fills = write.at(counting, write.multiply(result_count, 2))
+    with write.loop(tensor_count) as number:
+        tensor = write.load(write.add(tensors, _ITEMS), number)
+        address, offset, room = (ask(question, tensor) for question in asked)
+        row = write.at(limits, write.multiply(number, 4))
+        size, reach, odd, rest = (write.load(row, place) for place in range(4))
+        write.require(write.is_("<=", write.add(write.multiply(offset, size), reach), room), 1)
+        write.require(write.is_("==", write.bits(address, odd), rest), 1)
+        write.store(address, addresses, number)
+    with write.loop(result_count) as number:
+        row = write.at(counting, write.multiply(number, 2))
+        address = ask(asked[0], write.load(write.add(results, _ITEMS), write.load(row)))
+        write.require(write.is_("==", write.bits(address, write.load(row, 1)), 0), 1)
+        write.store(address, addresses, write.add(number, tensor_count))
+    with write.loop(fill_count) as number:
+        row = write.at(fills, write.multiply(number, 3))
+        position, source, offset = (write.load(row, place) for place in range(3))
+        write.store(write.add(write.load(addresses, source), offset), out, position)
+    write.give(0)
+
+
+def _write_has_layout(module: Any, handle: int) -> None:
+    from normgrad.operators import objects
+    from normgrad.operators.tables import OWN
+    from normgrad.operators.words import Function
+
+    write = Function(module, "has_layout", 2)
+    row, tensor = write.arguments
+    answer = write.stack(8)
+    kind, dimensions = (write.load(row, OWN + place) for place in range(2))
+    write.require(write.is_("==", write.load(write.add(tensor, objects.TYPE)), kind))
+
+    def ask(question: int) -> Any:
+        status = write.call(question, write.add(tensor, handle), answer, returns=32)
+        write.require(write.is_("==", status, 0))
+        return write.load(answer)
+
+    of_dimensions, of_sizes, of_strides = _addresses(_LAYOUT)
+    write.require(write.is_("==", ask(of_dimensions), dimensions))
+    sizes, strides = ask(of_sizes), ask(of_strides)
+    with write.loop(dimensions) as axis:
+        expected = write.add(axis, OWN + 2)
+        write.require(write.is_("==", write.load(sizes, axis), write.load(row, expected)))
+        stride = write.load(row, write.add(expected, dimensions))
+        write.require(write.is_("==", write.load(strides, axis), stride))
+    write.give(1)
+
+
+def _finds_places(function: Gather) -> bool:
     """Whether it finds what PyTorch says of a few tensors."""
     torch = sys.modules["torch"]
     tensors = torch.empty(2), torch.empty(3, 3)[1:], torch.nn.Parameter(torch.empty(1))
@@ -181,10 +196,23 @@ def _works(function: Gather) -> bool:
     places = [tensor.data_ptr() for tensor in (*tensors, results[1])]
     for spare, expected in ((0, 0), (1, 1)):
         limits = [(4, tensor.numel() * 4 + spare, 3, 0) for tensor in tensors]
-        numbers = array("q", table(limits, [1], 3, [(0, 3, 8), (1, 1, 0)]))
+        numbers = array("q", table(limits, [(1, 3)], 3, [(0, 3, 8), (1, 1, 0)]))
         out = array("q", bytes(8 * 7))
         at, _ = out.buffer_info()
         found = function(numbers.buffer_info()[0], id(tensors), id(results), at)
         if found != expected or (found == 0 and out.tolist() != [places[3] + 8, places[1], at, *places]):
+            return False
+    return True
+
+
+def _tells_layouts(function: Callable[[int, int], int]) -> bool:
+    """Whether it knows a few objects from one another."""
+    torch = sys.modules["torch"]
+    tensors = torch.empty(()), torch.empty(3), torch.empty(6)[::2], torch.empty(2, 3), torch.empty(3, 2).t()
+    others = [*tensors, torch.nn.Parameter(torch.empty(2, 3)), torch.empty(2, 3, 1), torch.empty(3, 3), None, 1.5]
+    for number, tensor in enumerate(tensors):
+        row = array("q", [0, 0, *layout_row(tensor)])
+        found = [function(row.buffer_info()[0], id(other)) for other in others]
+        if found != [int(place == number) for place in range(len(others))]:
             return False
     return True

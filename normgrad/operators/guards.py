@@ -44,8 +44,8 @@ def is_plain(tensors: Sequence[Any]) -> bool:
 class Guard:
     """The layouts of a call's tensors, and how far each reaches: what a storage may no longer hold is refused."""
 
-    def __init__(self, tensors: Sequence[Any], views: Sequence[View | None]) -> None:
-        """Tensors without a view are not used."""
+    def __init__(self, tensors: Sequence[Any], views: Sequence[View | None], counted_on: Sequence[int]) -> None:
+        """Tensors without a view are not used; the others must have these bits of their address as they are."""
         from torch._C._dynamo.guards import TensorGuards
 
         firsts = [next(first for first, one in enumerate(tensors) if one is tensor) for tensor in tensors]
@@ -56,18 +56,10 @@ class Guard:
         self._check = TensorGuards(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         #: Whether other tensors have the same layouts.
         self.holds: Callable[..., bool] = self._holds_again if self._again else self._check
-        self._views = views
-        self.limits = self.counting_on(())
+        self.limits = tuple(map(_limits, views, counted_on))
         self._gather = gathering.gather()
         self._table = array("q", gathering.table(self.limits, [], 1, []))
         self._room = array("q", bytes(8 * (1 + len(tensors))))
-
-    def counting_on(self, bits: Sequence[int]) -> tuple[gathering.Limits, ...]:
-        """The limits of each tensor's place, for a kernel that counts on more bits of its address than an element's."""
-        more = [*bits, *[0] * len(self._views)]
-        return tuple(
-            (1, 0, 0, 0) if view is None else _limits(view, more[number]) for number, view in enumerate(self._views)
-        )
 
     def _holds_again(self, *tensors: Any) -> bool:
         if any(tensors[number] is not tensors[first] for number, first in self._again):
@@ -94,7 +86,9 @@ def _places(tensors: tuple[Any, ...], limits: Sequence[gathering.Limits]) -> lis
     return addresses
 
 
-def _limits(view: View, more: int) -> gathering.Limits:
+def _limits(view: View | None, counted_on: int) -> gathering.Limits:
+    if view is None:
+        return 1, 0, 0, 0
     size = view.dtype.itemsize
-    bits = size - 1 | more
+    bits = size - 1 | counted_on
     return size, view.reach.end - view.address, bits, view.address & bits

@@ -27,15 +27,6 @@ def _require_type(write: Function, argument: Value, kind: Value) -> None:
     write.require(write.is_("==", write.load(write.add(argument, objects.TYPE)), kind))
 
 
-def of_type(module: ir.Module) -> Function:
-    """Any object of a type."""
-    write = Function(module, "of_type", 2)
-    row, argument = write.arguments
-    _require_type(write, argument, write.load(row, OWN))
-    write.give(1)
-    return write
-
-
 def real(module: ir.Module) -> Function:
     """A float, to the last bit."""
     write = Function(module, "real", 2)

@@ -33,7 +33,7 @@ class Operator(Generic[P, R]):
         self._fewest = self.defaults.count(inspect.Parameter.empty)
         self._most = len(self.names)
         self._calls = Calls(signature, self.names, self.defaults)
-        self._register = self._calls.register
+        self._registers = self._calls.registers
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -48,10 +48,9 @@ class Operator(Generic[P, R]):
             arguments = (*named.values(), *(() if out is None else self._outputs(out).values()))
             return self._calls(arguments, product)
         product = current_product()
-        if product is None:
-            found = self._register.recall(args, False)
-            if found is not None:
-                return found
+        found = self._registers[product].recall(args, False)
+        if found is not None:
+            return found
         return self._calls.not_registered(args + self.defaults[len(args) :], product)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:

@@ -34,7 +34,7 @@ class Code:
 
     def __init__(self) -> None:
         module = ir.Module()
-        rows = (matching.same, matching.of_type, matching.real, matching.whole, matching.sequence, matching.array)
+        rows = (matching.same, matching.real, matching.whole, matching.sequence, matching.array)
         names = [write(module).function.name for write in rows]
         _recall(module)
         *found, recall = translated(str(module), [*names, "recall"])

@@ -7,16 +7,14 @@ as safely in their memory and share it as little, needs no more than that.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from normgrad.contract.arrays import Make, note_written, numpy_address
-from normgrad.contract.plan import Backend, Kernel, OneStep, Problem, failure, launch
-from normgrad.operators import gathering
+from normgrad.contract.plan import Backend, Kernel, Problem, launch
 from normgrad.operators.guards import Guard
 from normgrad.operators.sharing import Sharing
 
@@ -32,25 +30,11 @@ class Made:
     make: Make
 
 
-class Recipe(Protocol):
-    """What a call has left."""
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether autograd follows one of the tensors."""
-
-    def tried(self, arguments: Arguments, addresses: list[int], tensors: tuple[Any, ...]) -> Any:
-        """The results of a call, None where it does not fit.
-
-        ``addresses`` are those of NumPy's arrays among the arguments, whose layouts fit; ``tensors`` are PyTorch's.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class AnyRecipe:
+class Recipe:
     """A kernel and how to feed it."""
 
-    needs_grad: bool
+    needs_grad: bool  # whether autograd follows one of the tensors
     problem: Problem
     backend: Backend
     kernel: Kernel
@@ -61,6 +45,10 @@ class AnyRecipe:
     noted: tuple[int, ...]  # the arguments whose library counts writes
 
     def tried(self, arguments: Arguments, addresses: list[int], tensors: tuple[Any, ...]) -> Any:
+        """The results of a call, None where it does not fit.
+
+        ``addresses`` are those of NumPy's arrays among the arguments, whose layouts fit; ``tensors`` are PyTorch's.
+        """
         places = self._places(addresses, tensors)
         return None if places is None else self._served(arguments, places)
 
@@ -90,64 +78,6 @@ class AnyRecipe:
         if self.noted:
             note_written([arguments[place] for place in self.noted])
         return packed(results)
-
-
-class AtOnce:
-    """The recipe of a call on tensors that one step serves, with results of the library's."""
-
-    def __init__(self, usual: AnyRecipe, step: OneStep, makers: Sequence[Make | None]) -> None:
-        """``usual`` is the recipe where the step is not ready; ``makers`` make results where it is."""
-        assert usual.guard is not None
-        self.usual = usual
-        self.needs_grad = usual.needs_grad
-        self.tried = _tried_at_once(usual, usual.guard, step, makers)
-
-
-def _tried_at_once(
-    usual: AnyRecipe, guard: Guard, step: OneStep, makers: Sequence[Make | None]
-) -> Callable[[Arguments, list[int], tuple[Any, ...]], Any]:
-    """A closure, whose names take less time than attributes."""
-    found = gathering.gather()
-    assert found is not None
-    gather, holds, problem, is_ready = found, guard.holds, usual.problem, step.is_ready
-    size, quick_workspace, allocate, device = (
-        step.workspace_size,
-        step.workspace,
-        usual.backend.allocate,
-        problem.device,
-    )
-    descriptor_at, call, single = step.descriptor, step.call, len(makers) == 1
-    wanted = [place for place, make in enumerate(makers) if make is not None]
-    table = array("q", gathering.table(guard.counting_on(step.counted_on), wanted, step.numbers, step.fills))
-    table_at, _ = table.buffer_info()
-    room = array("q", bytes(8 * (len(guard.limits) + len(wanted))))
-
-    def tried(arguments: Arguments, addresses: list[int], tensors: tuple[Any, ...]) -> Any:
-        if is_ready is not None and not is_ready():
-            return usual.tried(arguments, addresses, tensors)
-        if not holds(*tensors):
-            return None
-        results = tuple([make and make() for make in makers])
-        try:
-            memory: Any = None
-            begin = 0
-            if quick_workspace is not None:
-                memory, begin = quick_workspace()
-            elif size:
-                memory = allocate(size, device)
-                begin = memory.address
-            descriptor = descriptor_at(begin) + room
-            address, _ = descriptor.buffer_info()
-            if gather(table_at, id(tensors), id(results), address):
-                return None
-            call(descriptor, address)
-        except Exception as error:
-            raise failure(problem, error) from error
-        del memory  # which the work had to itself until here
-        return results[0] if single else results
-
-    tried.table = table  # type: ignore[attr-defined] # kept, since its address is
-    return tried
 
 
 def packed(results: Sequence[Any]) -> Any:

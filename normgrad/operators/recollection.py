@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -12,12 +13,12 @@ import numpy as np
 from normgrad.backends import requested_backend
 from normgrad.contract.arrays import Make, numpy_address, quick_torch_maker, wants_note
 from normgrad.contract.check import Signature
-from normgrad.contract.plan import Backend, Kernel, Problem
+from normgrad.contract.plan import Backend, Kernel, Problem, counted_on
 from normgrad.contract.products import Product
 from normgrad.operators import gathering
 from normgrad.operators.finishing import in_native_code, in_python
 from normgrad.operators.guards import Guard, is_plain, sequence_types, torch_types
-from normgrad.operators.recipes import AnyRecipe, Arguments, AtOnce, Made, Recipe
+from normgrad.operators.recipes import Arguments, Made, Recipe
 from normgrad.operators.register import Register
 from normgrad.operators.sharing import Sharing
 
@@ -139,15 +140,16 @@ class Recipes:
         self._signature = signature
         self._names = (*names, *signature.output_names)
         self._defaults = defaults
-        #: The recipes that native code follows, for calls without a product.
-        self.register = Register()
+        #: The recipes that native code follows, by the product that calls are for.
+        self.registers: defaultdict[Product | None, Register] = defaultdict(Register)
         self._written = [place for place, name in enumerate(self._names) if signature.is_written(name)]
         self._cases: dict[tuple[type, ...], _Case] = {}
 
     def forget(self) -> None:
         """Know no call."""
         self._cases.clear()
-        self.register.forget()
+        for register in list(self.registers.values()):
+            register.forget()
 
     def recalled(self, arguments: Arguments, product: Product | None, differentiating: bool = False) -> Any:
         """The results of a call whose layout is known, in Python; None where it is not.
@@ -185,28 +187,27 @@ class Recipes:
         if len(same_key) >= _MOST_LAYOUTS:
             same_key.clear()
         same_key.append(recipe)
-        if product is None:
-            self._enter(case, arguments, recipe, made)
+        self._enter(self.registers[product], case, arguments, recipe, made)
 
-    def _enter(self, case: _Case, arguments: Arguments, recipe: Recipe, made: Sequence[Made]) -> None:
-        """Into the register, unless arrays and tensors are mixed, of which there must be some."""
+    def _enter(
+        self, register: Register, case: _Case, arguments: Arguments, recipe: Recipe, made: Sequence[Made]
+    ) -> None:
+        """Into a register, unless arrays and tensors are mixed, of which there must be some."""
         if bool(case.arrays) == bool(case.tensors):
             return
-        usual = recipe.usual if isinstance(recipe, AtOnce) else recipe
-        assert isinstance(usual, AnyRecipe)
         seen = case.arrays or case.tensors
-        finish = self._finish(case, usual, [self._names[place] for place in seen], made)
+        finish = self._finish(case, recipe, [self._names[place] for place in seen], made)
         if finish is None:
             finish = in_python(lambda arguments: recipe.tried(arguments, *case.parts(arguments)))
         fewest = _fewest(arguments, self._defaults)
-        self.register.add(arguments, self._written, fewest, seen, usual.needs_grad, finish)
+        register.add(arguments, self._written, fewest, seen, recipe.needs_grad, finish)
 
     def _finish(
-        self, case: _Case, recipe: AnyRecipe, seen: Sequence[str], made: Sequence[Made]
+        self, case: _Case, recipe: Recipe, seen: Sequence[str], made: Sequence[Made]
     ) -> Mapping[str, Any] | None:
         """The end of a call in native code; None where it needs Python."""
         step: Any = getattr(recipe.kernel, "one_step", None)
-        if getattr(step, "step", None) is None or recipe.noted:
+        if step is None or recipe.noted:
             return None
         makers = {output.name: output.make for output in made}
         if case.tensors:
@@ -239,25 +240,18 @@ class Recipes:
         sharing = Sharing([views[name] for name in given], [given.index(name) for name in written])
         if not sharing.is_plain:
             raise OffTrack
-        recipe = AnyRecipe(
+        used, bits = [names[place] for place in case.tensors], counted_on(kernel, problem)
+        return Recipe(
             any(tensor.requires_grad for tensor in tensors),
             problem,
             backend,
             kernel,
             self._outputs({output.name: output.make for output in made}, wanted),
-            Guard(tensors, [views.get(names[place]) for place in case.tensors]) if tensors else None,
+            Guard(tensors, list(map(views.get, used)), [bits.get(name, 0) for name in used]) if tensors else None,
             None if given == seen else tuple(seen.index(name) for name in given),
             sharing if written else None,
             tuple(names.index(name) for name in written if wants_note(arguments[names.index(name)])),
         )
-        step = getattr(kernel, "one_step", None)
-        brings_outputs = len(made) < sum(wanted)
-        if step is None or case.arrays or not tensors or given != seen or written or brings_outputs:
-            return recipe
-        if gathering.gather() is None:
-            return recipe
-        makers = {output.name: quick_torch_maker(output.array) for output in made}
-        return AtOnce(recipe, step, [makers.get(name) for name in self._signature.output_names])
 
     def _outputs(self, made: Mapping[str, Make], wanted: Sequence[bool]) -> tuple[Make | int | None, ...]:
         """As a recipe has them."""

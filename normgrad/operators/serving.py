@@ -18,14 +18,14 @@ _FITS, _DOES_NOT, _FAILED = range(3)
 
 
 def _made(module: ir.Module) -> Function:
-    """The results of a call as a tuple, 0 where one cannot be made."""
+    """The results of a call as a tuple, with the workspace where that is made so; 0 where one cannot be made."""
     write = Function(module, "made", 2)
     recipe, items = write.arguments
     head = of_head(write, recipe)
-    results = write.call(python("PyTuple_New"), head("result_count"))
+    results = write.call(python("PyTuple_New"), head("maker_count"))
     write.require(write.is_("!=", results, 0))
     inside, makers = write.add(results, objects.ITEMS), head("makers")
-    with write.loop(head("result_count")) as number:
+    with write.loop(head("maker_count")) as number:
         place = write.multiply(number, 2)
         maker, argument = write.load(makers, place), write.load(makers, write.add(place, 1))
         with write.where(write.is_("==", maker, 0)):
@@ -107,8 +107,10 @@ def _launched(module: ir.Module, called: Function) -> Function:
     status = write.call(head("entry"), descriptor, returns=32)
     write.call(python("PyEval_RestoreThread"), state)
     with write.where(write.is_("!=", status, 0)):
-        write.call(called, head("fail"), write.call(python("PyLong_FromLongLong"), status), 0)
-        write.give(_FAILED)
+        known = [write.call(python("PyLong_FromLongLong"), number) for number in (status, descriptor)]
+        found = write.call(called, head("failed"), *known)
+        write.require(write.is_("!=", found, 0), _FAILED)
+        write.call(python("Py_DecRef"), found)
     write.give(_FITS)
     return write
 
@@ -202,19 +204,29 @@ def _finished(module: ir.Module, called: Function) -> Function:
         one = taken(write, write.load(write.add(results, objects.ITEMS)))
         write.call(python("Py_DecRef"), results)
         write.give(one)
-    write.give(results)
+    users = write.call(python("PyTuple_GetSlice"), results, 0, head("result_count"))
+    write.call(python("Py_DecRef"), results)  # and the workspace, which the work had to itself until here
+    write.give(users)
     return write
 
 
+def _require_true(write: Function, function: Value, arguments: Value) -> None:
+    """Go on where a function of Python's says so."""
+    found = write.call(python("PyObject_Call"), function, arguments, 0)
+    write.require(write.is_("!=", found, 0))
+    write.call(python("Py_DecRef"), found)
+    with write.where(write.is_("!=", found, TRUE)):
+        write.give(taken(write, NONE))
+
+
 def _checked(module: ir.Module, finished: Function) -> Function:
-    """Ask PyTorch's guards about tensors before a call is finished."""
+    """Ask the kernel about this thread and PyTorch's guards about tensors before a call is finished."""
     write = Function(module, "checked", 3)
     recipe, _, tensors = write.arguments
-    holds = write.call(python("PyObject_Call"), of_head(write, recipe)("check"), tensors, 0)
-    write.require(write.is_("!=", holds, 0))
-    write.call(python("Py_DecRef"), holds)
-    with write.where(write.is_("!=", holds, TRUE)):
-        write.give(taken(write, NONE))
+    head = of_head(write, recipe)
+    with write.where(write.is_("!=", head("is_ready"), 0)):
+        _require_true(write, head("is_ready"), id(EMPTY))
+    _require_true(write, head("check"), tensors)
     write.give(write.call(finished, *write.arguments))
     return write
 

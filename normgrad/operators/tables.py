@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from normgrad.contract.arrays import numpy_address
-from normgrad.operators import objects
+from normgrad.operators import gathering, objects
 from normgrad.operators.guards import sequence_types, torch_types
 
 #: What a recipe's table begins with: numbers, and the addresses of its parts, of functions of C and of objects.
@@ -25,11 +25,13 @@ HEAD = (
     "serve",  # a function of the arguments that does all the rest in Python
     "seen",  # the places of arrays or tensors among the arguments
     "seen_count",
+    "is_ready",  # whether this thread can call the kernel, unless it always can
     "check",  # PyTorch's guards of the tensors
     "gather",  # the tensors' addresses and the fills, as normgrad.operators.gathering says
     "gather_table",
     "makers",  # for each result a function and its arguments; or 0 and an argument's place, -1 for none
-    "result_count",
+    "maker_count",
+    "result_count",  # the user's: a workspace may come after them
     "made",  # which of the results are made
     "made_count",
     "fills",  # without a gather: position, number of an address, offset
@@ -44,7 +46,7 @@ HEAD = (
     "allocate",  # a function for a workspace and its address; 0 where it lies on the stack
     "entry",
     "call",  # a function of the descriptor and its address, instead of the entry
-    "fail",  # a function of the entry's status
+    "failed",  # a function of the entry's status and the descriptor's address, which raises or does the rest
     "kept",  # what parts point to
 )
 
@@ -82,11 +84,13 @@ def row(argument: Any, written: bool) -> list[Entry]:
         further, *_ = *sequence_types(), tuple
         return _row("sequence", [id(further), len(argument), *rows])
     if kind in torch_types():
-        return _row("of_type", [id(kind)])
+        has_layout = gathering.has_layout()
+        if has_layout is not None:
+            return _row(has_layout, gathering.layout_row(argument))
     raise Unfit
 
 
-def _row(function: str, own: Sequence[Entry]) -> list[Entry]:
+def _row(function: Entry, own: Sequence[Entry]) -> list[Entry]:
     return [function, OWN + len(own), *own]
 
 

@@ -29,7 +29,7 @@ class TorchKernel:
         self._make = make
         self._defaults = operator.defaults
         self._calls = Calls(operator.signature, operator.names, operator.defaults, self._made)
-        self._register = self._calls.register
+        self._registers = self._calls.registers
 
     def __call__(self, *args: Any) -> Results:
         found: Results = self._calls(args + self._defaults[len(args) :], current_product())
@@ -42,10 +42,9 @@ class TorchKernel:
         """
         found: Results | None
         product = current_product()
-        if product is None:
-            found = self._register.recall(args, differentiating)
-            if found is not None:
-                return found
+        found = self._registers[product].recall(args, differentiating)
+        if found is not None:
+            return found
         found = self._calls.recipes.recalled(args + self._defaults[len(args) :], product, differentiating)
         return found
 
