@@ -16,7 +16,7 @@ from normgrad.operators.tables import REGISTER, Table, Unfit, row
 if TYPE_CHECKING:
     from normgrad.operators.recalling import Code, Recall
 
-_MOST = 32  # recipes: they are looked at one after the other
+_MOST = 128  # recipes: they are looked at one after the other, each for some 15 ns
 
 
 @cache
@@ -38,9 +38,10 @@ def _nothing(arguments: Arguments, differentiating: bool) -> None:
 
 
 class Register:
-    """An operator's known calls."""
+    """An operator's known calls, of so many layouts at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
         #: The results of a known call; None of any other.
         self.recall: Recall = _nothing
         self._native: Code | None = None
@@ -49,7 +50,7 @@ class Register:
         self._tables: list[Table] = []
         self._oldest = 0
         self._changing = threading.Lock()
-        self._numbers = array("q", bytes(8 * (len(REGISTER) + _MOST)))
+        self._numbers = array("q", bytes(8 * (len(REGISTER) + most)))
 
     def add(
         self,
@@ -105,7 +106,7 @@ class Register:
         if self._native is not None:
             self._keep(Table(head, kept, self._native.rows))
         elif not self._is_without:
-            self._heads = [*self._heads[1 - _MOST :], (head, kept)]
+            self._heads = [*self._heads[1 - self._most :], (head, kept)]
             self.recall = self._begin
 
     def _begin(self, arguments: Arguments, differentiating: bool) -> Any:
@@ -130,10 +131,10 @@ class Register:
     def _keep(self, table: Table) -> None:
         """In the place of the oldest where there are too many."""
         place = len(self._tables)
-        if place < _MOST:
+        if place < self._most:
             self._tables.append(table)
         else:
-            place, self._oldest = self._oldest, (self._oldest + 1) % _MOST
+            place, self._oldest = self._oldest, (self._oldest + 1) % self._most
         replaced = self._tables[place]
         self._numbers[len(REGISTER) + place] = table.address
         self._numbers[0] = len(self._tables)
