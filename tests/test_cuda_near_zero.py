@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from support.interpreted import backend as backend
-from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
+from support.interpreted import judge, only_elsewhere, only_there, random_channels, random_data, run_with_it, scales
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
+
+from normgrad.cuda import group_norm_finish, group_norm_flat
 
 BFLOAT16 = ml_dtypes.bfloat16
 EITHER = pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
@@ -99,6 +101,128 @@ def test_sums_over_samples_of_small_groups(HxW: int, channels_last: bool) -> Non
         dy, x = (np.ascontiguousarray(data.transpose(0, 2, 1)).transpose(0, 2, 1) for data in (dy, x))
     statistics = np.zeros((40, 3), np.float32), scales((40, 3), 4)
     judge("group_norm_backward", dy, x, *statistics, random_data((24,), np.float32, 5), *shape, 3)
+
+
+# Places side by side, in groups that programs share; channels side by side; groups as rows; several groups in a tile.
+GROUPS = [
+    ((3, 4, 160, 2), False),
+    ((3, 4, 160, 2), True),
+    ((3, 6, 25, 2), False),
+    ((2, 12, 36, 6), False),
+    ((2, 12, 36, 6), True),
+]
+MASKS = [(True, True, True), (True, False, False), (False, True, False)]
+
+
+def _groups(
+    sizes: tuple[int, ...], dtype: Any, channels_last: bool, size: float, data_size: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients and data, the gradients of a sample zeros and of a group of ordinary size."""
+    N, C, HxW, group = sizes
+    shape = N, C, HxW
+    dy = (random_channels(shape, np.float64, channels_last, 1) * size).astype(np.float32).astype(dtype)
+    x = (random_channels(shape, np.float64, channels_last, 2) * data_size).astype(np.float32).astype(dtype)
+    dy[1] = 0
+    dy[0, : C // group] = random_data((C // group, HxW), dtype, 7)
+    return dy, x
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
+@EITHER
+@pytest.mark.parametrize(("sizes", "channels_last"), GROUPS)
+class TestGroups:
+    @pytest.mark.parametrize("mask", MASKS)
+    @pytest.mark.parametrize(
+        ("size", "rstd", "weighted"), [(1e-40, 1.0, True), (1e-43, 1.0, True), (1e-43, 1e3, False)]
+    )
+    def test_of_tiny_gradients(
+        self,
+        dtype: Any,
+        sizes: tuple[int, ...],
+        channels_last: bool,
+        mask: tuple[bool, ...],
+        size: float,
+        rstd: float,
+        weighted: bool,
+    ) -> None:
+        N, C, _, group = sizes
+        dy, x = _groups(sizes, dtype, channels_last, size)
+        weight = random_data((C,), np.float32, 5) if weighted else None
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4) * np.float32(rstd)
+        judge("group_norm_backward", dy, x, *statistics, weight, *sizes, mask)
+
+    @pytest.mark.parametrize(("size", "weights", "rstd"), [(1e-30, 1e-15, 1e10), (1e-30, 1e-16, 1e4)])
+    def test_with_tiny_weights(
+        self, dtype: Any, sizes: tuple[int, ...], channels_last: bool, size: float, weights: float, rstd: float
+    ) -> None:
+        N, C, _, group = sizes
+        dy, x = _groups(sizes, dtype, channels_last, size)
+        weight = _sized((C,), np.float32, weights, 5)
+        weight[-1] = 0
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4) * np.float32(rstd)
+        judge("group_norm_backward", dy, x, *statistics, weight, *sizes)
+
+    def test_of_data_so_large_that_rstd_times_a_gradient_is_tiny(
+        self, dtype: Any, sizes: tuple[int, ...], channels_last: bool
+    ) -> None:
+        N, _, _, group = sizes
+        dy, x = _groups(sizes, dtype, channels_last, 1e-12, 1e31)
+        statistics = np.zeros((N, group), np.float32), scales((N, group), 4) * np.float32(1e-31)
+        judge("group_norm_backward", dy, x, *statistics, None, *sizes)
+
+    @pytest.mark.parametrize("over", [0, 1])
+    def test_in_place(self, dtype: Any, sizes: tuple[int, ...], channels_last: bool, over: int) -> None:
+        N, C, _, group = sizes
+        data = _groups(sizes, dtype, channels_last, 1e-43 if dtype == np.float32 else 1e-40)
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        weight = random_data((C,), np.float32, 5)
+        out = data[over], np.empty(C, np.float32), np.empty(C, np.float32)
+        judge("group_norm_backward", *data, *statistics, weight, *sizes, out=out)
+
+    @pytest.mark.parametrize("mask", MASKS[::2])
+    def test_channels_whose_products_are_all_rounded_to_zero(
+        self, dtype: Any, sizes: tuple[int, ...], channels_last: bool, mask: tuple[bool, ...]
+    ) -> None:
+        N, C, _, group = sizes
+        dy, x = _groups(sizes, dtype, channels_last, 1e-30)
+        x[:, C // group :] = np.float32(2.0**-51)
+        dy[:, C // group :] = np.float32(2.0**-100)
+        dy[:, C - 1] = 0
+        statistics = np.zeros((N, group), np.float32), np.ones((N, group), np.float32)
+        judge("group_norm_backward", dy, x, *statistics, None, *sizes, mask)
+
+    def test_beside_infinite_weights(self, dtype: Any, sizes: tuple[int, ...], channels_last: bool) -> None:
+        N, C, _, group = sizes
+        dy, x = _groups(sizes, dtype, channels_last, 1e-40)
+        weight = random_data((C,), np.float32, 5)
+        weight[C // 2] = np.inf
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        judge("group_norm_backward", dy, x, *statistics, weight, *sizes)
+
+    def test_summed_up_in_stretches(
+        self, dtype: Any, sizes: tuple[int, ...], channels_last: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(group_norm_finish, "SEGMENT", 2)
+        monkeypatch.setattr(group_norm_flat, "_SUM_TILE", 8)
+        monkeypatch.setattr(group_norm_flat, "_SEGMENT", 16)
+        N, C, _, group = sizes
+        dy, x = _groups(sizes, dtype, channels_last, 1e-43 if dtype == np.float32 else 1e-40)
+        statistics = random_data((N, group), np.float32, 3), scales((N, group), 4)
+        judge("group_norm_backward", dy, x, *statistics, random_data((C,), np.float32, 5), *sizes)
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("HxW", [16, 15])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_groups_between_two_subnormal_bfloat16(HxW: int, channels_last: bool) -> None:
+    """A float32 between them would be half way: what was rounded to that was rounded to the wrong one."""
+    dy = np.zeros((3, HxW, 4) if channels_last else (3, 4, HxW), BFLOAT16)
+    dy = dy.transpose(0, 2, 1) if channels_last else dy
+    dy[:, ::2, 0] = np.float32(2.0**-132)
+    rstd = np.repeat(np.array([[0.75 + 2.0**-18], [0.75 - 2.0**-18], [0.25 + 2.0**-18]], np.float32), 2, 1)
+    judge("group_norm_backward", dy, np.zeros_like(dy), np.zeros((3, 2), np.float32), rstd, None, 3, 4, HxW, 2)
 
 
 @only_there

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.dtypes import FLOAT16, FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
 from normgrad.cuda import group_norm_flat as flat
 from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
+from normgrad.cuda.group_norm_finish import Finish, WeightSums
 from normgrad.cuda.group_tiles import GroupTile, group_tile
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
-from normgrad.cuda.kernels.group_norm_finish import group_norm_finish
 from normgrad.cuda.kernels.group_norm_forward import group_norm_forward
-from normgrad.cuda.launch import Argument, Options, Scratch, Step, float64_bits
-from normgrad.cuda.problem import SEGMENT, Operand, Steps, begin_with_vectors, paired, sums_tile
+from normgrad.cuda.launch import Argument, float64_bits
+from normgrad.cuda.problem import Operand, Steps, begin_with_vectors, paired
 from normgrad.cuda.row_tiles import as_rows
 from normgrad.cuda.teams import Slots, Teams, assemble
 
@@ -149,50 +149,29 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         return steps
     if not (want_input or wanted):
         return steps
-    x = steps.data("input", whole)
-    operands = [steps.data("grad_out", whole), x, steps.output("grad_input", whole)]
+    again = steps.dtype != FLOAT16  # what is near zero
+    x = steps.data("input", whole, again)
+    operands = [steps.data("grad_out", whole, again), x, steps.output("grad_input", whole)]
     want = {
         "WANT_INPUT": want_input,
         "WANT_WEIGHT": "grad_weight" in wanted,
         "WANT_BIAS": "grad_bias" in wanted,
     }
     rows_of_groups = _rows_of_groups(problem, operands, 2)
+    named = dict(zip(wanted, outputs, strict=True))
     if rows_of_groups is not None:
-        flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, outputs)
+        flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, named)
         return steps
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     if _channels_adjacent(problem, x):
-        partial, rows = channels.backward(_sizes(problem), chip, steps, operands, vectors, want)
+        weight_sums = channels.backward(_sizes(problem), chip, steps, operands, vectors, want)
     else:
-        partial, rows = _backward_places(problem, chip, steps, operands, vectors, want)
-    infinite = want_input and vectors[2] is not None  # as a weight may be
-    if wanted and (not infinite or rows > SEGMENT):
-        steps.sum_columns(partial, rows, C, outputs)
-        outputs = []
-    if infinite:
-        steps.add(_finish(problem, operands, vectors, partial, rows, outputs))
+        weight_sums = _backward_places(problem, chip, steps, operands, vectors, want)
+    if weight_sums.rounded or (want_input and vectors[2] is not None):  # as a weight may be infinite
+        Finish(_sizes(problem), steps, operands, vectors, named).add(weight_sums)
+    elif wanted:
+        steps.sum_columns(weight_sums.memory, N * weight_sums.parts, C, outputs)
     return steps
-
-
-def _finish(
-    problem: Problem,
-    operands: Sequence[Operand],
-    vectors: Sequence[Argument],
-    partial: Scratch,
-    rows: int,
-    outputs: Sequence[Operand],
-) -> Step:
-    """The sums over samples and tiles that are still wanted, and what infinite weights make NaN."""
-    N, C, HxW, group = _sizes(problem)
-    first, second = (*outputs, *2 * [Operand(None, (1,))])[:2]
-    width, height, warps = sums_tile(rows, C, max(len(outputs), 1))
-    grad_out, x, grad_input = operands
-    sums = [partial, first.pointer, second.pointer, first.strides[0], second.strides[0]]
-    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer]
-    arguments = [*sums, *tensors, rows, N, group, HxW, *(operand.strides for operand in operands)]
-    constants = {"D": C // group, "ROWS": height, "COLUMNS": width}
-    grid = blocks(C, width), max(len(outputs), 1), 1
-    return Step(group_norm_finish, grid, arguments, constants, Options(warps, follows=True))
 
 
 def _backward_places(
@@ -202,8 +181,8 @@ def _backward_places(
     operands: list[Operand],
     vectors: list[Argument],
     want: dict[str, bool],
-) -> tuple[Scratch, int]:
-    N, C, HxW, group = _sizes(problem)
+) -> WeightSums:
+    N, _, HxW, group = _sizes(problem)
     pairs, operands = paired(operands, HxW)
     tile = _tile(problem, chip, 2, pairs)
     apart = any(operand.strides[2] != 1 for operand in operands[:2])
@@ -211,23 +190,22 @@ def _backward_places(
         tile = replace(tile, stages=1)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts if want["WANT_INPUT"] else 1, N * group_blocks, tile, chip)
-    rows = N * tile.place_parts
     # The roundings of few numbers are seen in their sums, and of places that lie apart a thread may have very many.
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.places <= channels.FEW
     exact = few or apart
-    partial = channels.partial_sums(steps, rows * C, want, exact)
+    weight_sums = WeightSums.of(steps, _sizes(problem), tile.place_parts, want, few, exact)
     slots = Slots.of(steps, teams, N * group)
     grad_out, x, grad_input = operands
-    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, partial, slots.memory]
+    tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, weight_sums.memory, slots.memory]
     in_word = 1 if pairs == SINGLE.value else 2
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
-    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
+    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want | weight_sums.want
     at_once = vector * in_word * steps.itemsize if begin_with_vectors(operands[:2]) else 0
     constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact}
     constants["ALIKE"] = len({operand.strides[1:] for operand in operands if operand.pointer is not None}) == 1
     assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
-    return partial, rows
+    return weight_sums
 
 
 def forward(problem: Problem, chip: Chip) -> Steps:

@@ -9,17 +9,16 @@ from typing import Any
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
+from normgrad.cuda.group_norm_finish import Sizes, WeightSums
 from normgrad.cuda.group_tiles import ChannelsTile, channels_tile
 from normgrad.cuda.kernels import group_norm_channels as kernels
 from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
-from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Step
 from normgrad.cuda.problem import Operand, Steps, paired
 
 _ENTRIES = 1024
 _GROUPS = 4  # of a program that makes their statistics
 FEW = 512  # numbers of a group: their roundings are seen in its sums, so these are float64
-
-Sizes = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -120,34 +119,26 @@ def _strides(operands: Sequence[Operand]) -> list[Shape]:
     return [operand.strides for operand in operands]
 
 
-def partial_sums(steps: Steps, count: int, want: Mapping[str, bool], exact: bool) -> Scratch:
-    """Room for so many of the sums that each weight's gradient is made of; float64 where those are EXACT."""
-    wanted = want["WANT_WEIGHT"] + want["WANT_BIAS"]
-    return steps.scratch(max(wanted * count, 1), FLOAT64 if exact else FLOAT32)
-
-
 def backward(
     sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], vectors: list[Argument], want: dict[str, bool]
-) -> tuple[Scratch, int]:
-    """The launches of the backward pass; gives the weight sums of the parts, and how many rows they have."""
+) -> WeightSums:
+    """The launches of the backward pass; gives the weight sums of the parts."""
     N, C, HxW, group = sizes
     cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 2))
-    rows = N * cut.parts
     few = steps.itemsize == FLOAT32.itemsize and cut.parts * cut.over == 1 and cut.depth * cut.part <= FEW
-    partial = partial_sums(steps, rows * C, want, few)
+    weight_sums = WeightSums.of(steps, sizes, cut.parts, want, few, exact=few)
     sums = steps.scratch(cut.entries * (2 if few else 1), INT64)
     pairs, operands = paired(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *vectors]
-    arguments = [*inputs, partial, sums, N, group, cut.count, HxW]
-    steps.add(
-        cut.sums(kernels.group_norm_channel_sums, arguments, {"PAIRS": pairs, "EXACT": few} | want, [grad_out, x])
-    )
+    arguments = [*inputs, weight_sums.memory, sums, N, group, cut.count, HxW]
+    constants = {"PAIRS": pairs, "EXACT": few} | want | weight_sums.want
+    steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, constants, [grad_out, x]))
     if want["WANT_INPUT"]:
         arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW]
         constants = cut.grouping | {"ENTRIES": cut.entries_at_a_time, "PAIRS": pairs, "EXACT": few}
         steps.add(cut.results(kernels.group_norm_channel_gradients, arguments, constants, operands))
-    return partial, rows
+    return weight_sums
 
 
 def forward(

@@ -99,9 +99,14 @@ class Steps:
         self._size = 0
 
     @property
+    def dtype(self) -> DType:
+        """The data's."""
+        return self._problem.views["input"].dtype
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element of the data."""
-        return self._problem.views["input"].dtype.itemsize
+        return self.dtype.itemsize
 
     @property
     def steps(self) -> list[Step]:
@@ -124,12 +129,19 @@ class Steps:
         view = self._problem.views[name]
         return Given(name, view.dtype, view.address % VECTOR_ACCESS == 0)
 
-    def data(self, name: str, sizes: Shape) -> Operand:
-        """An input that every program reads only where it writes, so that it may be the output's own memory."""
+    def data(self, name: str, sizes: Shape, again: bool = False) -> Operand:
+        """An input that every program reads only where it writes, so that it may be the output's own memory.
+
+        Unless it is read ``again`` when outputs have been written.
+        """
         view = self._problem.views[name]
         strides = grid_strides(view, sizes)
-        shared = any(overlap(view, other) and not _same(view, other) for other in self._early)
-        if strides is None or shared:
+        shared = any(overlap(view, other) and (again or not _same(view, other)) for other in self._early)
+        if strides is not None and shared:  # in the same order
+            strides = grid_strides(_dense(view), sizes)
+            if strides is not None:
+                return Operand(self._copy_of(name, _dense(view).strides), strides)
+        if strides is None:
             return Operand(self._copy_of(name), contiguous_strides(sizes))
         return Operand(self.given(name), strides, alignment(view.address))
 
@@ -155,10 +167,12 @@ class Steps:
         self._last.append(_copy(view.shape, compact, contiguous_strides(view.shape), self.given(name), view.strides))
         return Operand(compact, contiguous_strides(sizes))
 
-    def _copy_of(self, name: str) -> Scratch:
+    def _copy_of(self, name: str, strides: Shape | None = None) -> Scratch:
+        """A copy with nothing between its elements, in their order or that of these strides."""
         view = self._problem.views[name]
         compact = self.scratch(view.numel, view.dtype)
-        self.add(_copy(view.shape, self.given(name), view.strides, compact, contiguous_strides(view.shape)))
+        copied = contiguous_strides(view.shape) if strides is None else strides
+        self.add(_copy(view.shape, self.given(name), view.strides, compact, copied))
         return compact
 
     def sum_columns(self, partial: Scratch, rows: int, columns: int, outputs: Sequence[Operand]) -> None:
@@ -210,6 +224,14 @@ def _as_pairs(operand: Operand) -> Operand:
     return replace(
         operand, pointer=pointer, strides=tuple(stride if stride == 1 else stride // 2 for stride in operand.strides)
     )
+
+
+def _dense(view: View) -> View:
+    """A view with nothing between its elements, which are in the same order in memory."""
+    strides, below = [0] * view.rank, 1
+    for axis in sorted(range(view.rank), key=lambda axis: (abs(view.strides[axis]), -axis)):
+        strides[axis], below = below, below * view.shape[axis]
+    return replace(view, strides=tuple(strides))
 
 
 def _same(view: View, other: View) -> bool:

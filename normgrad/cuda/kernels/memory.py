@@ -62,7 +62,8 @@ def sums_over(partial, begin, end, columns, N, ROWS: tl.constexpr, COLUMNS: tl.c
 def put_sums(first, second, which, place, result, first_stride, second_stride, mask):
     """Store sums as the first or the second of two tensors, if there is that one."""
     if which == 0:
-        put_float64(first + place * first_stride, result, mask)
+        if first is not None:
+            put_float64(first + place * first_stride, result, mask)
     else:
         if second is not None:
             put_float64(second + place * second_stride, result, mask)

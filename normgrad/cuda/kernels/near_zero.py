@@ -39,7 +39,10 @@ def narrowed(value, BFLOAT16: tl.constexpr):
 @triton.jit
 def put_float64(pointers, value, mask):
     """Store float64 values in the target's dtype."""
-    put(pointers, narrowed(value, pointers.dtype.element_ty == tl.bfloat16), mask)
+    if pointers.dtype.element_ty == tl.float64:
+        tl.store(pointers, value, mask=mask)
+    else:
+        put(pointers, narrowed(value, pointers.dtype.element_ty == tl.bfloat16), mask)
 
 
 @triton.jit
