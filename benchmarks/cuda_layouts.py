@@ -215,6 +215,54 @@ def near_zero() -> Problems:
     return at_a_time(near_zero_of, cases)
 
 
+def groups_near_zero_of(case: tuple[tuple[int, int, int, int], torch.dtype]) -> Problems:
+    """GroupNorm backward near 1e-40: beside zeros and ordinary groups, with masks, tiny and large factors, in place."""
+    sizes, dtype = case
+    N, C, P, group = sizes
+    found: Problems = []
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def data(*shape: int, size: float = 1.0, like: torch.dtype = dtype) -> torch.Tensor:
+        made = torch.randn(shape, device="cuda", generator=generator, dtype=torch.float64) + 0.5
+        return (made * size).float().to(like)
+
+    x, w, mean = data(N, C, P), data(C, like=torch.float32), data(N, group, like=torch.float32)
+    rstd = torch.rand(N, group, device="cuda", generator=generator) + 0.5
+    both, only_input, only_weight = (True, True, True), (True, False, False), (False, True, False)
+    for size, weights, scale, mask in (
+        (1e-40, 1, 1, both),
+        (1e-43, 1, 1, both),
+        (1e-40, 1, 1, only_input),
+        (1e-43, None, 1e3, only_input),
+        (1e-43, None, 1, only_weight),
+        (1e-30, 1e-15, 1e10, both),
+        (1e-30, 1e-16, 1e4, both),
+    ):
+        dy = data(N, C, P, size=size)
+        dy[1], dy[0, : C // group] = 0, x[0, : C // group]
+        weight = None if weights is None else w * weights
+        for order in in_both_orders(x):
+            like = torch.empty_like(order).copy_(dy)
+            given = (like, order, mean, rstd * scale, weight, *sizes, mask)
+            label = f"groups of {size} and {weights} {dtype} {sizes} {order.stride()} {mask}"
+            found += judged("group_norm_backward", given, label)
+            if mask == both:
+                out = (like, torch.empty_like(w), torch.empty_like(w))
+                found += judged("group_norm_backward", given, "in place, " + label, out)
+    dy, large = data(N, C, P, size=1e-12), data(N, C, P, size=1e31)
+    given = (dy, large, torch.zeros_like(mean), rstd * 1e-31, None, *sizes)
+    found += judged("group_norm_backward", given, f"large data {dtype} {sizes}")
+    return found
+
+
+def groups_near_zero() -> Problems:
+    """The same of several sizes at a time: shared groups, several in a tile, rows, shared rows, and many samples."""
+    every = ((3, 32, 4096, 4), (5, 48, 256, 8), (9, 64, 49, 4), (3, 16, 9025, 4), (4200, 4, 132, 1))
+    return at_a_time(
+        groups_near_zero_of, [(sizes, dtype) for sizes in every for dtype in (torch.float32, torch.bfloat16)]
+    )
+
+
 def channels_near_zero() -> Problems:
     """BatchNorm's sums of products that float32 rounds as subnormals, beside a channel of zeros."""
     found = []
@@ -349,6 +397,7 @@ CHECKS: list[Callable[[], Problems]] = [
     gathered,
     special_values,
     near_zero,
+    groups_near_zero,
     channels_near_zero,
     at_the_mean,
     places_apart,
