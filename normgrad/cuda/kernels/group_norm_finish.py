@@ -153,7 +153,6 @@ def group_norm_finish(
 
     The table, and what becomes of its sums, is the program's second number, the rows are its third.
     """
-    wait_for_launch_before()
     C = channels_of(group, D, True)
     channels = indices(tl.program_id(0), COLUMNS)
     inside = channels < C
@@ -163,6 +162,8 @@ def group_norm_finish(
     end = tl.minimum(begin + segment, K)
     if weight is not None:
         scale = tl.load(weight + channels, mask=inside, other=0.0)
+        share = _share(scale)
+    wait_for_launch_before()
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
     near = tl.zeros((ROWS, COLUMNS), tl.int1)
     for start in range(begin, end, ROWS):
@@ -174,7 +175,7 @@ def group_norm_finish(
         if NEAR_GROUPS:
             size = tl.abs(value)
             if weight is not None:
-                size *= _share(scale)[None, :]
+                size *= share[None, :]
             if NARROW:
                 statistic = (rows // PARTS * group)[:, None] + (channels // D)[None, :]
                 size *= _share(tl.load(rstd + statistic, mask=mask, other=0.0))
