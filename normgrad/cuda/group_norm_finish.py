@@ -73,15 +73,16 @@ class Finish:
     def add(self, sums: WeightSums) -> None:
         """Sum up over the rows, where there are many over stretches of them first, and look after groups."""
         N = self.sizes[0]
+        rows = N * sums.parts if sums.tables else 0
         samples = max(SEGMENT // sums.parts, blocks(N, SEGMENT), 1)
-        stretches = blocks(N, samples)
-        if stretches > 1 and sums.tables:
+        stretches = blocks(rows, samples * sums.parts)
+        if stretches > 1 and self.outputs:
             shorter, targets = self.shorter(sums, stretches)
-            self._add(sums, N * sums.parts, samples * sums.parts, targets, groups=True, channels=False)
+            self._add(sums, rows, samples * sums.parts, targets, groups=True, channels=False)
             self.add_sums(shorter, stretches, sums)
         else:
-            rows = N * sums.parts if sums.tables else 0
-            self._add(sums, rows, max(rows, 1), self.targets(sums.tables), groups=True, channels=True)
+            segment = samples * sums.parts if stretches > 1 else max(rows, 1)
+            self._add(sums, rows, segment, self.targets(sums.tables), groups=True, channels=True)
 
     def add_sums(self, memory: Scratch, rows: int, sums: WeightSums) -> None:
         """Sum up over rows that are of all samples, for the same tables."""
