@@ -187,6 +187,16 @@ CLUSTERS = [
     for dtype in dtypes
     for operator, arguments in _layer_norm((480, columns), dtype).items()
 ]
+# Parts of many channels, and of some that are not there; of two channels, of both channels and places, and with masks.
+# In float32 those of up to 32768 numbers.
+GROUPS_IN_CLUSTERS = [(2, 40, 256, 1), (2, 18, 1024, 2), (2, 20, 4096, 2), (2, 8, 16384, 1), (2, 12, 3600, 1)]
+CLUSTERS += [
+    pytest.param(operator, arguments, id=f"{operator}-{'x'.join(map(str, sizes))}-{dtype}".replace("torch.", ""))
+    for sizes in GROUPS_IN_CLUSTERS
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    for operator, arguments in _group_norm(dtype, False, sizes).items()
+    if dtype != torch.float32 or sizes in GROUPS_IN_CLUSTERS[:2]
+]
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["side-by-side", "apart"])
@@ -194,7 +204,10 @@ CLUSTERS = [
 def test_every_thread_of_a_cluster_has_what_it_tells(
     operator: str, arguments: tuple[Any, ...], apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program's, or warp's, thread writes all rows' sums to another program, each once: bytes are counted there."""
+    """A program's, or warp's, thread writes all sums of rows, or a group, to another program, each once.
+
+    Bytes are counted there.
+    """
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.kernels.clusters import LARGEST, MOST_ROWS
     from normgrad.cuda.kernels.warp_sums import MOST_WARPS
@@ -202,7 +215,8 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     chip = _with_clusters()
     if apart:
-        data = torch.zeros(480, 2 * arguments[0].shape[1], dtype=arguments[0].dtype)[:, ::2]
+        *outer, inner = arguments[0].shape
+        data = torch.zeros(*outer, 2 * inner, dtype=arguments[0].dtype)[..., ::2]
         arguments = tuple(data if argument is arguments[0] else argument for argument in arguments)
     steps = OPERATORS[operator](_problem(operator, arguments), chip).steps
     in_clusters = [step for step in steps if step.options.cluster > 1]
@@ -214,7 +228,7 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
         assert not list(told_by_some_threads_only(kernel.asm["ttgir"], "st.async"))
         assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
         ptx = kernel.asm["ptx"]
-        assert ptx.count("st.async") == step.constants["ROWS"] <= MOST_ROWS
+        assert ptx.count("st.async") == step.constants.get("ROWS", 1) <= MOST_ROWS
         assert ptx.count("expect_tx") == ptx.count("try_wait") == 1
         if operator == "layer_norm_backward":
             assert step.options.cluster * step.options.warps <= MOST_WARPS

@@ -96,7 +96,7 @@ def test_row_tiles_cover_the_row(chip: Chip, columns: int, itemsize: int) -> Non
         assert tile.columns <= 2 * chip.largest_tile
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", [*CHIPS, WITH_CLUSTERS])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("tensors", [1, 2])
 @pytest.mark.parametrize("D", [1, 2, 10, 12, 300, 20000])
@@ -106,7 +106,7 @@ def test_group_tiles_cover_the_group(chip: Chip, itemsize: int, tensors: int, D:
     tile = group_tile(D, HxW, group, itemsize, chip, tensors)
     assert (tile.place_parts - 1) * tile.places < HxW <= tile.place_parts * tile.places
     assert (tile.channel_parts - 1) * tile.channels < D <= tile.channel_parts * tile.channels
-    assert tile.groups == 1 or tile.channels >= D
+    assert tile.groups == 1 or (tile.channels >= D and not tile.cluster)
     assert tile.places * tile.groups * tile.channels * itemsize <= 4 * chip.largest_tile
 
 
@@ -235,6 +235,29 @@ def test_rows_that_fill_a_tile_are_one_program_s(columns: int) -> None:
     assert not forward_row_tile(columns, 2, WITH_CLUSTERS).cluster
 
 
+@pytest.mark.parametrize("tensors", [1, 2])
+@pytest.mark.parametrize(
+    ("D", "HxW", "channels", "parts"),
+    [(10, 4096, 2, 5), (12, 3600, 2, 6), (10, 1024, 2, 5), (40, 256, 8, 5), (8, 16384, 4, 8)],
+)
+def test_clusters_share_groups(D: int, HxW: int, channels: int, parts: int, tensors: int) -> None:
+    tile = group_tile(D, HxW, 32, 2, WITH_CLUSTERS, tensors)
+    assert tile.cluster
+    assert (tile.groups, tile.channels, tile.parts) == (1, channels, parts)
+    teams = Teams.of(tile.parts, 10**6, tile, WITH_CLUSTERS)
+    assert teams.cluster
+    assert teams.count == _clusters(parts, tile.resident)
+    for clusters in (None, lambda programs, resident: 0):
+        chip = replace(WITH_CLUSTERS, clusters=clusters)
+        assert group_tile(D, HxW, 32, 2, chip, tensors) == group_tile(D, HxW, 32, 2, Chip(132), tensors)
+
+
+@pytest.mark.parametrize("tensors", [1, 2])
+@pytest.mark.parametrize(("D", "HxW"), [(1, 49), (8, 1024), (4, 65536), (4, 262144), (20000, 49)])
+def test_groups_for_one_program_or_more_than_a_cluster_have_none(D: int, HxW: int, tensors: int) -> None:
+    assert group_tile(D, HxW, 32, 2, WITH_CLUSTERS, tensors) == group_tile(D, HxW, 32, 2, Chip(132), tensors)
+
+
 @pytest.mark.parametrize("parts", [2, 10, 64, 100, 264])
 def test_incomplete_teams_leave_room_for_others(parts: int) -> None:
     tile = GroupTile(4096, 1, 1, parts, 1, 4, 4)
@@ -286,10 +309,10 @@ def test_a_thread_adds_up_eight_squares_of_a_row_at_the_most(chip: Chip, itemsiz
             assert tile.columns // fold >= threads * (16 // itemsize)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", [*CHIPS, WITH_CLUSTERS])
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("HxW", [1, 49, 1024, 2047, 3136, 4096, 65536])
-@pytest.mark.parametrize("D", [1, 2, 3, 10, 60])
+@pytest.mark.parametrize("HxW", [1, 49, 1024, 2047, 3136, 4096, 16384, 65536])
+@pytest.mark.parametrize("D", [1, 2, 3, 8, 10, 60])
 @pytest.mark.parametrize("at_once", [0, 4, 16])
 def test_a_thread_adds_up_sixteen_numbers_of_a_channel_at_the_most(
     chip: Chip, itemsize: int, HxW: int, D: int, at_once: int

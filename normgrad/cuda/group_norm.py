@@ -32,19 +32,25 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     return N, C, HxW, group
 
 
-def _tile(problem: Problem, chip: Chip, tensors: int, pairs: int) -> GroupTile:
+def _tile(problem: Problem, chip: Chip, data: Sequence[Operand], pairs: int) -> GroupTile:
     """The tile for data that comes so: where numbers of 16 bits come one by one, a thread has no more than 16 of them.
 
-    Each takes a register, as float32 does, and its address another.
+    Each takes a register, as float32 does, and its address another. Clusters take places that lie side by side.
     """
     _, C, HxW, group = _sizes(problem)
     dtype = problem.views["input"].dtype
-    sizes = max(C // group, 1), max(HxW, 1), group
+    sizes, tensors = (max(C // group, 1), max(HxW, 1), group), len(data)
+    if _places_apart(data):
+        chip = replace(chip, clusters=None)
     if pairs != SINGLE.value or dtype == FLOAT32:
         return group_tile(*sizes, dtype.itemsize, chip, tensors)
     tile = group_tile(*sizes, FLOAT32.itemsize, chip, tensors)
     warps = max(tile.places * tile.groups * tile.channels // 512, tile.warps)
     return replace(tile, warps=warps, resident=min(tile.resident, max(16 // warps, 1)))
+
+
+def _places_apart(operands: Sequence[Operand]) -> bool:
+    return any(operand.strides[2] != 1 for operand in operands)
 
 
 def _channels_adjacent(problem: Problem, x: Operand) -> bool:
@@ -184,8 +190,8 @@ def _backward_places(
 ) -> WeightSums:
     N, _, HxW, group = _sizes(problem)
     pairs, operands = paired(operands, HxW)
-    tile = _tile(problem, chip, 2, pairs)
-    apart = any(operand.strides[2] != 1 for operand in operands[:2])
+    tile = _tile(problem, chip, operands[:2], pairs)
+    apart = _places_apart(operands[:2])
     if apart:  # results take the way through shared memory that the data would
         tile = replace(tile, stages=1)
     group_blocks = blocks(group, tile.groups)
@@ -202,7 +208,7 @@ def _backward_places(
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
     constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want | weight_sums.want
     at_once = vector * in_word * steps.itemsize if begin_with_vectors(operands[:2]) else 0
-    constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact}
+    constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact, "CLUSTER": teams.cluster}
     constants["ALIKE"] = len({operand.strides[1:] for operand in operands if operand.pointer is not None}) == 1
     assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
     return weight_sums
@@ -234,7 +240,7 @@ def _forward_places(
 ) -> None:
     N, _, HxW, group = _sizes(problem)
     pairs, operands = paired(operands, HxW)
-    tile = _tile(problem, chip, 1, pairs)
+    tile = _tile(problem, chip, operands[:1], pairs)
     group_blocks = blocks(group, tile.groups)
     teams = Teams.of(tile.parts, N * group_blocks, tile, chip)
     slots = Slots.of(steps, teams, 2 * N * group)
@@ -246,5 +252,5 @@ def _forward_places(
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *(statistic.strides[0] for statistic in statistics)]
     constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize, x.strides[2] == 1)}
-    constants |= {"VECTOR": vector, "PAIRS": pairs}
+    constants |= {"CLUSTER": teams.cluster, "VECTOR": vector, "PAIRS": pairs}
     assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants, cooperative=teams.large)

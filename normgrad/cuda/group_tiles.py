@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normgrad.cuda.configurations import Chip, blocks, even_block, power_of_two, staged
+from normgrad.cuda.kernels.clusters import LARGEST
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTile:
-    """A tile of GroupNorm: places × groups × channels of a group, and in how many parts a group is cut either way."""
+    """A tile of GroupNorm: places × groups × channels of a group, and in how many parts a group is cut either way.
+
+    ``cluster``: the parts are the programs of one.
+    """
 
     places: int
     groups: int
@@ -19,6 +23,7 @@ class GroupTile:
     warps: int
     resident: int
     stages: int = 1
+    cluster: bool = False
 
     @property
     def parts(self) -> int:
@@ -76,6 +81,29 @@ SHARED_GROUP_WORK = {
     (2, 4): (GroupWork(2048, 4, 4, "32×512×1024", 87), GroupWork(2048, 4, 4, "16×320×4096", 89)),
 }
 _FEW_PLACES = 4095
+_MOST_PLACES = 4096
+# For groups that a program alone is slower with, or has no room for: the first of which a cluster has enough. Each has
+# a tile and the next in registers.
+CLUSTER_GROUP_WORK = {
+    (1, 2): (
+        GroupWork(4096, 2, 6, "32×512×1024", 89),
+        GroupWork(8192, 4, 3, "16×320×4096", 90),
+        GroupWork(16384, 8, 1, "4×256×16384", 72),
+    ),
+    (1, 4): (GroupWork(4096, 4, 3, "32×512×1024", 92),),
+    (2, 2): (
+        GroupWork(2048, 1, 8, "32×512×1024", 85),
+        GroupWork(4096, 2, 4, "32×512×1024", 83),
+        GroupWork(8192, 4, 2, "16×320×4096", 89),
+        GroupWork(16384, 8, 1, "4×256×16384", 83),
+    ),
+    (2, 4): (
+        GroupWork(2048, 4, 4, "32×512×1024", 93.5),
+        GroupWork(4096, 8, 2, "32×512×1024", 92),
+        GroupWork(8192, 16, 1, "16×320×4096", 92),
+    ),
+}
+_ALONE = 8192
 
 
 def _group_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> GroupWork:
@@ -94,14 +122,41 @@ def group_tile(D: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors:
     work = _group_work(D, HxW, itemsize, tensors, chip)
     room = min(work.elements, chip.largest_tile * (2 if itemsize == 2 else 1))
     # A thread has no more than 64 numbers of a channel to add up.
-    places = even_block(HxW, room if tensors == 1 else min(room, 4096))
+    places = even_block(HxW, room if tensors == 1 else min(room, _MOST_PLACES))
     channels = min(power_of_two(D), room // places)
     fits = places >= HxW and channels >= D
+    if not fits or places * channels > _ALONE:
+        tile = _in_cluster(D, HxW, itemsize, chip, tensors)
+        if tile is not None:
+            return tile
     groups = min(power_of_two(group), max(room // (places * channels) // 2, 1)) if fits else 1
     parts = blocks(HxW, places), blocks(D, channels)
     nbytes = groups * channels * (tensors * places * itemsize + 8)  # with a channel's weight and bias
     stages = staged(3, work.resident, nbytes, chip)
     return GroupTile(places, groups, channels, *parts, work.warps, work.resident, stages)
+
+
+def _in_cluster(D: int, HxW: int, itemsize: int, chip: Chip, tensors: int) -> GroupTile | None:
+    """The tile for groups that the programs of a cluster share; None where there is none.
+
+    It has the most channels of those that leave the least of themselves empty.
+    """
+    if chip.clusters is None:
+        return None
+    for work in CLUSTER_GROUP_WORK[tensors, itemsize]:
+        places = even_block(HxW, min(work.elements, _MOST_PLACES))
+        channels = min(power_of_two(D), work.elements // places)
+        fitting = []
+        while channels:
+            parts = blocks(HxW, places), blocks(D, channels)
+            stages = staged(3, work.resident, channels * (tensors * places * itemsize + 8), chip)
+            tile = GroupTile(places, 1, channels, *parts, work.warps, work.resident, stages, cluster=True)
+            if 1 < tile.parts <= LARGEST and chip.clusters(tile.parts, tile.resident):
+                fitting.append(tile)
+            channels //= 2
+        if fitting:
+            return min(fitting, key=lambda tile: tile.channel_parts * tile.channels)
+    return None
 
 
 #: In how many parts the places of a sample are cut at the most, where its channels lie side by side.

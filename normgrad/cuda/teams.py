@@ -38,7 +38,7 @@ class Teams:
     def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> Teams:
         """As many teams as run side by side, and no more than there are items of work."""
         room = chip.multiprocessors * tile.resident
-        if parts > 1 and isinstance(tile, RowTile) and tile.cluster:
+        if parts > 1 and tile.cluster:
             assert chip.clusters is not None
             return cls(max(min(items, chip.clusters(parts, tile.resident)), 1), parts, True, False, cluster=True)
         together = parts == 1 or (chip.concurrent and parts <= room)

@@ -1,7 +1,8 @@
 """GroupNorm's backward pass.
 
 A team of PARTS programs holds the GROUPS groups of a sample between them, in registers, so that the data is read once;
-teams walk over the samples' groups. The results of a tile follow when the next is loaded and its sums are on their way.
+teams walk over the samples' groups. Sums go through the shared memory of a cluster, or through slots in the GPU's
+memory: then the results of a tile follow when the next is loaded and its sums are on their way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels import group_norm_tiles as tiles
+from normgrad.cuda.kernels.clusters import open_slots, sums_of_all, tell, wait_for_all
 from normgrad.cuda.kernels.common import (
     OUTPUTS,
     SINGLE,
@@ -18,6 +20,7 @@ from normgrad.cuda.kernels.common import (
     collect,
     float64,
     int64,
+    lane_zero,
     let_next_launch_begin,
     publish,
     put_numbers,
@@ -27,6 +30,35 @@ from normgrad.cuda.kernels.common import (
     wide,
 )
 from normgrad.cuda.kernels.formulas import gradient, precise, wider
+
+
+@triton.jit
+def _statistics(mean, rstd, item, totals, GROUPS: tl.constexpr, AHEAD: tl.constexpr):
+    """Mean and rstd of an item's groups; AHEAD: they are needed a turn later."""
+    items, group, group_blocks = totals
+    sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
+    statistic = int64(sample) * group + groups
+    if AHEAD:  # a register of the whole warp would have them at once, and the warp would wait for them
+        statistic += lane_zero()
+    mu = tl.load(mean + statistic, mask=known, other=0.0)
+    return mu, tl.load(rstd + statistic, mask=known, other=0.0)
+
+
+@triton.jit
+def _channels(item, totals, within, D: tl.constexpr, GROUPS: tl.constexpr):
+    """The channels of an item's tile, and which of them there are."""
+    items, group, group_blocks = totals
+    _, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
+    return groups[:, None] * D + within[None, :], known[:, None] & (within < D)[None, :]
+
+
+@triton.jit
+def _weights(weight, item, totals, within, D: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr):
+    """The weights of an item's channels; AHEAD: they are needed a turn later."""
+    channels, known = _channels(item, totals, within, D, GROUPS)
+    if AHEAD:  # as above; times 16, so that they still come in vectors
+        channels += 16 * lane_zero()
+    return tl.load(weight + channels, mask=known, other=0.0)
 
 
 @triton.jit
@@ -61,6 +93,7 @@ def group_norm_backward(
     NEIGHBOURS: tl.constexpr,  # those that it has side by side before the others, so that no sum is of many one by one
     EXACT: tl.constexpr,  # the sums are float64
     VECTOR: tl.constexpr,  # what divides strides of samples and channels, which count vectors, and a channel's words
+    CLUSTER: tl.constexpr,  # a team's programs reach each other's shared memory; they load a turn ahead, into registers
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
     ALIKE: tl.constexpr,  # the tensors' strides of channel and place are the same
     WANT_INPUT: tl.constexpr,
@@ -70,7 +103,8 @@ def group_norm_backward(
 ):
     """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
     let_next_launch_begin()
-    LAG: tl.constexpr = 1 if (WANT_INPUT and PARTS > 1) and PHASE == WHOLE else 0
+    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = 1 if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
     FOLDED: tl.constexpr = (GROUPS, CHANNELS, STRETCHES, PLACES // (STRETCHES * NEIGHBOURS), NEIGHBOURS)
     input_strides = tiles.strides_of(input_strides, VECTOR, WIDE)
@@ -90,6 +124,16 @@ def group_norm_backward(
     if WIDE:
         items = int64(samples) * group_blocks
         team = int64(team)
+    totals = (items, group, group_blocks)
+    begin = (channel_in_group, word, word_in_tile)
+    if CLUSTER:
+        told = open_slots()
+        turns = 0
+        next_x = tiles.loaded(input, read_x, input_strides, team, totals, begin, D, GROUPS, MASKED)
+        next_dy = tiles.loaded(grad_out, read_dy, grad_out_strides, team, totals, begin, D, GROUPS, MASKED)
+        next_mean, next_rstd = _statistics(mean, rstd, team, totals, GROUPS, True)
+        if weight is not None:
+            next_scale = _weights(weight, team, totals, within, D, GROUPS, True)
     if LAG:
         x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
         dy_before = tl.zeros((GROUPS, CHANNELS, WORDS), grad_out.dtype.element_ty)
@@ -97,22 +141,28 @@ def group_norm_backward(
         rs_before = tl.zeros((GROUPS,), tl.float32)
         if weight is not None:
             scale_before = tl.zeros((GROUPS, CHANNELS), tl.float32)
-    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=1 if CLUSTER else STAGES):
         done = item - LAG * teams
+        ahead = item + teams if CLUSTER else item
+        x = tiles.loaded(input, read_x, input_strides, ahead, totals, begin, D, GROUPS, MASKED)
+        dy = tiles.loaded(grad_out, read_dy, grad_out_strides, ahead, totals, begin, D, GROUPS, MASKED)
+        mu, rs = _statistics(mean, rstd, ahead, totals, GROUPS, CLUSTER)
+        if weight is not None:
+            scale = _weights(weight, ahead, totals, within, D, GROUPS, CLUSTER)
+        if CLUSTER:
+            x, next_x = next_x, x
+            dy, next_dy = next_dy, dy
+            mu, next_mean = next_mean, mu
+            rs, next_rstd = next_rstd, rs
+            if weight is not None:
+                scale, next_scale = next_scale, scale
+        mu = wide(mu)
+        rs = wide(rs)
+        if weight is not None:
+            scale = wide(scale)
         sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        mask = tiles.tile_mask(known, word_in_tile, MASKED)
-        x_at = tiles.tile_at(input, sample, channel, word, input_strides)
-        dy_at = tiles.tile_at(grad_out, sample, channel, word, grad_out_strides)
-        x = tl.load(x_at + read_x, mask=mask, other=0)
-        dy = tl.load(dy_at + read_dy, mask=mask, other=0)
-        statistic = int64(sample) * group + groups
-        mu = wide(tl.load(mean + statistic, mask=known, other=0.0))
-        rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))
-        channels = groups[:, None] * D + within[None, :]
-        known_channels = known[:, None] & (within < D)[None, :]
-        if weight is not None:
-            scale = wide(tl.load(weight + channels, mask=known_channels, other=0.0))
+        channels, known_channels = _channels(item, totals, within, D, GROUPS)
         if PHASE != OUTPUTS:
             g = tl.reshape(wider(dy, PAIRS, EXACT), FOLDED)
             x_hat = tl.reshape(wider(x, PAIRS, EXACT), FOLDED)
@@ -133,9 +183,12 @@ def group_norm_backward(
                     sum_g = sum_g.to(tl.float64) * scale
                     sum_gx = sum_gx.to(tl.float64) * scale
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
-                if PARTS > 1:
+                if CLUSTER:
+                    tell(sum_g, sum_gx, told, part, turns, 1, PARTS)
+                elif SLOTS:
                     if PHASE == WHOLE:
                         wait_for_launch_before()
+                    statistic = int64(sample) * group + groups
                     publish(sum_g, sum_gx, slots + statistic * PARTS + part, known)
         if WANT_INPUT and PHASE != SUMS:
             if LAG:
@@ -147,7 +200,10 @@ def group_norm_backward(
                 rs, rs_before = rs_before, rs
                 if weight is not None:
                     scale, scale_before = scale_before, scale
-            if PARTS > 1:
+            if CLUSTER:
+                sum_g, sum_gx = sums_of_all(wait_for_all(told, turns, 1, PARTS), PARTS)
+                turns += 1
+            elif SLOTS:
                 slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 1)
                 all_g, all_gx = collect(slot, given, PHASE == WHOLE)
                 sum_g = settled(tl.sum(all_g, axis=1), GROUPS)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.kernels import group_norm_tiles as tiles
+from normgrad.cuda.kernels.clusters import open_slots, tell, told_by, wait_for_all
 from normgrad.cuda.kernels.common import (
     INTERPRETED,
     OUTPUTS,
@@ -66,13 +67,13 @@ def _power_of_two(inverse, near):
 
 
 @triton.jit
-def _normalised(x, centre, inverse, factor, shift, LAG: tl.constexpr):
+def _normalised(x, centre, inverse, factor, shift, SHARED: tl.constexpr):
     """``(x − centre)·inverse·factor + shift`` of a tile's groups.
 
-    With a LAG the distances are not at hand from the sums. They are made times a power of two, and the rest of the
-    reciprocal deviation comes in with the weight, as one factor: neither is out of float32's range.
+    Of SHARED groups the distances are not at hand from the sums. They are made times a power of two, and the rest of
+    the reciprocal deviation comes in with the weight, as one factor: neither is out of float32's range.
     """
-    if x.dtype != tl.float64 and LAG and factor is not None:
+    if x.dtype != tl.float64 and SHARED and factor is not None:
         near, rest = near_and_rest(centre, tl.float32)
         power, reciprocal = _power_of_two(high(inverse), near)
         term = left_out_of(rest, inverse)[:, None, None] * factor
@@ -116,12 +117,14 @@ def group_norm_forward(
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
     FOLD: tl.constexpr,  # stretches of a group's tile that are added up first
+    CLUSTER: tl.constexpr,
     VECTOR: tl.constexpr,
     PAIRS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
     """The normalised groups of a team and their statistics."""
-    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == WHOLE else 0
+    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = 1 if SLOTS and PHASE == WHOLE else 0
     # The roundings of few numbers are seen in their sums.
     EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
     WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
@@ -144,14 +147,22 @@ def group_norm_forward(
     if WIDE:
         items = int64(samples) * group_blocks
         team = int64(team)
+    totals = (items, group, group_blocks)
+    begin = (channel_in_group, word, word_in_tile)
+    if CLUSTER:
+        told = open_slots()
+        turns = 0
+        next_x = tiles.loaded(input, read, input_strides, team, totals, begin, D, GROUPS, MASKED)
     if LAG:
         x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=1 if CLUSTER else STAGES):
         done = item - LAG * teams
         sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        x_at = tiles.tile_at(input, sample, channel, word, input_strides)
-        x = tl.load(x_at + read, mask=tiles.tile_mask(known, word_in_tile, MASKED), other=0)
+        ahead = item + teams if CLUSTER else item
+        x = tiles.loaded(input, read, input_strides, ahead, totals, begin, D, GROUPS, MASKED)
+        if CLUSTER:
+            x, next_x = next_x, x
         if PHASE != OUTPUTS:
             # In float64, since the output near the mean is only as precise as the mean is.
             total = _sum_of_groups(wider(x, PAIRS, EXACT).to(tl.float64))
@@ -170,7 +181,9 @@ def group_norm_forward(
                 squares = squares.to(tl.float64)
             squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
             squares = tl.where(squares < 0.0, 0.0, squares)
-            if PARTS > 1:
+            if CLUSTER:
+                tell(total, squares, told, part, turns, 1, PARTS)
+            elif SLOTS:
                 statistic = int64(sample) * group + groups
                 if PHASE == WHOLE:
                     wait_for_launch_before()
@@ -182,7 +195,11 @@ def group_norm_forward(
                 x, x_before = x_before, x
             channels = groups[:, None] * D + within[None, :]
             known_channels = known[:, None] & (within < D)[None, :]
-            if PARTS > 1:
+            if CLUSTER:
+                places = wait_for_all(told, turns, 1, PARTS)
+                centre, squares = _of_cluster(places, HxW, whole, per_group, D, PLACES, CHANNELS, PLACE_PARTS, PARTS)
+                turns += 1
+            elif SLOTS:
                 slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
                 sums, all_squares = collect_wide(slot, given, PHASE == WHOLE)
                 centre = divided(tl.sum(sums, axis=1), whole, per_group)
@@ -197,7 +214,7 @@ def group_norm_forward(
                 factor = wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
             if bias is not None:
                 shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
-            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift, LAG)
+            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift, LAG or CLUSTER)
             target = tiles.tile_at(output, sample, channel, word, output_strides)
             mask = tiles.tile_mask(known, word_in_tile, MASKED)
             put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
@@ -205,6 +222,33 @@ def group_norm_forward(
             first = known & (part == 0)
             put(mean + statistic * mean_stride, high(centre), first)
             put(rstd + statistic * rstd_stride, high(inverse), first)
+
+
+@triton.jit
+def _of_cluster(
+    told,
+    HxW,
+    whole,
+    per_group,
+    D: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PLACE_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The mean of a group and the sum of its squares about it, from what the programs of a cluster have told."""
+    total, squares = told_by(0, told)
+    for part in tl.static_range(1, PARTS):
+        one, more = told_by(part, told)
+        total += one
+        squares += more
+    centre = divided(total, whole, per_group)
+    for part in tl.static_range(PARTS):
+        one, _ = told_by(part, told)
+        count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
+        apart = one - centre * count
+        squares += apart * apart * (1.0 / count)
+    return centre, squares
 
 
 @triton.jit

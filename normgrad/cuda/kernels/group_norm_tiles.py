@@ -110,6 +110,27 @@ def tile_mask(known, in_tile, MASKED: tl.constexpr):
 
 
 @triton.jit
+def loaded(
+    pointer,
+    offsets,  # of a tile's words
+    strides,
+    item,
+    totals,  # items, groups of a sample, and blocks of these
+    begin,  # what a program has of a group: the first channel and word, and which words there are
+    D: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """An item's tile of a tensor."""
+    items, group, group_blocks = totals
+    channel_in_group, word, word_in_tile = begin
+    sample, _, known = groups_of(item, items, group, group_blocks, GROUPS)
+    channel = (item % group_blocks) * GROUPS * D + channel_in_group
+    at = tile_at(pointer, sample, channel, word, strides)
+    return tl.load(at + offsets, mask=tile_mask(known, word_in_tile, MASKED), other=0)
+
+
+@triton.jit
 def slots_of(slots, sample, groups, known, group, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
     """All slots of the groups, and which of them there are."""
     parts = tl.arange(0, PADDED)
