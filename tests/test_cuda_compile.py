@@ -239,6 +239,44 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("operator", ["batch_norm_stats", "batch_norm_reduce_backward"])
+@pytest.mark.parametrize(
+    ("shape", "channels_last"),
+    [
+        ((32, 5, 2048), False),
+        ((250, 32, 49), False),
+        ((4, 5, 2049), False),
+        ((4096, 64, 1), True),
+        ((700, 70, 2), True),
+    ],
+)
+def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
+    operator: str, shape: tuple[int, int, int], channels_last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread writes a pair of sums, of every channel one: the first program waits for all their bytes."""
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.kernels.clusters import LARGEST, MOST_SUMS
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    arguments = _batch_norm(dtype, channels_last, shape)[operator]
+    (step,) = OPERATORS[operator](_problem(operator, arguments), _with_clusters()).steps
+    parts, (sums, _) = step.options.cluster, step.constants["RUNS"]
+    assert 1 < parts == step.constants["CLUSTER"] <= LARGEST
+    assert step.grid[0] % parts == 0
+    assert step.grid[0] <= 132
+    assert sums <= MOST_SUMS <= 32 * step.options.warps
+    kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
+    assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
+    ptx = kernel.asm["ptx"]
+    for once in ("mbarrier.init", "st.async", "try_wait", "barrier.cluster.arrive", "barrier.cluster.wait"):
+        assert ptx.count(once) == 1, once
+    (counted,) = re.findall(r"expect_tx\S* _, \[told\], (%\w+);", ptx)
+    assert re.search(rf"mov\.b32\s+{counted}, {16 * sums * (parts - 1)};", ptx)
+    assert _told(ptx) >= 16 + 16 * sums * parts
+    assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("operator", "columns"),
     [("layer_norm_backward", columns) for columns in (16, 100, 300, 1001, 1024, 5120)] + [("layer_norm", 100)],

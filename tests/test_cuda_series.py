@@ -66,23 +66,22 @@ def test_programs_are_launched_in_clusters() -> None:
     clustered = replace(step(ARGUMENTS, {"G": 64}, (15, 1, 1)), options=Options(cluster=5))
     series(driver, (clustered, kernel(SIGNATURE, launch_pdl=True))).launch([0x1000, 0x2000], 0, 0)
     assert driver.launches[0]["attributes"] == {6: 1, 4: 5 | 1 << 32}
+    assert driver.allowed == [(77, 8, 1024)]  # which counts where the slots make it more than 48 KiB
+
+
+def test_clusters_without_room_are_not_launched() -> None:
+    clustered = replace(step(ARGUMENTS, {"G": 64}), options=Options(cluster=3))
+    with pytest.raises(DoesNotFit):
+        series(Driver(*SIZES, status=1), (clustered, kernel(SIGNATURE)))
 
 
 def test_only_large_clusters_have_to_be_allowed() -> None:
-    class Allowing:
-        def __init__(self) -> None:
-            self.asked: list[tuple[int, int, int]] = []
-
-        def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
-            self.asked.append((function.value, attribute, value))
-            return 7
-
-    driver = Allowing()
-    assert allow_cluster(driver, 77, 8) == 0
-    assert driver.asked == []
-    assert allow_cluster(driver, 77, 16) == 7
-    assert driver.asked == [(77, 14, 1)]
-    assert _asked(driver, 77, 16, 50000) == 0
+    driver = Driver()
+    assert allow_cluster(driver, 77, 8, 512) == allow_cluster(driver, 77, 16, 512) == 0
+    assert driver.allowed == [(77, 8, 512), (77, 8, 512), (77, 14, 1)]
+    refusing = Driver(status=7)
+    assert allow_cluster(refusing, 77, 16, 512) == 7
+    assert _asked(refusing, 77, 16, 50000) == 0
 
 
 class Occupancy:

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import normgrad
 from support.interpreted import backend as backend
 from support.interpreted import interpreted as interpreted
 from support.interpreted import judge, only_elsewhere, only_there, random_channels, random_data, run_with_it, scales
@@ -205,3 +206,64 @@ def test_programs_that_share_groups_normalise_as_others_do(offset: float, size: 
         with np.errstate(all="ignore"):
             normalise[(1,)](x, statistics, torch.tensor([weight], dtype=torch.float32), results, lag)
     torch.testing.assert_close(shared, alone, rtol=2**-21, atol=0, equal_nan=True)
+
+
+Told = dict[tuple[int, int], tuple[Any, Any]]  # what a part told, by the first program of its cluster
+
+
+@pytest.fixture
+def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """BatchNorm's programs in clusters of three, one after the other: what the first hears is of the call before."""
+    import triton.language as tl
+
+    from normgrad.cuda import batch_norm, interpreter
+    from normgrad.cuda.configurations import Chip, blocks
+    from normgrad.cuda.kernels import batch_norm_moments, batch_norm_sums, clusters
+
+    told: Told = {}
+
+    def tell_first(first: Any, second: Any, slots: Any, part: Any, SUMS: int, PARTS: int) -> None:
+        assert first.shape == second.shape == [SUMS]
+        told[int(slots) - int(part), int(part)] = first, second
+
+    def told_by(part: int, places: Any) -> tuple[Any, Any]:
+        nothing = tl.zeros(places.shape, tl.float64)
+        return told.get((int(places.handle.data[0]), part), (nothing, nothing))
+
+    for module in (batch_norm_moments, batch_norm_sums, clusters):
+        monkeypatch.setattr(module, "told_by", told_by, raising=False)
+        monkeypatch.setattr(module, "tell_first", tell_first)
+        monkeypatch.setattr(module, "open_slots_of_first", lambda SUMS, PARTS: tl.program_id(0))
+        monkeypatch.setattr(
+            module, "wait_for_all", lambda slots, turn, SUMS, PARTS: tl.zeros((SUMS,), tl.int32) + slots
+        )
+    chip = Chip(8, concurrent=False, largest_tile=256, clusters=lambda programs, resident: 8 * resident // programs)
+    monkeypatch.setattr(interpreter, "CHIP", chip)
+    monkeypatch.setattr(batch_norm, "even_share", lambda work, tiles, room: blocks(tiles, 3))
+    return told
+
+
+@only_there
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5, 400), (41, 5, 17), (300, 37, 1)])
+class TestClusters:
+    """A channel's parts, which are not all of one size, are taken together by the first program of a cluster."""
+
+    @staticmethod
+    def _judge(told: Told, operator: str, *args: Any) -> None:
+        getattr(normgrad, operator)(*args)
+        assert {part for _, part in told} == {0, 1, 2}
+        judge(operator, *args)
+
+    def test_sums(self, in_clusters: Told, dtype: Any, channels_last: bool, shape: tuple[int, int, int]) -> None:
+        C = shape[1]
+        dy, x = (random_channels(shape, dtype, channels_last, seed) for seed in (1, 2))
+        given = random_data((C,), np.float32, 3), scales((C,), 4), random_data((C,), np.float32, 5)
+        self._judge(in_clusters, "batch_norm_reduce_backward", dy, x, *given)
+
+    def test_moments(self, in_clusters: Told, dtype: Any, channels_last: bool, shape: tuple[int, int, int]) -> None:
+        x = random_channels(shape, dtype, channels_last, 1)
+        x[: len(x) // 2] += np.asarray(3, dtype)  # parts whose means are apart
+        self._judge(in_clusters, "batch_norm_stats", x)

@@ -17,7 +17,7 @@ from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.batch_norm import _folds
 from normgrad.cuda.batch_norm import _vector as batch_vector
-from normgrad.cuda.channel_tiles import channels_within, entries, even_share, stream_tile, sums_tile
+from normgrad.cuda.channel_tiles import Room, SumsTile, channels_within, entries, even_share, stream_tile, sums_tile
 from normgrad.cuda.configurations import Chip
 from normgrad.cuda.group_norm import _folds as group_folds
 from normgrad.cuda.group_norm import _vector
@@ -163,12 +163,63 @@ def test_channels_and_stretches_meet_as_often_as_is_said(P: int, stretch: int) -
 @pytest.mark.parametrize("tiles", [1, 16, 49, 3136])
 def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
     resident = 3
-    share = even_share(work, tiles, resident, 132, 1, resident)
+    share = even_share(work, tiles, Room(132, resident, 1, resident, resident, None))
     programs = work * -(-tiles // share)
     rounds = -(-programs // (132 * resident))
     assert 1 <= share <= tiles
     if work * tiles >= 132 * 16:
         assert work * tiles >= 0.75 * rounds * 132 * resident * share
+
+
+def test_clusters_take_no_second_launch_where_their_programs_are_few() -> None:
+    tile = sums_tile(1, 512, 4096, 2, WITH_CLUSTERS, False)
+    room = Room.of(tile, 4096, 2, WITH_CLUSTERS)
+    work, tiles = 512 // tile.channels, 4096 // tile.places
+    assert room.has_clusters(work, -(-tiles // even_share(work, tiles, room)))
+    assert not room.has_clusters(work, 1)
+    assert not room.has_clusters(1, 9)
+    assert room.has_clusters(16, 8)
+    assert not room.has_clusters(17, 8)  # some multiprocessors would have two
+    few = replace(WITH_CLUSTERS, clusters=lambda programs, resident: 7)
+    for chip in (Chip(132), few):
+        assert not Room.of(tile, 4096, 2, chip).has_clusters(work, 8)
+
+
+@pytest.mark.parametrize(
+    ("P", "stretch", "told"), [(49, 392, True), (4, 256, True), (2, 256, False), (3136, 1024, False)]
+)
+def test_clusters_have_whole_channels_and_a_slot_for_each(P: int, stretch: int, told: bool) -> None:
+    tile = SumsTile(1, 4, 512, 4, 3, 4, 16, stretch)
+    assert Room.of(tile, P, 4, WITH_CLUSTERS).has_clusters(2, 8) == told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "places_adjacent", "short"),
+    [
+        ((2, 16, 64), True, True),
+        ((1, 16, 128), False, True),
+        ((16, 256, 81), True, True),
+        ((16, 2560, 81), True, False),
+        ((16, 256, 810), True, False),
+        ((1, 256, 1296), False, False),
+        ((1, 512, 64), False, False),
+    ],
+)
+def test_few_short_channels_have_a_program_each(
+    sizes: tuple[int, int, int], places_adjacent: bool, short: bool
+) -> None:
+    tile = sums_tile(*sizes, 2, Chip(132), places_adjacent, 2, 16 if places_adjacent else 0)
+    assert (tile.channels == 1 and tile.rows * tile.places >= sizes[0] * sizes[2]) == short
+
+
+@pytest.mark.parametrize("sizes", [(1, 16, 128), (16, 256, 81), (4096, 512, 1)])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_small_results_are_made_by_many_programs(sizes: tuple[int, int, int], itemsize: int) -> None:
+    tile = stream_tile(*sizes, itemsize, Chip(132), False)
+    elements, room = math.prod(sizes), tile.rows * tile.places * tile.channels
+    vectors = 32 * tile.warps * 16 // itemsize
+    assert vectors <= room <= 4 * vectors
+    assert room == vectors or elements > 132 * room / 2
 
 
 @pytest.mark.parametrize("width", [1, 4, 8])

@@ -9,12 +9,12 @@ from typing import Any
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.channel_tiles import (
+    Room,
     StreamTile,
     SumsTile,
     channels_within,
     entries,
     even_share,
-    load,
     stream_tile,
     sums_tile,
 )
@@ -106,9 +106,10 @@ def _constants(sizes: Shape, operands: list[Operand], tile: StreamTile | SumsTil
         "CHANNELS": tile.channels,
         "STRETCH": stretch,
         "ALONE": N == 1,
+        "WHOLE": tile.places >= P,
         "MASKED": (P % tile.places != 0, C % stretch != 0 or stretch != tile.channels),
         "WIDE": max(reach, 2 * N * blocks(P, tile.places)) >= 2**31,
-        "VECTOR": math.gcd(_vector(sizes, operands), stretch if tile.channels > 1 else _LARGEST_VECTOR),
+        "VECTOR": math.gcd(_vector(sizes, operands), _LARGEST_VECTOR if _places_adjacent(sizes, operands) else stretch),
     }
 
 
@@ -148,7 +149,9 @@ def _folds(tile: SumsTile, width: int) -> tuple[int, ...]:
 
     Of neighbours it has ``width`` at a time: places, or channels where those lie side by side.
     """
-    vectors = max(tile.rows * tile.places * tile.channels // (32 * tile.warps * width), 1)
+    numbers = max(tile.rows * tile.places * tile.channels // (32 * tile.warps), 1)
+    width = min(width, numbers)
+    vectors = numbers // width
     near = min(width, tile.places) if tile.channels == 1 else 1
     fold = min(tile.fold // near, vectors)
     rows = min(tile.rows, fold)
@@ -160,7 +163,7 @@ def _folds(tile: SumsTile, width: int) -> tuple[int, ...]:
 class _Parts:
     """How the rows of a channel are shared out to programs that sum them up."""
 
-    count: int
+    count: int  # of a channel, that another launch takes together; 1 where there is none
     sizes: Shape
     strides: list[Shape]
     cut: list[int]  # rows of a part, numbers of a channel side by side, and entries of a part for a channel
@@ -174,6 +177,7 @@ class _Parts:
         N, C, P = sizes
         accesses = _accesses(sizes, operands, steps.itemsize)
         tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), *accesses)
+        room = Room.of(tile, P, steps.itemsize, chip)
         run, over, runs = 1, 1, (tile.channels, 1)
         if tile.stretch:
             run, over = P, entries(P, tile.stretch)
@@ -182,15 +186,19 @@ class _Parts:
             N, C, P = sizes
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.stretch or tile.channels)
-        beside = tile.resident, chip.multiprocessors, *load(tile, steps.itemsize)
-        share = even_share(channel_blocks, blocks(total, tile.rows), *beside)
-        rows = share * tile.rows
+        rows = tile.rows * even_share(channel_blocks, blocks(total, tile.rows), room)
         count = blocks(total, rows)
+        cluster = count if count == 1 or room.has_clusters(channel_blocks, count) else 0
         constants = _constants(sizes, operands, tile)
-        width = accesses[bool(tile.stretch)] // steps.itemsize
-        constants |= {"RUNS": runs, "FOLDS": _folds(tile, width), "STAGES": tile.stages}
-        grid, options = (count * channel_blocks, 1, 1), Options(tile.warps, tile.resident)
-        return cls(count * over, sizes, _strides_of(operands), [rows, run, over], grid, constants, options)
+        side_by_side = tile.channels > 1 or _places_adjacent(sizes, operands)
+        width = accesses[bool(tile.stretch)] // steps.itemsize if side_by_side else 1
+        constants |= {"RUNS": runs, "FOLDS": _folds(tile, width), "STAGES": tile.stages, "CLUSTER": cluster}
+        if rows == tile.rows:  # a program has one tile
+            masked_places, masked_channels = constants["MASKED"]
+            constants |= {"MASKED": (masked_places or total % rows != 0, masked_channels), "STAGES": 0}
+        options = Options(tile.warps, tile.resident, cluster=max(cluster, 1))
+        together, grid = (1 if cluster else count) * over, (count * channel_blocks, 1, 1)
+        return cls(together, sizes, _strides_of(operands), [rows, run, over], grid, constants, options)
 
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:

@@ -14,7 +14,6 @@ from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Scratch, Step, compiled
 from normgrad.cuda.series import CLUSTER, allow_cluster, driver_library
 
-_MOST_SHARED_MEMORY = 8  # of CUfunction_attribute
 _THREADS = 128
 _RESERVED = 1024  # bytes of shared memory that the hardware takes for a program
 
@@ -41,8 +40,7 @@ def _asked(driver: Any, function: int, programs: int, shared: int) -> int:
     threads = [programs | 1 << 32, 1 | _THREADS << 32, 1 | 1 << 32]
     configuration = array("q", [*threads, shared, 0, attribute.buffer_info()[0], 1])
     found = ctypes.c_int()
-    refused = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _MOST_SHARED_MEMORY, shared)
-    refused = refused or allow_cluster(driver, function, programs)
+    refused = allow_cluster(driver, function, programs, shared)
     refused = refused or driver.cuOccupancyMaxActiveClusters(
         ctypes.byref(found), ctypes.c_void_p(function), ctypes.c_void_p(configuration.buffer_info()[0])
     )

@@ -23,7 +23,8 @@ from normgrad.cuda.problem import ALIGNMENT, aligned
 from normgrad.operators import gathering
 
 _COOPERATIVE, CLUSTER, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID
-_ANY_CLUSTER = 14  # of CUfunction_attribute: it may be larger than every GPU with clusters has room for
+# Of CUfunction_attribute: bytes of dynamic shared memory; and that a cluster may be larger than all GPUs have room for.
+_MOST_SHARED_MEMORY, _ANY_CLUSTER = 8, 14
 _PORTABLE_CLUSTER = 8
 _ATTRIBUTE, _CONFIGURATION = 9, 7  # numbers in CUlaunchAttribute and CUlaunchConfig
 _COUNT, _LAUNCH, _CURRENT_STREAM, _DEVICE, _STREAM, _HEAD = range(6)  # a descriptor's head; then three for each launch
@@ -50,11 +51,17 @@ class DoesNotFit(Exception):
     """A kernel that this module does not know how to launch."""
 
 
-def allow_cluster(driver: Any, function: int, programs: int) -> int:
-    """Let a kernel be launched in clusters of so many programs; an error of the driver's where it cannot be, or 0."""
-    if programs <= _PORTABLE_CLUSTER:
-        return 0
-    return int(driver.cuFuncSetAttribute(ctypes.c_void_p(function), _ANY_CLUSTER, 1))
+def allow_cluster(driver: Any, function: int, programs: int, shared: int) -> int:
+    """Let a kernel be launched in clusters of so many programs; an error of the driver's where it cannot be, or 0.
+
+    ``shared``: bytes of shared memory that are asked for at the launch. The slots, which the kernel has beside them, may
+    make it more than every kernel may have.
+    """
+    handle = ctypes.c_void_p(function)
+    refused = driver.cuFuncSetAttribute(handle, _MOST_SHARED_MEMORY, shared)
+    if programs > _PORTABLE_CLUSTER:
+        refused = refused or driver.cuFuncSetAttribute(handle, _ANY_CLUSTER, 1)
+    return int(refused)
 
 
 class Series:
@@ -104,13 +111,14 @@ class Series:
         attributes = [(_PROGRAMMATIC_SERIALIZATION, 1, 0)] * bool(kernel.metadata.launch_pdl)
         attributes += [(_COOPERATIVE, 1, 0)] * bool(kernel.metadata.launch_cooperative_grid)
         attributes += [(CLUSTER, step.options.cluster | 1 << 32, 1)] * (step.options.cluster > 1)
-        if step.options.cluster > 1:
-            allow_cluster(driver, kernel.function, step.options.cluster)
         configuration = len(numbers)
         attributes_at = configuration + _CONFIGURATION
         values_at = attributes_at + _ATTRIBUTE * len(attributes)
         pointers_at = values_at + len(values)
         warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
+        cluster = step.options.cluster
+        if cluster > 1 and allow_cluster(driver, kernel.function, cluster, shared):
+            raise DoesNotFit
         x, y, z = step.grid
         numbers += [x | y << 32, z | 32 * warps << 32, 1 | 1 << 32, shared, 0, 0, len(attributes)]
         for attribute in attributes:

@@ -28,6 +28,7 @@ class Driver:
 
     def __init__(self, *sizes: int, status: int = 0) -> None:
         self.launches: list[dict[str, Any]] = []
+        self.allowed: list[tuple[int, ...]] = []
         self._sizes = sizes
         self.status = status
         self.cuLaunchKernelEx = LAUNCH(self._launched)
@@ -37,6 +38,10 @@ class Driver:
             return 1
         size._obj.value = self._sizes[index.value]
         return 0
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
+        self.allowed.append((function.value, attribute, value))
+        return self.status
 
     def _launched(self, configuration: int, function: int, parameters: int, extra: int | None) -> int:
         assert extra is None

@@ -8,7 +8,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_tiles import channels_of, load_vector, rows_from, tile_at, tile_mask
+from normgrad.cuda.kernels.batch_norm_tiles import (
+    channels_of,
+    load_vector,
+    place_blocks_of,
+    rows_from,
+    tile_at,
+    tile_mask,
+)
 from normgrad.cuda.kernels.common import float64_of_bits, indices, put, wide
 
 
@@ -46,6 +53,7 @@ def batch_norm_elemt_backward(
     CHANNELS: tl.constexpr,
     STRETCH: tl.constexpr,
     ALONE: tl.constexpr,  # there is one sample
+    WHOLE: tl.constexpr,
     MASKED: tl.constexpr,  # whether the tiles are more than the places, and than the channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
     VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
@@ -53,7 +61,7 @@ def batch_norm_elemt_backward(
 ):
     """The gradient of a tile."""
     channel_blocks = tl.cdiv(C, STRETCH)
-    several = tl.cdiv(P, PLACES)
+    several = place_blocks_of(P, PLACES, WHOLE)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
     end = N * several
@@ -104,13 +112,14 @@ def batch_norm_elemt(
     CHANNELS: tl.constexpr,
     STRETCH: tl.constexpr,
     ALONE: tl.constexpr,  # there is one sample
+    WHOLE: tl.constexpr,
     MASKED: tl.constexpr,  # whether the tiles are more than the places, and than the channels
     WIDE: tl.constexpr,  # offsets in a tile, or the number of rows, need 64 bits
     VECTOR: tl.constexpr,  # what divides places and strides of samples and channels, where the compiler cannot know
 ):
     """The normalised tile."""
     channel_blocks = tl.cdiv(C, STRETCH)
-    several = tl.cdiv(P, PLACES)
+    several = place_blocks_of(P, PLACES, WHOLE)
     block = tl.program_id(0) % channel_blocks
     rows = rows_from(tl.program_id(0) // channel_blocks * ROWS, ROWS, WIDE)
     end = N * several

@@ -5,8 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.batch_norm_sums import by_channel, put_part, runs_of, sums_of_rows, work_of
+from normgrad.cuda.kernels.batch_norm_sums import (
+    by_channel,
+    centre_of,
+    put_part,
+    rows_of,
+    runs_of,
+    sums_of_rows,
+    work_of,
+)
 from normgrad.cuda.kernels.batch_norm_tiles import first_place, offset_of
+from normgrad.cuda.kernels.clusters import open_slots_of_first, tell_first, told_by, wait_for_all
 from normgrad.cuda.kernels.common import (
     divided,
     float64_of_bits,
@@ -17,11 +26,6 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-
-
-@triton.jit
-def _median(a, b, c):
-    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
 
 
 @triton.jit
@@ -52,10 +56,33 @@ def _put_statistics(centre, variance, channels, C, mean, invstd, strides, eps_bi
 
 
 @triton.jit
+def _of_cluster(places, length, cut, PLACES: tl.constexpr, WIDE: tl.constexpr, CLUSTER: tl.constexpr):
+    """The mean and variance of channels of which each program has told its part's mean and sum of squares.
+
+    ``length``: how many numbers of a channel lie side by side in a tile over several channels.
+    """
+    rows_of_part, N, several, place_blocks, P = cut
+    counted = tl.zeros((), tl.float64)
+    total = tl.zeros(places.shape, tl.float64)
+    for part in tl.static_range(CLUSTER):
+        number = _places_of(*rows_of(part, rows_of_part, N, several, WIDE), place_blocks, P, PLACES).to(tl.float64)
+        part_mean, _ = told_by(part, places)
+        counted += number
+        total += number * part_mean
+    centre = total / counted
+    squares = tl.zeros(places.shape, tl.float64)
+    for part in tl.static_range(CLUSTER):
+        number = _places_of(*rows_of(part, rows_of_part, N, several, WIDE), place_blocks, P, PLACES).to(tl.float64)
+        part_mean, spread = told_by(part, places)
+        squares += spread + length * number * (part_mean - centre) * (part_mean - centre)
+    return centre, squares / (length * counted)
+
+
+@triton.jit
 def batch_norm_part_moments(
     input,  # [N, C, P]
-    moments,  # float64 [3, parts, over, C]: how many elements, their mean, Σ(x − mean)²; or None where there is one
-    mean,  # [C], or None where there are more parts
+    moments,  # float64 [3, parts, over, C]: how many elements, their mean, Σ(x − mean)²; or None, as for sums
+    mean,  # [C], or None where there are moments
     invstd,  # [C], or None
     output_strides,
     eps_bits,  # float64
@@ -71,12 +98,14 @@ def batch_norm_part_moments(
     CHANNELS: tl.constexpr,
     STRETCH: tl.constexpr,
     ALONE: tl.constexpr,
+    WHOLE: tl.constexpr,
     RUNS: tl.constexpr,
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
     FOLDS: tl.constexpr,
     STAGES: tl.constexpr,
+    CLUSTER: tl.constexpr,
 ):
     """The moments of a part of the rows, for a block of channels.
 
@@ -84,30 +113,30 @@ def batch_norm_part_moments(
     number that is far from the rest spoils none.
     """
     let_next_launch_begin()
-    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WIDE)
+    if CLUSTER > 1:
+        told = open_slots_of_first(RUNS[0], CLUSTER)
+    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WHOLE, WIDE, CLUSTER)
     if ALONE:
         place_blocks: tl.constexpr = None
     else:
         place_blocks = several
     across = int64(block) * STRETCH + tl.arange(0, CHANNELS)
-    middle = _median(
+    given = (
         _about(input, begin, 0, place_blocks, P, across, C, strides, PLACES),
         _about(input, (begin + end) // 2, PLACES // 2, place_blocks, P, across, C, strides, PLACES),
         _about(input, end - 1, PLACES - 1, place_blocks, P, across, C, strides, PLACES),
     )
-    about = tl.where(middle - middle == 0.0, middle, 0.0)
     # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
     WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
     data = (None, input, place_blocks, block, C, P, strides, strides)
-    origin = about.to(WIDER)[None, None, :]
     away, squares = sums_of_rows(
-        begin, end, origin, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
+        begin, end, given, data, WIDER, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
     )
     number = _places_of(begin, end, place_blocks, P, PLACES).to(tl.float64)
     drift = divided(away, number, 1.0 / number)
     spread = squares - drift * away
     spread = tl.where(spread < 0.0, 0.0, spread)
-    centre = about + drift
+    centre = centre_of(given) + drift
     channels, from_, length, entry, spare = runs_of(block, run, C, over, CHANNELS, STRETCH, RUNS)
     if RUNS[1] > 1:
         means = by_channel(centre, from_, length, RUNS)
@@ -116,7 +145,14 @@ def batch_norm_part_moments(
         apart = tl.where(tl.arange(0, RUNS[1])[None, :] < length[:, None], means - centre[:, None], 0.0)
         spread = tl.sum(spreads + number * apart * apart, axis=1)
     numbers = number * length.to(tl.float64)
-    if moments is None:
+    if CLUSTER > 1:
+        tell_first(centre, spread, told, part, RUNS[0], CLUSTER)
+        if part == 0:
+            places = wait_for_all(told, 0, RUNS[0], CLUSTER)
+            cut = (rows_of_part, N, several, place_blocks, P)
+            whole, variance = _of_cluster(places, length.to(tl.float64), cut, PLACES, WIDE, CLUSTER)
+            _put_statistics(whole, variance, channels, C // run, mean, invstd, output_strides, eps_bits)
+    elif moments is None:
         _put_statistics(centre, spread / numbers, channels, C // run, mean, invstd, output_strides, eps_bits)
     else:
         put_part(moments, (numbers, centre, spread), channels, C // run, part, parts, entry, spare, over)

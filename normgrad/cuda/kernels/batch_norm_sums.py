@@ -1,9 +1,10 @@
 """The sums over a channel that synchronised BatchNorm is made of; tiles as in ``batch_norm_tiles``.
 
 A program has a part of the rows of a block of channels. Every thread keeps float64 sums of its own, so that none waits
-for another before the end; of a few numbers at a time, whose sum is float32 where those have 16 bits. Another launch
-takes the parts together where there are several. Where a tile goes over several channels (see ``batch_norm_tiles``) the
-numbers of each are added up at the end. A channel may then be in several blocks: a part has an entry for each of them.
+for another before the end; of a few numbers at a time, whose sum is float32 where those have 16 bits. Where there are
+several parts, the programs of a block of channels are a cluster whose first takes them together, or another launch does
+so. Where a tile goes over several channels (see ``batch_norm_tiles``) the numbers of each are added up at the end. A
+channel may then be in several blocks: a part has an entry for each of them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from normgrad.cuda.kernels.batch_norm_tiles import (
     channels_left,
     channels_of,
     load_vector,
+    place_blocks_of,
     rows_from,
     tile_at,
     tile_mask,
 )
+from normgrad.cuda.kernels.clusters import open_slots_of_first, sums_of_all, tell_first, wait_for_all
 from normgrad.cuda.kernels.common import (
     indices,
     int64,
@@ -32,19 +35,30 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of
 
 
 @triton.jit
-def work_of(rows_of_part, N, C, P, PLACES: tl.constexpr, STRETCH: tl.constexpr, WIDE: tl.constexpr):
+def work_of(rows_of_part, N, C, P, PLACES: tl.constexpr, STRETCH: tl.constexpr, WHOLE, WIDE: tl.constexpr, CLUSTER):
     """A program's block of channels, its part of how many, the blocks of places, its first row and the one after it."""
     channel_blocks = tl.cdiv(C, STRETCH)
-    place_blocks = tl.cdiv(P, PLACES)
-    block = tl.program_id(0) % channel_blocks
-    part = tl.program_id(0) // channel_blocks
+    place_blocks = place_blocks_of(P, PLACES, WHOLE)
+    if CLUSTER:
+        block = tl.program_id(0) // CLUSTER
+        part = tl.program_id(0) % CLUSTER
+    else:
+        block = tl.program_id(0) % channel_blocks
+        part = tl.program_id(0) // channel_blocks
+    begin, end = rows_of(part, rows_of_part, N, place_blocks, WIDE)
+    parts = tl.num_programs(0) // channel_blocks
+    return block, part, parts, place_blocks, begin, end
+
+
+@triton.jit
+def rows_of(part, rows_of_part, N, place_blocks, WIDE: tl.constexpr):
+    """The first row of a part and the one after it."""
     begin = part * rows_of_part
     end = N * place_blocks
     if WIDE:
         begin = int64(part) * rows_of_part
         end = int64(N) * place_blocks
-    parts = tl.num_programs(0) // channel_blocks
-    return block, part, parts, place_blocks, begin, tl.minimum(begin + rows_of_part, end)
+    return begin, tl.minimum(begin + rows_of_part, end)
 
 
 @triton.jit
@@ -117,11 +131,31 @@ def _add(first, second, dy, x, mask, centre, ONE: tl.constexpr, MASKED: tl.const
 
 
 @triton.jit
+def _median(a, b, c):
+    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+
+
+@triton.jit
+def centre_of(given):
+    """What the numbers of each channel are summed up about: the one that is given, or the middle one of three.
+
+    0 where the middle one is not finite.
+    """
+    if len(given) == 1:
+        centre = given[0]
+    else:
+        middle = _median(given[0], given[1], given[2])
+        centre = tl.where(middle - middle == 0.0, middle, 0.0)
+    return centre
+
+
+@triton.jit
 def sums_of_rows(
     begin,
     end,
-    centre,
+    given,  # as for ``centre_of``
     data,  # grad_out or None, input, blocks of places, the block of channels, C, P, the strides of both
+    WIDER: tl.constexpr,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -132,29 +166,35 @@ def sums_of_rows(
     FOLDS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Σ grad_out and Σ grad_out·(input − centre) for a block of channels, in the centre's precision.
+    """Σ grad_out and Σ grad_out·(input − centre) for a block of channels, the products in WIDER.
 
-    Without a grad_out, Σ(input − centre) and Σ(input − centre)². A centre of one dimension comes from other threads
-    than those that need it: it is waited for in the first turn, when the tiles of the next ones are on their way.
+    Without a grad_out, Σ(input − centre) and Σ(input − centre)². What the centre is made of has to come from memory,
+    and from other threads: it is waited for in the first turn, when the tiles of the next ones are on their way.
+    With 0 STAGES there is but one tile, and MASKED where rows are not.
     """
-    LATE: tl.constexpr = len(centre.shape) == 1
     SUMS: tl.constexpr = (ROWS >> FOLDS[0], PLACES >> (FOLDS[1] + FOLDS[2]), CHANNELS)
     ONE: tl.constexpr = data[0] is None
     first = tl.zeros(SUMS, tl.float64)
     second = tl.zeros(SUMS, tl.float64)
-    about = tl.zeros((1, 1, CHANNELS), centre.dtype) if LATE else centre
-    whole = (end - begin) // ROWS
-    for turn in tl.range(0, whole, num_stages=STAGES):
-        dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR)
-        if LATE:  # noqa: SIM102 - Triton looks at both sides of an "and"
-            if turn == 0:
-                about = centre[None, None, :]
+    about = tl.zeros((1, 1, CHANNELS), WIDER)
+    if STAGES == 0:
+        dy, x, mask = _tiles(begin, end, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR)
+        about = centre_of(given).to(WIDER)[None, None, :]
         first, second = _add(first, second, dy, x, mask, about, ONE, MASKED, FOLDS)
-    if ROWS > 1:  # noqa: SIM102 - as above
-        if begin + whole * ROWS < end:
-            LAST: tl.constexpr = (True, MASKED[1])
-            dy, x, mask = _tiles(begin + whole * ROWS, end, data, ROWS, PLACES, CHANNELS, STRETCH, LAST, WIDE, VECTOR)
-            first, second = _add(first, second, dy, x, mask, about, ONE, LAST, FOLDS)
+    else:
+        whole = (end - begin) // ROWS
+        for turn in tl.range(0, whole, num_stages=STAGES):
+            dy, x, mask = _tiles(begin + turn * ROWS, end, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR)
+            if turn == 0:
+                about = centre_of(given).to(WIDER)[None, None, :]
+            first, second = _add(first, second, dy, x, mask, about, ONE, MASKED, FOLDS)
+        if ROWS > 1:  # noqa: SIM102 - Triton looks at both sides of an "and"
+            if begin + whole * ROWS < end:
+                LAST: tl.constexpr = (True, MASKED[1])
+                row = begin + whole * ROWS
+                dy, x, mask = _tiles(row, end, data, ROWS, PLACES, CHANNELS, STRETCH, LAST, WIDE, VECTOR)
+                about = centre_of(given).to(WIDER)[None, None, :]
+                first, second = _add(first, second, dy, x, mask, about, ONE, LAST, FOLDS)
     first, second = sum_pair(first, second, 1)
     return sum_pair(first, second, 0)
 
@@ -234,8 +274,8 @@ def batch_norm_part_sums(
     grad_out,  # [N, C, P]
     input,  # [N, C, P]
     mean,  # [C]
-    partial,  # float64 [2, parts, over, C], or None where there is one of a channel
-    invstd,  # [C]; this and the outputs are None where there are more parts
+    partial,  # float64 [2, parts, over, C], or None where a program or a cluster has a channel
+    invstd,  # [C]; this and the outputs are None where there is a partial
     sum_dy,  # [C], or None
     sum_dy_xmu,  # [C], or None
     grad_weight,  # [C], or None
@@ -254,29 +294,32 @@ def batch_norm_part_sums(
     CHANNELS: tl.constexpr,
     STRETCH: tl.constexpr,
     ALONE: tl.constexpr,  # there is one sample
+    WHOLE: tl.constexpr,
     RUNS: tl.constexpr,  # of how many channels, and of how many numbers of each, a block is at the most
     MASKED: tl.constexpr,
     WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
     FOLDS: tl.constexpr,  # how often a tile is added up two and two: rows, places far apart, and neighbours
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr,  # 0 where a program has one tile
+    CLUSTER: tl.constexpr,  # how many programs have a block of channels; 0 where another launch takes them together
 ):
     """Σ grad_out and Σ grad_out·(input − mean) over a part of the rows, for a block of channels."""
     let_next_launch_begin()
-    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WIDE)
+    if CLUSTER > 1:
+        told = open_slots_of_first(RUNS[0], CLUSTER)
+    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WHOLE, WIDE, CLUSTER)
     if ALONE:
         place_blocks: tl.constexpr = None
     else:
         place_blocks = several
     WIDER: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
-    centre = load_vector(mean, channels_of(block, run, CHANNELS, STRETCH), C // run).to(WIDER)
-    if RUNS[1] > 1:
-        centre = tl.reshape(centre, (CHANNELS,))
+    centre = load_vector(mean, channels_of(block, run, CHANNELS, STRETCH), C // run)
+    given = (tl.reshape(centre, (CHANNELS,)),)
     channels, from_, length, entry, spare = runs_of(block, run, C, over, CHANNELS, STRETCH, RUNS)
     scales = _scales(invstd, channels, C // run, grad_weight)
     data = (grad_out, input, place_blocks, block, C, P, grad_out_strides, input_strides)
     first, second = sums_of_rows(
-        begin, end, centre, data, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
+        begin, end, given, data, WIDER, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
     )
     if RUNS[1] > 1:
         first, second = sum_pair(by_channel(first, from_, length, RUNS), by_channel(second, from_, length, RUNS), 1)
@@ -287,15 +330,19 @@ def batch_norm_part_sums(
             FEWER: tl.constexpr = ROWS >> FOLDS[0]
             FOLD: tl.constexpr = (0, FOLDS[1], FOLDS[2])
             EVERY: tl.constexpr = (True, MASKED[1])
-            exact = centre.to(tl.float64)
             _, further = sums_of_rows(
-                begin, end, exact, data, FEWER, PLACES, CHANNELS, STRETCH, EVERY, WIDE, VECTOR, FOLD, 1
+                begin, end, given, data, tl.float64, FEWER, PLACES, CHANNELS, STRETCH, EVERY, WIDE, VECTOR, FOLD, 1
             )
             if RUNS[1] > 1:
                 further = tl.sum(by_channel(further, from_, length, RUNS), axis=1)
             second = tl.where(tiny, further, second)
-    if partial is None:
-        outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
+    outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
+    if CLUSTER > 1:
+        tell_first(first, second, told, part, RUNS[0], CLUSTER)
+        if part == 0:
+            dy, dy_xmu = sums_of_all(wait_for_all(told, 0, RUNS[0], CLUSTER), CLUSTER)
+            _put_gradients(dy, dy_xmu, scales, channels, C // run, *outputs, output_strides)
+    elif partial is None:
         _put_gradients(first, second, scales, channels, C // run, *outputs, output_strides)
     else:
         put_part(partial, (first, second), channels, C // run, part, parts, entry, spare, over)

@@ -25,6 +25,16 @@ def rows_from(first, ROWS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def place_blocks_of(P, PLACES: tl.constexpr, WHOLE: tl.constexpr):
+    """Of how many rows a sample is; WHOLE: of one, which the compiler then knows."""
+    if WHOLE:
+        count = tl.full((), 1, tl.int32)
+    else:
+        count = tl.cdiv(P, PLACES)
+    return count
+
+
+@triton.jit
 def first_place(rows, place_blocks, PLACES: tl.constexpr):
     """The place in their sample with which rows begin."""
     if place_blocks is not None:

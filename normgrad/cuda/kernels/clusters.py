@@ -3,6 +3,9 @@
 In its shared memory a program has two barriers that count the bytes it is told, and a slot of 16 bytes for every row of
 a tile and every program: one set for even turns, one for odd ones. Who writes for a turn has heard from all others in
 the turn before, and so have they read what was in these slots.
+
+Programs that have sums once, at their end, tell the first of them alone. It does not end before it has heard from all,
+and they do not write before it has begun, so that nothing is written to a program that is not there.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import triton.language as tl
 # Programs in a cluster that every GPU with clusters has room for.
 LARGEST = 8
 MOST_ROWS = 4
+# Sums that are told to the first program: no more than a program has threads.
+MOST_SUMS = 64
 
 
 def opening(nbytes: int) -> str:
@@ -36,6 +41,41 @@ def opening(nbytes: int) -> str:
 
 
 _OPEN = tl.constexpr(opening(2 * 16 * MOST_ROWS * LARGEST))
+# The barrier counts on the bytes before anyone can write them. What follows need not wait until the cluster is there.
+_OPEN_FIRST = tl.constexpr(
+    f""".shared .align 16 .b8 told[{16 + 16 * MOST_SUMS * LARGEST}];
+    {{
+    .reg .pred first;
+    .reg .b32 thread;
+    mov.u32 $0, told;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first mbarrier.init.shared::cta.b64 [told], 1;
+    @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [told], $1;
+    fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.relaxed.aligned;
+    }}"""
+)
+_KEEP = tl.constexpr("st.shared.v2.f64 [$1], {$2, $3}; mov.b32 $0, 0;")
+# A thread for every slot, once all threads have written to theirs: several may hold the same sums.
+_TELL_FIRST = tl.constexpr(
+    """{
+    .reg .pred mine;
+    .reg .b32 thread, place, there, barrier;
+    .reg .b64 first, second;
+    barrier.cluster.wait.acquire.aligned;
+    bar.sync 0;
+    mov.u32 thread, %tid.x;
+    setp.lt.u32 mine, thread, $3;
+    setp.ne.and.u32 mine, $4, 0, mine;
+    mad.lo.u32 place, thread, $5, $2;
+    @mine ld.shared.v2.b64 {first, second}, [place];
+    @mine mapa.shared::cluster.u32 there, place, 0;
+    @mine mapa.shared::cluster.u32 barrier, $1, 0;
+    @mine st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [there], {first, second}, [barrier];
+    mov.b32 $0, 0;
+    }"""
+)
 _EXPECT = tl.constexpr(
     """{
     .reg .pred first;
@@ -139,3 +179,21 @@ def sums_of_all(places, PARTS: tl.constexpr):
         first += one
         second += other
     return first, second
+
+
+@triton.jit
+def open_slots_of_first(SUMS: tl.constexpr, PARTS: tl.constexpr):
+    """As ``open_slots``, where all tell the first program so many pairs of sums, once."""
+    nbytes: tl.constexpr = _SLOT * SUMS * (PARTS - 1)
+    return tl.inline_asm_elementwise(_OPEN_FIRST, "=r,r", [nbytes], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def tell_first(first, second, slots, part, SUMS: tl.constexpr, PARTS: tl.constexpr):
+    """Write pairs of float64 values to slots of the first program; whichever threads have them."""
+    place = _slots_of(slots, 0, SUMS, PARTS) + _SLOT * part
+    tl.inline_asm_elementwise(_KEEP, "=r,r,d,d", [place, first, second], tl.int32, is_pure=False, pack=1)
+    own = slots + _BARRIERS + _SLOT * part
+    stride: tl.constexpr = _SLOT * PARTS
+    told = [slots, own, SUMS, part, stride]
+    tl.inline_asm_elementwise(_TELL_FIRST, "=r,r,r,r,r,r", told, tl.int32, is_pure=False, pack=1)
