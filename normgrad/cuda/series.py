@@ -54,8 +54,8 @@ class DoesNotFit(Exception):
 def allow_cluster(driver: Any, function: int, programs: int, shared: int) -> int:
     """Let a kernel be launched in clusters of so many programs; an error of the driver's where it cannot be, or 0.
 
-    ``shared``: bytes of shared memory that are asked for at the launch. The slots, which the kernel has beside them, may
-    make it more than every kernel may have.
+    ``shared``: bytes of shared memory that are asked for at the launch; with the slots that the kernel has beside them,
+    they may be more than a kernel has unasked.
     """
     handle = ctypes.c_void_p(function)
     refused = driver.cuFuncSetAttribute(handle, _MOST_SHARED_MEMORY, shared)

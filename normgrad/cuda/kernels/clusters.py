@@ -193,7 +193,7 @@ def tell_first(first, second, slots, part, SUMS: tl.constexpr, PARTS: tl.constex
     """Write pairs of float64 values to slots of the first program; whichever threads have them."""
     place = _slots_of(slots, 0, SUMS, PARTS) + _SLOT * part
     tl.inline_asm_elementwise(_KEEP, "=r,r,d,d", [place, first, second], tl.int32, is_pure=False, pack=1)
-    own = slots + _BARRIERS + _SLOT * part
+    own = slots + BARRIERS + _SLOT * part
     stride: tl.constexpr = _SLOT * PARTS
     told = [slots, own, SUMS, part, stride]
     tl.inline_asm_elementwise(_TELL_FIRST, "=r,r,r,r,r,r", told, tl.int32, is_pure=False, pack=1)
