@@ -22,7 +22,7 @@ from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_t
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
-from normgrad.cuda.launch import FLOAT64, Options, Step, float64_bits
+from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps, begin_with_vectors
 
 _LARGEST_VECTOR = 16  # elements
@@ -200,6 +200,10 @@ class _Parts:
         together, grid = (1 if cluster else count) * over, (count * channel_blocks, 1, 1)
         return cls(together, sizes, _strides_of(operands), [rows, run, over], grid, constants, options)
 
+    def scratch(self, steps: Steps, numbers: int, C: int) -> Scratch | None:
+        """Memory for so many numbers of every part of a channel, where another launch takes them together."""
+        return steps.scratch(numbers * self.count * C, FLOAT64) if self.count > 1 else None
+
 
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
     """The gradient of the input, element by element."""
@@ -239,19 +243,18 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
     if all(output.pointer is None for output in wanted):
         return steps
     outputs = [steps.vector("invstd"), *(output.pointer for output in wanted), tuple(_steps_of(wanted))]
-    count = 0
-    partial = steps.scratch(1, FLOAT64)
-    if problem.views["input"].numel:
-        sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), None)
-        parts = _Parts.of(steps, sizes, operands, chip)
-        count = parts.count
-        partial = steps.scratch(2 * count * C, FLOAT64)
-        inputs = [operands[0].pointer, operands[1].pointer, steps.vector("mean")]
-        given = [None, *outputs] if count == 1 else [partial, *[None] * len(outputs)]
-        arguments = [*inputs, *given, *parts.sizes, *parts.cut, *parts.strides]
-        steps.add(Step(sums.batch_norm_part_sums, parts.grid, arguments, parts.constants, parts.options))
-    if count != 1:
-        _add_finish(steps, sums.batch_norm_finish_sums, [partial, *outputs], count, C)
+    if problem.views["input"].numel == 0:
+        _add_finish(steps, sums.batch_norm_finish_sums, [steps.scratch(1, FLOAT64), *outputs], 0, C)
+        return steps
+    sizes, operands = _layout(steps, _sizes(problem), ("grad_out", "input"), None)
+    parts = _Parts.of(steps, sizes, operands, chip)
+    partial = parts.scratch(steps, 2, C)
+    inputs = [operands[0].pointer, operands[1].pointer, steps.vector("mean")]
+    given = [None, *outputs] if partial is None else [partial, *[None] * len(outputs)]
+    arguments = [*inputs, *given, *parts.sizes, *parts.cut, *parts.strides]
+    steps.add(Step(sums.batch_norm_part_sums, parts.grid, arguments, parts.constants, parts.options))
+    if partial is not None:
+        _add_finish(steps, sums.batch_norm_finish_sums, [partial, *outputs], parts.count, C)
     return steps
 
 
@@ -263,18 +266,17 @@ def stats(problem: Problem, chip: Chip) -> Steps:
     wanted = [steps.output(name, (C,)) for name in names]
     eps_bits = float64_bits(problem.attributes["eps"])
     outputs = [*(output.pointer for output in wanted), tuple(_steps_of(wanted)), eps_bits]
-    count = 0
-    moments = steps.scratch(1, FLOAT64)
-    if problem.views["input"].numel:
-        sizes, operands = _layout(steps, _sizes(problem), ("input",), None)
-        parts = _Parts.of(steps, sizes, operands, chip)
-        count = parts.count
-        moments = steps.scratch(3 * count * C, FLOAT64)
-        given = [None, *outputs] if count == 1 else [moments, *[None] * len(outputs)]
-        arguments = [operands[0].pointer, *given, *parts.sizes, *parts.cut, *parts.strides]
-        steps.add(Step(moments_kernels.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
-    if count != 1:
-        _add_finish(steps, moments_kernels.batch_norm_finish_moments, [moments, *outputs], count, C)
+    if problem.views["input"].numel == 0:
+        _add_finish(steps, moments_kernels.batch_norm_finish_moments, [steps.scratch(1, FLOAT64), *outputs], 0, C)
+        return steps
+    sizes, operands = _layout(steps, _sizes(problem), ("input",), None)
+    parts = _Parts.of(steps, sizes, operands, chip)
+    moments = parts.scratch(steps, 3, C)
+    given = [None, *outputs] if moments is None else [moments, *[None] * len(outputs)]
+    arguments = [operands[0].pointer, *given, *parts.sizes, *parts.cut, *parts.strides]
+    steps.add(Step(moments_kernels.batch_norm_part_moments, parts.grid, arguments, parts.constants, parts.options))
+    if moments is not None:
+        _add_finish(steps, moments_kernels.batch_norm_finish_moments, [moments, *outputs], parts.count, C)
     return steps
 
 
