@@ -240,25 +240,16 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("operator", ["batch_norm_stats", "batch_norm_reduce_backward"])
-@pytest.mark.parametrize(
-    ("shape", "channels_last"),
-    [
-        ((32, 5, 2048), False),
-        ((256, 64, 49), False),
-        ((4, 5, 2049), False),
-        ((2048, 256, 1), True),
-        ((700, 70, 2), True),
-    ],
-)
+@pytest.mark.parametrize("shape", [(4096, 512, 1), (700, 70, 2), (1296, 256, 1)])
 def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
-    operator: str, shape: tuple[int, int, int], channels_last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    operator: str, shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread writes a pair of sums, of every channel one: the first program waits for all their bytes."""
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.kernels.clusters import LARGEST, MOST_SUMS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    arguments = _batch_norm(dtype, channels_last, shape)[operator]
+    arguments = _batch_norm(dtype, True, shape)[operator]
     (step,) = OPERATORS[operator](_problem(operator, arguments), _with_clusters()).steps
     parts, (sums, _) = step.options.cluster, step.constants["RUNS"]
     assert 1 < parts == step.constants["CLUSTER"] <= LARGEST

@@ -6,6 +6,7 @@ In Triton's interpreter, as ``test_cuda_interpreter``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -217,7 +218,7 @@ def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Told:
     import triton.language as tl
 
     from normgrad.cuda import batch_norm, interpreter
-    from normgrad.cuda.configurations import Chip, blocks
+    from normgrad.cuda.configurations import Chip
     from normgrad.cuda.kernels import batch_norm_moments, batch_norm_sums, clusters
 
     told: Told = {}
@@ -237,9 +238,10 @@ def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Told:
         monkeypatch.setattr(
             module, "wait_for_all", lambda slots, turn, SUMS, PARTS: tl.zeros((SUMS,), tl.int32) + slots
         )
-    chip = Chip(8, concurrent=False, largest_tile=256, clusters=lambda programs, resident: 8 * resident // programs)
-    monkeypatch.setattr(interpreter, "CHIP", chip)
-    monkeypatch.setattr(batch_norm, "even_share", lambda work, tiles, room: blocks(tiles, 3))
+    monkeypatch.setattr(interpreter, "CHIP", Chip(8, concurrent=False, largest_tile=256))
+    tile = batch_norm.sums_tile
+    monkeypatch.setattr(batch_norm, "sums_tile", lambda *sizes: replace(tile(*sizes), cluster=True))
+    monkeypatch.setattr(batch_norm, "LARGEST", 3)
     return told
 
 

@@ -17,12 +17,13 @@ from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.batch_norm import _folds
 from normgrad.cuda.batch_norm import _vector as batch_vector
-from normgrad.cuda.channel_tiles import Room, SumsTile, channels_within, entries, even_share, stream_tile, sums_tile
+from normgrad.cuda.channel_tiles import channels_within, entries, even_share, stream_tile, sums_tile
 from normgrad.cuda.configurations import Chip
 from normgrad.cuda.group_norm import _folds as group_folds
 from normgrad.cuda.group_norm import _vector
 from normgrad.cuda.group_norm_channels import Blocks
 from normgrad.cuda.group_tiles import ChannelsTile, GroupTile, channels_tile, group_tile
+from normgrad.cuda.kernels.clusters import MOST_SUMS
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
 from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
@@ -163,7 +164,7 @@ def test_channels_and_stretches_meet_as_often_as_is_said(P: int, stretch: int) -
 @pytest.mark.parametrize("tiles", [1, 16, 49, 3136])
 def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
     resident = 3
-    share = even_share(work, tiles, Room(132, resident, 1, resident, resident, None))
+    share = even_share(work, tiles, resident, 132, 1, resident)
     programs = work * -(-tiles // share)
     rounds = -(-programs // (132 * resident))
     assert 1 <= share <= tiles
@@ -171,26 +172,25 @@ def test_shares_keep_most_multiprocessors_busy(work: int, tiles: int) -> None:
         assert work * tiles >= 0.75 * rounds * 132 * resident * share
 
 
-def test_clusters_take_no_second_launch_where_their_programs_are_few() -> None:
-    tile = sums_tile(1, 512, 4096, 2, WITH_CLUSTERS, False)
-    room = Room.of(tile, 4096, 2, WITH_CLUSTERS)
-    work, tiles = 512 // tile.channels, 4096 // tile.places
-    assert room.has_clusters(work, -(-tiles // even_share(work, tiles, room)))
-    assert not room.has_clusters(work, 1)
-    assert not room.has_clusters(1, 9)
-    assert room.has_clusters(16, 8)
-    assert not room.has_clusters(17, 8)  # some multiprocessors would have two
-    few = replace(WITH_CLUSTERS, clusters=lambda programs, resident: 7)
-    for chip in (Chip(132), few):
-        assert not Room.of(tile, 4096, 2, chip).has_clusters(work, 8)
+@pytest.mark.parametrize(("C", "P", "channels"), [(512, 4096, 32), (256, 1296, 16), (70, 1400, 16), (1000, 2000, 64)])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_clusters_sum_up_channels_side_by_side(C: int, P: int, channels: int, itemsize: int) -> None:
+    tile = sums_tile(1, C, P, itemsize, WITH_CLUSTERS, False)
+    assert tile.cluster
+    if (C, itemsize) == (512, 2):
+        channels = 64  # whose numbers are a line of the cache
+    if (C, itemsize) == (70, 4):
+        channels = 8  # as many bytes
+    assert tile.channels == channels <= MOST_SUMS
+    assert not sums_tile(1, C, P, itemsize, Chip(132), False).cluster
+    assert not sums_tile(
+        1, C, P, itemsize, replace(WITH_CLUSTERS, clusters=lambda programs, resident: 4), False
+    ).cluster
 
 
-@pytest.mark.parametrize(
-    ("P", "stretch", "told"), [(49, 392, True), (4, 256, True), (2, 256, False), (3136, 1024, False)]
-)
-def test_clusters_have_whole_channels_and_a_slot_for_each(P: int, stretch: int, told: bool) -> None:
-    tile = SumsTile(1, 4, 512, 4, 3, 4, 16, stretch)
-    assert Room.of(tile, P, 4, WITH_CLUSTERS).has_clusters(2, 8) == told
+@pytest.mark.parametrize(("C", "P"), [(512, 12544), (2048, 3136), (512, 20), (16, 128)])
+def test_there_are_no_clusters_for_much_or_for_little(C: int, P: int) -> None:
+    assert not sums_tile(1, C, P, 4, WITH_CLUSTERS, False).cluster
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from typing import Any
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.channel_tiles import (
-    Room,
     StreamTile,
     SumsTile,
     channels_within,
     entries,
     even_share,
+    load,
     stream_tile,
     sums_tile,
 )
@@ -22,6 +22,7 @@ from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_t
 from normgrad.cuda.kernels import batch_norm as kernels
 from normgrad.cuda.kernels import batch_norm_moments as moments_kernels
 from normgrad.cuda.kernels import batch_norm_sums as sums
+from normgrad.cuda.kernels.clusters import LARGEST
 from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step, float64_bits
 from normgrad.cuda.problem import Operand, Steps, begin_with_vectors
 
@@ -133,7 +134,10 @@ def _elementwise(
     """Sizes and strides, grid, constants and options of a kernel that takes a tile a program."""
     N, C, P = sizes
     accesses = _accesses(sizes, operands, steps.itemsize)
-    tile = stream_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), *accesses)
+    places_adjacent = _places_adjacent(sizes, operands)
+    # Float64 numbers of three tensors take many registers.
+    nbytes = 32 if len(operands) == 3 and steps.itemsize == 4 and not places_adjacent else 64
+    tile = stream_tile(N, C, P, steps.itemsize, chip, places_adjacent, *accesses, nbytes)
     run = 1
     if tile.stretch:
         run = P
@@ -177,7 +181,6 @@ class _Parts:
         N, C, P = sizes
         accesses = _accesses(sizes, operands, steps.itemsize)
         tile = sums_tile(N, C, P, steps.itemsize, chip, _places_adjacent(sizes, operands), *accesses)
-        room = Room.of(tile, P, steps.itemsize, chip)
         run, over, runs = 1, 1, (tile.channels, 1)
         if tile.stretch:
             run, over = P, entries(P, tile.stretch)
@@ -186,9 +189,14 @@ class _Parts:
             N, C, P = sizes
         total = N * blocks(P, tile.places)
         channel_blocks = blocks(C, tile.stretch or tile.channels)
-        rows = tile.rows * even_share(channel_blocks, blocks(total, tile.rows), room)
+        tiles = blocks(total, tile.rows)
+        if tile.cluster:
+            share = blocks(tiles, LARGEST)
+        else:
+            share = even_share(channel_blocks, tiles, tile.resident, chip.multiprocessors, *load(tile, steps.itemsize))
+        rows = share * tile.rows
         count = blocks(total, rows)
-        cluster = count if count == 1 or room.has_clusters(channel_blocks, count) else 0
+        cluster = count if tile.cluster or count == 1 else 0
         constants = _constants(sizes, operands, tile)
         side_by_side = tile.channels > 1 or _places_adjacent(sizes, operands)
         width = accesses[bool(tile.stretch)] // steps.itemsize if side_by_side else 1
