@@ -127,11 +127,12 @@ def _with_clusters() -> Any:
     return Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
 
 
-def _problem(operator: str, arguments: tuple[Any, ...]) -> Problem:
-    """The problem of a plain call, its outputs made as the call would make them."""
+def _problem(operator: str, arguments: tuple[Any, ...], out: tuple[Any, ...] | None = None) -> Problem:
+    """The problem of a call, its outputs made as a plain one would make them where there are none."""
     called = getattr(normgrad, operator)
-    results = called(*arguments)
-    out = results if isinstance(results, tuple) else (results,)
+    if out is None:
+        results = called(*arguments)
+        out = results if isinstance(results, tuple) else (results,)
     named, out, _ = called._arguments(arguments, {"out": out})
     call = check(called.signature, named | called._outputs(out), None, outputs_needed=True)
     return Problem(called.signature, call.views, call.attributes)
@@ -233,6 +234,8 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
         if operator == "layer_norm_backward":
             assert step.options.cluster * step.options.warps <= MOST_WARPS
             assert "bar.sync" not in _loop_around(ptx, "st.async")
+            # Assembly that exchanged a few rows' values between lanes would be wrong where lanes have different rows.
+            assert "shfl" not in kernel.asm["ttgir"]
         else:
             assert step.options.cluster <= LARGEST
         assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
@@ -265,6 +268,19 @@ def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
     assert re.search(rf"mov\.b32\s+{counted}, {16 * sums * (parts - 1)};", ptx)
     assert _told(ptx) >= 16 + 16 * sums * parts
     assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_in_place_no_sum_is_told_as_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from normgrad.cuda.backend import OPERATORS
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    arguments = _layer_norm((480, 9000), dtype)["layer_norm_backward"]
+    vector = torch.empty(9000, dtype=dtype)
+    for target, is_cluster in ((torch.empty_like(arguments[0]), True), (arguments[0], False)):
+        problem = _problem("layer_norm_backward", arguments, (target, vector, vector.clone()))
+        steps = OPERATORS["layer_norm_backward"](problem, _with_clusters()).steps
+        assert any(step.options.cluster > 1 for step in steps) == is_cluster
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -101,10 +101,12 @@ def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str]
     operands = [steps.data("grad_out", (M, N)), steps.data("input", (M, N)), steps.output("grad_input", (M, N))]
     pairs, data = paired(operands, N)
     apart = are_apart(data)
-    tile = row_tile(N, dtype.itemsize, replace(chip, clusters=None) if apart else chip, pairs == SINGLE.value)
+    in_place = dtype != FLOAT16 and _in_place(problem, operands[:2], [*wanted, "grad_input"])
+    if apart or in_place:  # a cluster's sums are float32, and of columns that a warp has side by side
+        chip = replace(chip, clusters=None)
+    tile = row_tile(N, dtype.itemsize, chip, pairs == SINGLE.value)
     if not apart:
         tile = with_few_rows(tile, M, VECTOR_ACCESS // dtype.itemsize, chip)
-    in_place = dtype != FLOAT16 and _in_place(problem, operands[:2], [*wanted, "grad_input"])
     if in_place:  # nothing can be computed once more
         tile = replace(tile, exact=True, prefetch=False, later=1)
     teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)

@@ -141,7 +141,8 @@ def layer_norm_backward(
     written = offsets_in(grad_input_strides, ROWS, WORDS, WIDE)
     weight_sum = tl.zeros((COLUMNS,), tl.float64)
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
-    small_rows = tl.zeros((ROWS,), tl.uint32)
+    WIDTH: tl.constexpr = 32 * VECTOR * (1 if PAIRS == SINGLE else 2)  # columns that a cluster's warp has side by side
+    small_rows = tl.zeros((ROWS, WARPS, 32) if CLUSTER else (ROWS,), tl.uint32)
     turn = tl.full((), 1, tl.uint32)
     scale = None
     if weight is not None:
@@ -206,7 +207,6 @@ def layer_norm_backward(
                     STRETCHES: tl.constexpr = (ROWS, FOLD, COLUMNS // FOLD)
                     sum_g, sum_gx = sum_pair(tl.reshape(sum_g, STRETCHES), tl.reshape(sum_gx, STRETCHES), 1)
                 if CLUSTER:
-                    WIDTH: tl.constexpr = 32 * VECTOR * (1 if PAIRS == SINGLE else 2)
                     sum_g, sum_gx = warp_sums.of_warps(sum_g, sum_gx, WIDTH, WARPS)
                     warp_sums.tell(sum_g, sum_gx, told, part, turns, PARTS)
                 else:
@@ -230,7 +230,7 @@ def layer_norm_backward(
                     rs, rs_earlier = rs_earlier, kept(rs)
                     all_g, all_gx = two_of(look_again(seen, places))
                 elif CLUSTER:
-                    sum_g, sum_gx = warp_sums.sums_of_all(told, turns, ROWS, PARTS, WARPS, PADDED_PARTS * WARPS)
+                    sum_g, sum_gx = warp_sums.sums_of_all(told, turns, ROWS, PARTS, WARPS)
                     turns += 1
                 elif SLOTS:
                     places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2 if EXACT else 1)
@@ -251,16 +251,26 @@ def layer_norm_backward(
                     mean_g = settled(mean_g, ROWS)
                     mean_gx = settled(mean_gx, ROWS)
                 if doubtful is not None:
-                    size = tl.abs(high(mean_g)) * tl.minimum(tl.abs(rs), 1.0)
-                    small_rows = marked(small_rows, (size < NEAR_ZERO) & known, turn)
+                    size, share, there = tl.abs(high(mean_g)), tl.minimum(tl.abs(rs), 1.0), known
+                    if CLUSTER:  # every thread has marks of its own, as it has the sums
+                        size, share, there = size[:, :, None], share[:, None, None], there[:, None, None]
+                    small = tl.broadcast_to((size * share < NEAR_ZERO) & there, small_rows.shape)
+                    small_rows = marked(small_rows, small, turn)
                     turn = next_turn(turn)
+                if CLUSTER:
+                    mean_g = warp_sums.over_columns(mean_g, COLUMNS, WIDTH)
+                    mean_gx = warp_sums.over_columns(mean_gx, COLUMNS, WIDTH)
+                else:
+                    mean_g, mean_gx = mean_g[:, None], mean_gx[:, None]
                 g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
-                result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g[:, None], mean_gx[:, None])
+                result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
                 target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS, VECTOR)
                 mask = row_mask(known, word_in_row, MASKED)
                 put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
     if doubtful is not None:
         some = 0
+        if CLUSTER:
+            small_rows = tl.max(tl.max(small_rows, axis=2), axis=1)
         if any_of(small_rows != 0):
             turn = tl.full((), 1 << LAG, tl.uint32)
             for tile in range(team, tiles, teams):

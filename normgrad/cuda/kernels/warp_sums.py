@@ -72,40 +72,33 @@ def tell(first, second, slots, part, turn, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _lane():
-    return tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _of_lane_across(value, DISTANCE: tl.constexpr):
-    """The value of the lane whose number differs in one bit."""
-    return tl.inline_asm_elementwise(
-        "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", "=f,f,n", [value, DISTANCE], tl.float32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def sums_of_all(slots, turn, ROWS: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr, PADDED: tl.constexpr):
+def sums_of_all(slots, turn, ROWS: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr):
     """Both values of each row summed up over the warps of the PARTS programs, once all have written them.
 
-    A lane has the slots of some warps, up to a power of two PADDED, and all lanes come to have all sums.
+    They are [rows, warps], all warps' the same: so each has its own. A lane adds up the slots of some warps.
     """
     wait(slots, turn)
     SLOTS: tl.constexpr = PARTS * WARPS
-    LANES: tl.constexpr = PADDED if PADDED < _LANES else _LANES
-    lane = _lane() % LANES
-    begin = slots + BARRIERS + _SLOT * ((turn % 2 * ROWS + tl.arange(0, ROWS)) * SLOTS + lane)
-    first = tl.zeros((ROWS,), tl.float32)
-    second = tl.zeros((ROWS,), tl.float32)
-    for start in tl.static_range(0, SLOTS, LANES):
-        given = (lane + start < SLOTS).to(tl.int32)
-        values = [begin + _SLOT * start, given]
+    SHAPE: tl.constexpr = (ROWS, WARPS, _LANES)
+    row, lane = tl.arange(0, ROWS)[:, None, None], tl.arange(0, _LANES)[None, None, :]
+    begin = slots + BARRIERS + _SLOT * ((turn % 2 * ROWS + row) * SLOTS + lane)
+    first = tl.zeros(SHAPE, tl.float32)
+    second = tl.zeros(SHAPE, tl.float32)
+    for start in tl.static_range(0, SLOTS, _LANES):
+        places = tl.broadcast_to(begin + _SLOT * start, SHAPE)
+        given = tl.broadcast_to((lane + start < SLOTS).to(tl.int32), SHAPE)
         one, other = tl.inline_asm_elementwise(
-            _HEAR, "=f,=f,r,r", values, (tl.float32, tl.float32), is_pure=False, pack=1
+            _HEAR, "=f,=f,r,r", [places, given], (tl.float32, tl.float32), is_pure=False, pack=1
         )
         first += one
         second += other
-    for bit in tl.static_range(LANES.bit_length() - 1):
-        first += _of_lane_across(first, LANES >> (bit + 1))
-        second += _of_lane_across(second, LANES >> (bit + 1))
-    return first, second
+    return sum_pair(first, second, 2)
+
+
+@triton.jit
+def over_columns(values, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Of [rows, warps] for each of a tile's columns what its warp has; WIDTH as in ``of_warps``."""
+    ROWS: tl.constexpr = values.shape[0]
+    WARPS: tl.constexpr = values.shape[1]
+    SHAPE: tl.constexpr = (ROWS, COLUMNS // (WARPS * WIDTH), WARPS, WIDTH)
+    return tl.reshape(tl.broadcast_to(values[:, None, :, None], SHAPE), (ROWS, COLUMNS))
