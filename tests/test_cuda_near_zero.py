@@ -103,11 +103,13 @@ def test_sums_over_samples_of_small_groups(HxW: int, channels_last: bool) -> Non
     judge("group_norm_backward", dy, x, *statistics, random_data((24,), np.float32, 5), *shape, 3)
 
 
-# Places side by side, in groups that programs share; channels side by side; groups as rows; several groups in a tile.
+# Places side by side, in groups that programs share; channels side by side; groups as rows, also such that programs
+# share; several groups in a tile.
 GROUPS = [
     ((3, 4, 160, 2), False),
     ((3, 4, 160, 2), True),
     ((3, 6, 25, 2), False),
+    ((3, 6, 99, 2), False),
     ((2, 12, 36, 6), False),
     ((2, 12, 36, 6), True),
 ]

@@ -12,7 +12,9 @@ from normgrad.cuda.launch import FLOAT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import SEGMENT, Operand, Steps, sums_tile
 
 CHUNK = 256  # numbers of a warp that are computed once more at a time
-_RESIDENT = 8  # programs, so that one finds room beside those of the launch before; what takes more registers is rare
+_WARPS = 8  # on a multiprocessor, so that a program finds room beside those of the launch before
+_PER_WARP = 256  # sums that a warp looks at together
+_AT_ONCE = 4096  # sums that a program has at a time
 
 Sizes = tuple[int, int, int, int]
 
@@ -93,7 +95,9 @@ class Finish:
         self, sums: WeightSums, rows: int, segment: int, targets: list[Operand], groups: bool, channels: bool
     ) -> None:
         N, C, HxW, group = self.sizes
-        width, height, warps = sums_tile(segment, C, max(len(sums.tables), 1))
+        width, height, _ = sums_tile(segment, C, max(len(sums.tables), 1))
+        height = min(height, _AT_ONCE // width)
+        warps = min(max(width * height // _PER_WARP, 1), _WARPS)
         want_input = groups and self.operands[2].pointer is not None
         constants = {
             "D": C // group,
@@ -112,4 +116,5 @@ class Finish:
         strides = [operand.strides for operand in self.operands]
         arguments = [*made, *self.tensors, *counts, *strides]
         grid = blocks(C, width), max(len(sums.tables), 1), max(blocks(rows, segment), 1)
-        self.steps.add(Step(group_norm_finish, grid, arguments, constants, Options(warps, _RESIDENT, follows=True)))
+        options = Options(warps, _WARPS // warps, follows=True)
+        self.steps.add(Step(group_norm_finish, grid, arguments, constants, options))

@@ -106,7 +106,7 @@ def backward(
     tables = ("grad_weight", "grad_bias") if rounded and want["WANT_WEIGHT"] else tuple(outputs)
     partial = steps.scratch(max(len(tables) * cut.of_group * C * HxW, 1), FLOAT64 if exact else FLOAT32)
     row_sizes = steps.scratch(N * group, FLOAT32) if rounded and want["WANT_INPUT"] else None
-    slots = Slots.of(steps, cut.teams, N * group)
+    slots = Slots.of(steps, cut.teams, 2 * N * group if exact else N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = (operand.pointer for operand in cut.operands)
     tensors = [grad_out, x, *vectors, grad_input, partial, row_sizes, slots.memory]

@@ -17,7 +17,7 @@ from normgrad.cuda.kernels.common import float64, indices, int64, put, wait_for_
 from normgrad.cuda.kernels.group_norm_again import group_again, weight_gradients_again
 from normgrad.cuda.kernels.group_norm_blocks import channels_of
 from normgrad.cuda.kernels.memory import put_sums
-from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, is_above_zero_below
+from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def _spoil(
 @triton.jit
 def _share(factor):
     """What a factor leaves of a sum that is no smaller without it, if it is small."""
-    return tl.minimum(tl.abs(wide(factor)), 1.0).to(tl.float64)
+    return tl.minimum(tl.abs(wide(factor)), 1.0)
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def _first_of_group(
     MANY: tl.constexpr = 2 * D * PARTS
     share = float64(1.0)
     if NARROW:
-        share = _share(tl.load(rstd + sample * group + of_group))
+        share = _share(tl.load(rstd + sample * group + of_group)).to(tl.float64)
     first = tl.full((CHUNK,), MANY, tl.int32)
     others = tl.zeros((CHUNK,), tl.int32)
     for begin in range(0, MANY, CHUNK):
@@ -99,7 +99,7 @@ def _first_of_group(
         value = tl.load(partial + row * (int64(group) * D) + channel, mask=place < MANY, other=0.0)
         size = tl.abs(value.to(tl.float64)) * share
         if weight is not None:
-            size *= _share(tl.load(weight + channel, mask=place < MANY, other=0.0))
+            size *= _share(tl.load(weight + channel, mask=place < MANY, other=0.0)).to(tl.float64)
         first = tl.where(size > 0.0, tl.minimum(first, place), first)
         others = tl.where(size < NEAR_ZERO, others, 1)  # as NaN is
     earliest = tl.min(first, axis=0)
@@ -170,16 +170,18 @@ def group_norm_finish(
         rows = start + tl.arange(0, ROWS)
         mask = (rows < end)[:, None] & inside[None, :]
         place = (int64(which) * K + rows)[:, None] * C + channels[None, :]
-        value = tl.load(partial + place, mask=mask, other=0.0).to(tl.float64)
-        total += value
+        value = tl.load(partial + place, mask=mask, other=0.0)
+        total += value.to(tl.float64)
         if NEAR_GROUPS:
-            size = tl.abs(value)
+            size = tl.abs(value.to(tl.float32))
+            found = value != 0.0
             if weight is not None:
                 size *= share[None, :]
+                found = found & (share != 0.0)[None, :]
             if NARROW:
                 statistic = (rows // PARTS * group)[:, None] + (channels // D)[None, :]
                 size *= _share(tl.load(rstd + statistic, mask=mask, other=0.0))
-            near = near | is_above_zero_below(size, NEAR_ZERO)
+            near = near | (found & (size < NEAR_ZERO))
     result = tl.sum(total, axis=0)
     if NEAR_CHANNELS:
         small = (tl.abs(result) < NEAR_ZERO) & (inside & (which == 0))

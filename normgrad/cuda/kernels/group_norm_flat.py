@@ -77,7 +77,7 @@ def group_norm_flat_backward(
     grad_input,  # [samples, group, D·HxW], or None
     partial,  # float32 or, of EXACT sums, float64 [wanted, teams, group, D·HxW]: the columns' sums of each team
     sizes,  # float32 [group, samples]: the larger sum of each row; or None
-    slots,  # int64 [samples, group, PARTS]
+    slots,  # int64 [samples, group, PARTS], or of EXACT sums [samples, group, PARTS, 2]
     samples,
     group,
     HxW,
@@ -165,7 +165,11 @@ def group_norm_flat_backward(
                         g = g * wider(scale, SINGLE, EXACT)
                     sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                     if PARTS > 1:
-                        publish(sum_g, sum_gx, slots + (rows * group + of_group) * PARTS + part, rows < samples)
+                        slot = (rows * group + of_group) * PARTS + part
+                        if EXACT:
+                            publish_wide(sum_g, sum_gx, slots + slot * 2, rows < samples)
+                        else:
+                            publish(sum_g, sum_gx, slots + slot, rows < samples)
             if WANT_INPUT and PHASE != SUMS:
                 rows, known = rows_of(done, samples, ROWS, LAG)
                 if LAG:
@@ -174,8 +178,11 @@ def group_norm_flat_backward(
                     mu, mu_before = mu_before, mu
                     rs, rs_before = rs_before, rs
                 if PARTS > 1:
-                    places, given = _slots(slots, rows, known, group, of_group, PARTS, PADDED_PARTS, 1)
-                    all_g, all_gx = collect(places, given, PHASE == WHOLE)
+                    places, given = _slots(slots, rows, known, group, of_group, PARTS, PADDED_PARTS, 2 if EXACT else 1)
+                    if EXACT:
+                        all_g, all_gx = collect_wide(places, given, PHASE == WHOLE)
+                    else:
+                        all_g, all_gx = collect(places, given, PHASE == WHOLE)
                     sum_g = settled(tl.sum(all_g, axis=1), ROWS)
                     sum_gx = settled(tl.sum(all_gx, axis=1), ROWS)
                 mean_g = (sum_g.to(tl.float64) * per_row)[:, None]
