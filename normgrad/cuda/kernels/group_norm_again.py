@@ -1,4 +1,8 @@
-"""GroupNorm's gradients near zero once more: in float64 and from memory. They are rare, and this need not be fast."""
+"""GroupNorm's gradients near zero once more: in float64 and from memory. They are rare, and this need not be fast.
+
+``tensors`` are grad_out, input, mean, rstd, weight and grad_input; ``strides`` those of grad_out, input and grad_input;
+``sizes`` how many samples, groups of a sample and places there are.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ def _as_float64(pointers, mask):
 
 
 @triton.jit
-def _terms(
-    grad_out, input, weight, mu, rs, sample, first_channel, elements, count, HxW, grad_out_strides, input_strides
-):
+def _terms(tensors, strides, mu, rs, sample, first_channel, elements, count, HxW):
     """``g`` and ``x̂`` of a few of a group's elements."""
+    grad_out, input, _, _, weight, _ = tensors
+    grad_out_strides, input_strides, _ = strides
     inside = elements < count
     channels = first_channel + elements // HxW
     dy_at = grad_out + sample * grad_out_strides[0] + channels * grad_out_strides[1]
@@ -31,24 +35,11 @@ def _terms(
 
 
 @triton.jit
-def group_again(
-    grad_out,
-    input,
-    mean,
-    rstd,
-    weight,
-    grad_input,
-    sample,
-    of_group,
-    group,
-    HxW,
-    grad_out_strides,
-    input_strides,
-    grad_input_strides,
-    D: tl.constexpr,
-    CHUNK: tl.constexpr,  # numbers at a time
-):
-    """The gradient of a group of a sample."""
+def group_again(tensors, strides, sizes, sample, of_group, D: tl.constexpr, CHUNK: tl.constexpr):
+    """The gradient of a group of a sample, CHUNK numbers at a time."""
+    _, _, mean, rstd, _, grad_input = tensors
+    _, _, grad_input_strides = strides
+    _, group, HxW = sizes
     mu = wide(tl.load(mean + sample * group + of_group)).to(tl.float64)
     rs = wide(tl.load(rstd + sample * group + of_group)).to(tl.float64)
     count = int64(HxW) * D
@@ -57,18 +48,14 @@ def group_again(
     sum_gx = tl.zeros((CHUNK,), tl.float64)
     for chunk in range(tl.cdiv(count, CHUNK)):
         elements = indices(chunk, CHUNK)
-        g, x_hat = _terms(
-            grad_out, input, weight, mu, rs, sample, channel, elements, count, HxW, grad_out_strides, input_strides
-        )
+        g, x_hat = _terms(tensors, strides, mu, rs, sample, channel, elements, count, HxW)
         sum_g += g
         sum_gx += g * x_hat
     mean_g = tl.sum(sum_g, axis=0) / float64(count)
     mean_gx = tl.sum(sum_gx, axis=0) / float64(count)
     for chunk in range(tl.cdiv(count, CHUNK)):
         elements = indices(chunk, CHUNK)
-        g, x_hat = _terms(
-            grad_out, input, weight, mu, rs, sample, channel, elements, count, HxW, grad_out_strides, input_strides
-        )
+        g, x_hat = _terms(tensors, strides, mu, rs, sample, channel, elements, count, HxW)
         target = grad_input + sample * grad_input_strides[0] + (channel + elements // HxW) * grad_input_strides[1]
         result = rs * (g - mean_g - x_hat * mean_gx)
         put_float64(target + elements % HxW * grad_input_strides[2], result, elements < count)
@@ -76,22 +63,12 @@ def group_again(
 
 @triton.jit
 def weight_gradients_again(
-    grad_out,
-    input,
-    mean,
-    rstd,
-    channels,
-    wanted,
-    samples,
-    group,
-    HxW,
-    grad_out_strides,
-    input_strides,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    tensors, strides, sizes, channels, wanted, D: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr
 ):
     """The weight's gradients of those of a few channels that are wanted, in float64."""
+    grad_out, input, mean, rstd, _, _ = tensors
+    grad_out_strides, input_strides, _ = strides
+    samples, group, HxW = sizes
     ROWS: tl.constexpr = CHUNK // CHANNELS if CHANNELS < CHUNK else 1
     count = int64(samples) * HxW
     total = tl.zeros((ROWS, CHANNELS), tl.float64)

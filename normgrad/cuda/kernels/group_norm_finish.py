@@ -21,24 +21,11 @@ from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of
 
 
 @triton.jit
-def _spoil(
-    grad_out,
-    input,
-    mean,
-    rstd,
-    grad_input,
-    scale,
-    sample,
-    channel,
-    group,
-    HxW,
-    grad_out_strides,
-    input_strides,
-    grad_input_strides,
-    D: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+def _spoil(tensors, strides, sizes, scale, sample, channel, D: tl.constexpr, CHUNK: tl.constexpr):
     """NaN for the gradients of a channel's group in a sample, if it has an infinite weight, and sums that are NaN."""
+    grad_out, input, mean, rstd, _, grad_input = tensors
+    grad_out_strides, input_strides, grad_input_strides = strides
+    _, group, HxW = sizes
     statistic = sample * group + channel // D
     mu = wide(tl.load(mean + statistic))
     rs = wide(tl.load(rstd + statistic))
@@ -153,6 +140,9 @@ def group_norm_finish(
 
     The table, and what becomes of its sums, is the program's second number, the rows are its third.
     """
+    tensors = (grad_out, input, mean, rstd, weight, grad_input)
+    strides = (grad_out_strides, input_strides, grad_input_strides)
+    sizes = (samples, group, HxW)
     C = channels_of(group, D, True)
     channels = indices(tl.program_id(0), COLUMNS)
     inside = channels < C
@@ -189,22 +179,7 @@ def group_norm_finish(
             some = _are_some(partial + int64(K) * C, K, C, channels, small, ROWS, COLUMNS)
             small = small & ((result != 0.0) | some)
         if any_of(small):
-            again = weight_gradients_again(
-                grad_out,
-                input,
-                mean,
-                rstd,
-                channels,
-                small,
-                samples,
-                group,
-                HxW,
-                grad_out_strides,
-                input_strides,
-                D,
-                COLUMNS,
-                CHUNK,
-            )
+            again = weight_gradients_again(tensors, strides, sizes, channels, small, D, COLUMNS, CHUNK)
             result = tl.where(small, again, result)
     put_sums(first, second, which, stretch * C + channels, result, first_stride, second_stride, inside)
     if NEAR_GROUPS:  # noqa: SIM102 - one is known at compile time
@@ -216,41 +191,11 @@ def group_norm_finish(
                     found = _first_of_group(partial, rstd, weight, sample, of_group, K, group, D, PARTS, CHUNK, NARROW)
                     # One of the programs that have channels of a group computes it.
                     if (found >= begin_channel * 2) & (found < end_channel * 2) & (found % 2 == which):
-                        group_again(
-                            grad_out,
-                            input,
-                            mean,
-                            rstd,
-                            weight,
-                            grad_input,
-                            sample,
-                            of_group,
-                            group,
-                            HxW,
-                            grad_out_strides,
-                            input_strides,
-                            grad_input_strides,
-                            D,
-                            CHUNK,
-                        )
+                        group_again(tensors, strides, sizes, sample, of_group, D, CHUNK)
     if INFINITE:  # noqa: SIM102 - one is known at compile time
         if any_of((tl.abs(wide(scale)) == float("inf")) & ((which == 0) & (stretch == 0))):
             for item in range(COLUMNS * samples):
                 channel = int64(tl.program_id(0)) * COLUMNS + item % COLUMNS
-                _spoil(
-                    grad_out,
-                    input,
-                    mean,
-                    rstd,
-                    grad_input,
-                    wide(tl.load(weight + channel, mask=channel < C, other=0.0)),
-                    int64(item // COLUMNS),
-                    tl.minimum(channel, C - 1),
-                    group,
-                    HxW,
-                    grad_out_strides,
-                    input_strides,
-                    grad_input_strides,
-                    D,
-                    CHUNK,
-                )
+                infinite = wide(tl.load(weight + channel, mask=channel < C, other=0.0))
+                sample, channel = int64(item // COLUMNS), tl.minimum(channel, C - 1)
+                _spoil(tensors, strides, sizes, infinite, sample, channel, D, CHUNK)

@@ -285,6 +285,9 @@ def group_norm_flat_finish(
     The stretch is the program's second number, the table its third.
     """
     wait_for_launch_before()
+    tensors = (grad_out, input, mean, rstd, weight, grad_input)
+    strides = (grad_out_strides, input_strides, grad_input_strides)
+    counts = (samples, group, HxW)
     C = int64(group) * D
     channels = indices(tl.program_id(0), CHANNELS)
     inside = channels < C
@@ -301,22 +304,7 @@ def group_norm_flat_finish(
             some = _sums_over(source, K, C, HxW, channels, small, begin, end, TEAMS, CHANNELS, PLACES, True)
             small = small & ((result != 0.0) | (some != 0.0))
         if any_of(small):
-            again = weight_gradients_again(
-                grad_out,
-                input,
-                mean,
-                rstd,
-                channels,
-                small,
-                samples,
-                group,
-                HxW,
-                grad_out_strides,
-                input_strides,
-                D,
-                CHANNELS,
-                CHUNK,
-            )
+            again = weight_gradients_again(tensors, strides, counts, channels, small, D, CHANNELS, CHUNK)
             result = tl.where(small, again, result)
     put_sums(first, second, which, stretch * C + channels, result, first_stride, second_stride, inside)
     if sizes is not None:
@@ -329,23 +317,7 @@ def group_norm_flat_finish(
             if any_of(_are_near(sizes, rstd, row, row < rows, samples, group)):
                 for item in range(begin, tl.minimum(begin + _ROWS, rows)):
                     if any_of(_are_near(sizes, rstd, item + tl.arange(0, 1), True, samples, group)):
-                        group_again(
-                            grad_out,
-                            input,
-                            mean,
-                            rstd,
-                            weight,
-                            grad_input,
-                            item % samples,
-                            item // samples,
-                            group,
-                            HxW,
-                            grad_out_strides,
-                            input_strides,
-                            grad_input_strides,
-                            D,
-                            CHUNK,
-                        )
+                        group_again(tensors, strides, counts, item % samples, item // samples, D, CHUNK)
 
 
 @triton.jit
