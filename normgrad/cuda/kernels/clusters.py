@@ -40,6 +40,20 @@ def opening(nbytes: int) -> str:
     }}"""
 
 
+def telling(thread: str, values: str) -> str:
+    """Assembly that writes two values to a slot of every program: the thread of its number does so."""
+    return f"""{{
+    .reg .pred mine;
+    .reg .b32 program, place, barrier;
+    mov.u32 program, %{thread};
+    setp.lt.u32 mine, program, $5;
+    @mine mapa.shared::cluster.u32 place, $1, program;
+    @mine mapa.shared::cluster.u32 barrier, $2, program;
+    @mine st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.{values} [place], {{$3, $4}}, [barrier];
+    mov.b32 $0, 0;
+    }}"""
+
+
 _OPEN = tl.constexpr(opening(2 * 16 * MOST_ROWS * LARGEST))
 # The barrier counts on the bytes before anyone can write them. What follows need not wait until the cluster is there.
 _OPEN_FIRST = tl.constexpr(
@@ -86,18 +100,7 @@ _EXPECT = tl.constexpr(
     mov.b32 $0, 0;
     }"""
 )
-_TELL = tl.constexpr(
-    """{
-    .reg .pred mine;
-    .reg .b32 program, place, barrier;
-    mov.u32 program, %tid.x;
-    setp.lt.u32 mine, program, $5;
-    @mine mapa.shared::cluster.u32 place, $1, program;
-    @mine mapa.shared::cluster.u32 barrier, $2, program;
-    @mine st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [place], {$3, $4}, [barrier];
-    mov.b32 $0, 0;
-    }"""
-)
+_TELL = tl.constexpr(telling("tid.x", "b64"))
 _WAIT = tl.constexpr(
     """{
     .reg .pred done;

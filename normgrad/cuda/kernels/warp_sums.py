@@ -9,25 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.clusters import BARRIERS, MOST_ROWS, expect, opening, wait
+from normgrad.cuda.kernels.clusters import BARRIERS, MOST_ROWS, expect, opening, telling, wait
 from normgrad.cuda.kernels.common import sum_pair
 
 # Warps in a cluster.
 MOST_WARPS = 128
 
 _OPEN = tl.constexpr(opening(2 * 8 * MOST_ROWS * MOST_WARPS))
-_TELL = tl.constexpr(
-    """{
-    .reg .pred mine;
-    .reg .b32 program, place, barrier;
-    mov.u32 program, %laneid;
-    setp.lt.u32 mine, program, $5;
-    @mine mapa.shared::cluster.u32 place, $1, program;
-    @mine mapa.shared::cluster.u32 barrier, $2, program;
-    @mine st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [place], {$3, $4}, [barrier];
-    mov.b32 $0, 0;
-    }"""
-)
+_TELL = tl.constexpr(telling("laneid", "b32"))
 _HEAR = tl.constexpr(
     """{
     .reg .pred given;
