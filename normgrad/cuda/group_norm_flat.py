@@ -13,9 +13,9 @@ from normgrad.cuda.group_norm_finish import CHUNK, Finish, Sizes, WeightSums
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm_flat import (
     group_norm_flat_backward,
-    group_norm_flat_finish,
     group_norm_flat_forward,
 )
+from normgrad.cuda.kernels.group_norm_flat_finish import group_norm_flat_finish
 from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
 from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.row_tiles import RowTile, flat_forward_tile, flat_tile

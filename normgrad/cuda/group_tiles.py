@@ -149,8 +149,7 @@ def _in_cluster(D: int, HxW: int, itemsize: int, chip: Chip, tensors: int) -> Gr
         fitting = []
         while channels:
             parts = blocks(HxW, places), blocks(D, channels)
-            stages = staged(3, work.resident, channels * (tensors * places * itemsize + 8), chip)
-            tile = GroupTile(places, 1, channels, *parts, work.warps, work.resident, stages, cluster=True)
+            tile = GroupTile(places, 1, channels, *parts, work.warps, work.resident, cluster=True)
             if 1 < tile.parts <= LARGEST and chip.clusters(tile.parts, tile.resident):
                 fitting.append(tile)
             channels //= 2

@@ -141,7 +141,7 @@ def group_norm_backward(
         rs_before = tl.zeros((GROUPS,), tl.float32)
         if weight is not None:
             scale_before = tl.zeros((GROUPS, CHANNELS), tl.float32)
-    for item in tl.range(team, items + LAG * teams, teams, num_stages=1 if CLUSTER else STAGES):
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
         done = item - LAG * teams
         ahead = item + teams if CLUSTER else item
         x = tiles.loaded(input, read_x, input_strides, ahead, totals, begin, D, GROUPS, MASKED)

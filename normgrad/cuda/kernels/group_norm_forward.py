@@ -155,7 +155,7 @@ def group_norm_forward(
         next_x = tiles.loaded(input, read, input_strides, team, totals, begin, D, GROUPS, MASKED)
     if LAG:
         x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-    for item in tl.range(team, items + LAG * teams, teams, num_stages=1 if CLUSTER else STAGES):
+    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
         done = item - LAG * teams
         sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
         channel = (item % group_blocks) * GROUPS * D + channel_in_group
