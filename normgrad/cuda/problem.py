@@ -129,14 +129,11 @@ class Steps:
         view = self._problem.views[name]
         return Given(name, view.dtype, view.address % VECTOR_ACCESS == 0)
 
-    def data(self, name: str, sizes: Shape, again: bool = False) -> Operand:
-        """An input that every program reads only where it writes, so that it may be the output's own memory.
-
-        Unless it is read ``again`` when outputs have been written.
-        """
+    def data(self, name: str, sizes: Shape) -> Operand:
+        """An input that every program reads only where it writes, so that it may be the output's own memory."""
         view = self._problem.views[name]
         strides = grid_strides(view, sizes)
-        shared = any(overlap(view, other) and (again or not _same(view, other)) for other in self._early)
+        shared = any(overlap(view, other) and not _same(view, other) for other in self._early)
         if strides is not None and shared:  # in the same order
             strides = grid_strides(_dense(view), sizes)
             if strides is not None:

@@ -12,8 +12,8 @@ from normgrad.cuda.configurations import Chip, blocks, power_of_two, staged
 class RowTile:
     """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
 
-    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
-    follow ``later`` turns after the sums. ``exact``: float32 is computed with as float64, which takes small tiles.
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. ``exact``: float32
+    is computed with as float64, which takes small tiles.
     """
 
     rows: int
@@ -23,7 +23,6 @@ class RowTile:
     resident: int
     prefetch: bool = True
     stages: int = 1
-    later: int = 1
     exact: bool = False
     cluster: bool = False
 
@@ -93,8 +92,8 @@ SHARED_ROW_TILES = {
         Measured(RowTile(1, 2048, 128, 4, 2, prefetch=True), "512×262144", 77),
     ),
     "pairs": (
-        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
-        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
+        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3), "4096×16384", 71),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3), "1024×65536", 67),
         Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
     ),
     "singles": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
