@@ -1,4 +1,4 @@
-"""Which special results a formula's terms excuse."""
+"""Which NaN and Inf results the scales of an operator excuse."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from normgrad.testing import compare, oracle, terms
 
 
-@pytest.mark.parametrize(("value", "excused"), [(3e38, True), (np.inf, False)])
-def test_only_an_overflow_of_finite_terms_excuses_a_nan(value: float, excused: bool) -> None:
-    # The sum of the first column: 3e38 three times overflows float32, an infinite input is simply infinite.
+@pytest.mark.parametrize(("value", "excused"), [(2.0**125, True), (2.0**124, False), (np.inf, True)])
+def test_a_sum_of_2_to_the_126_or_an_infinite_one_excuses_nan_and_inf(value: float, excused: bool) -> None:
     grad_out = np.array([[value, 1], [value, 1], [value, 1]], np.float32)
     arguments = (grad_out, np.ones((3, 2), np.float32), [2], np.zeros(3, np.float32), np.ones(3, np.float32))
     expected, magnitude = oracle.layer_norm_backward(*arguments)[2], terms.layer_norm_backward(*arguments)[2]
-    report = compare(np.array([np.nan, 3], np.float32), expected, magnitude)
-    assert report.passed is excused
-    assert compare(np.array([np.inf, 3], np.float32), expected, magnitude).passed
+    for special in (np.nan, np.inf, -np.inf):
+        assert compare(np.array([special, 3], np.float32), expected, magnitude).passed is excused
+        assert not compare(np.array([expected[0], special], np.float32), expected, magnitude).passed
+    assert compare(expected.astype(np.float32), expected, magnitude).passed

@@ -64,25 +64,25 @@ class Claim:
 def verify(work: Workload, claims: Sequence[Claim]) -> None:
     """Hold every claim against the oracle; their verdicts take in what is found."""
     names = work.operator.signature.output_names
-    sums: dict[str, tuple[Any, Any]] = {}
+    sums: dict[str, tuple[Any, Magnitude]] = {}
     for span in _spans(work):
         arguments = _part(work, span)
         exact = _as_tuple(getattr(oracle, work.case.operator)(**arguments))
         sizes = _as_tuple(getattr(terms, work.case.operator)(**arguments))
         for position, name in enumerate(names):
             if _is_sum(work, name):
-                value, size = sums.get(name, (0.0, 0.0))
-                sums[name] = (value + exact[position], size + sizes[position].total)
+                value, scales = sums.get(name, (0.0, Magnitude(0.0)))
+                sums[name] = (value + exact[position], scales + sizes[position])
                 continue
             for claim in claims:
                 result = claim.results[position]
                 if result is not None:
                     _judge(work, claim, name, _cut(work, name, result, span), exact[position], sizes[position])
-    for name, (value, size) in sums.items():
+    for name, (value, scales) in sums.items():
         for claim in claims:
             result = claim.results[names.index(name)]
             if result is not None:
-                _judge(work, claim, name, result, value, Magnitude(size))
+                _judge(work, claim, name, result, value, scales)
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:

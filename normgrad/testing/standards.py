@@ -1,9 +1,10 @@
-"""Standards by name: how far a result may lie from the exact values before it is called wrong.
+"""Define the standards by name: how far a result may be from the exact values before it is called wrong.
 
-With a the result, g the exact value in float64 and NaN and Inf where g, rounded to the result's dtype, has them:
+With a the result and g the exact value in float64:
 
 ``strict``
-    every element ``|a − g| ≤ ½·ulp(g) + 8·2⁻²⁴·T``, T the sum of the absolute values of the terms of its formula.
+    every element ``|a − g| ≤ ½·ulp(g) + 8·2⁻²⁴·T + 2⁻¹²⁶·U``, T the sum of the absolute values of the terms of its
+    formula, U the underflow allowance of its products and quotients.
 ``cann``
     at least 99 % of the elements ``|a − g| ≤ atol + rtol·|g|``, and the largest ``|a − g|`` at most ``max(limit,
     32·ulp(g))``.
@@ -15,6 +16,8 @@ With a the result, g the exact value in float64 and NaN and Inf where g, rounded
     every element ``|a − g'| ≤ atol + rtol·|g'|``, g' being g rounded to the dtype; PyTorch's default tolerances.
 ``bitwise``
     every element has the bits of g rounded to the dtype, or of a second result where one is given.
+
+All but ``bitwise`` treat NaN and Inf alike: see :attr:`normgrad.testing.measured.Measured.is_right_special`.
 """
 
 from __future__ import annotations
