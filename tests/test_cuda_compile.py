@@ -271,19 +271,6 @@ def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_in_place_no_sum_is_told_as_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normgrad.cuda.backend import OPERATORS
-
-    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    arguments = _layer_norm((480, 9000), dtype)["layer_norm_backward"]
-    vector = torch.empty(9000, dtype=dtype)
-    for target, is_cluster in ((torch.empty_like(arguments[0]), True), (arguments[0], False)):
-        problem = _problem("layer_norm_backward", arguments, (target, vector, vector.clone()))
-        steps = OPERATORS["layer_norm_backward"](problem, _with_clusters()).steps
-        assert any(step.options.cluster > 1 for step in steps) == is_cluster
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("operator", "columns"),
     [("layer_norm_backward", columns) for columns in (16, 100, 300, 1001, 1024, 5120)] + [("layer_norm", 100)],
