@@ -64,8 +64,8 @@ def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[A
 
 
 def _layer_norm_of(x: Any) -> dict[str, tuple[Any, ...]]:
-    M, N = x.shape
-    statistics, weight = (_vector(M, 1),) * 2, _data((N,), x.dtype)
+    *outer, N = x.shape
+    statistics, weight = (_vector(*outer, 1),) * 2, _data((N,), x.dtype)
     return {
         "layer_norm_backward": (x, x, [N], *statistics, weight),
         "layer_norm": (x, [N], weight, weight),
@@ -108,6 +108,7 @@ CALLS = [
         ("wide", _layer_norm(WIDE_ROWS, dtype)),
         ("narrow", _layer_norm(NARROW_ROWS, dtype)),
         ("columns-apart", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
+        ("swapped", _layer_norm_of(_data((5, 4, 768), dtype).transpose(0, 1))),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
@@ -268,6 +269,24 @@ def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
     assert re.search(rf"mov\.b32\s+{counted}, {16 * sums * (parts - 1)};", ptx)
     assert _told(ptx) >= 16 + 16 * sums * parts
     assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize(("operator", "arguments"), CALLS)
+def test_ctas_that_wait_for_each_other_are_resident(
+    operator: str, arguments: tuple[Any, ...], clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA promises no order in which CTAs start: only a cluster or a cooperative launch has all of them at once."""
+    from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.kernels.common import WHOLE
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    chip = _with_clusters() if clusters else Chip(132)
+    for step in OPERATORS[operator](_problem(operator, arguments), chip).steps:
+        if step.constants.get("PARTS", 1) > 1 and step.constants.get("PHASE") == WHOLE.value:
+            waits = step.constants.get("WANT_INPUT", True)
+            assert not waits or step.options.cooperative or step.options.cluster == step.constants["PARTS"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -206,7 +206,7 @@ def _backward_places(
     at_once = vector * in_word * steps.itemsize if begin_with_vectors(operands[:2]) else 0
     constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact, "CLUSTER": teams.cluster}
     constants["ALIKE"] = len({operand.strides[1:] for operand in operands if operand.pointer is not None}) == 1
-    assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
+    assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants)
     return weight_sums
 
 
@@ -249,4 +249,4 @@ def _forward_places(
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *(statistic.strides[0] for statistic in statistics)]
     constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize, x.strides[2] == 1)}
     constants |= {"CLUSTER": teams.cluster, "VECTOR": vector, "PAIRS": pairs}
-    assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants, cooperative=teams.large)
+    assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants)

@@ -107,7 +107,7 @@ def backward(
     tensors = [grad_out, x, *vectors, grad_input, partial, slots.memory]
     arguments = [*tensors, N, group, HxW, row, cut.groups_at_once, cut.of_group, *cut.strides]
     constants = cut.constants | {"EXACT": exact} | want
-    assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants, cooperative=cut.teams.large)
+    assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants)
     if outputs:
         _add_sums(steps, partial, cut.of_group, C, HxW, outputs)
 
@@ -150,4 +150,4 @@ def forward(
     arguments = [*tensors, *counts, *cut.strides, *(statistic.strides[0] for statistic in statistics)]
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= FEW
     constants = cut.constants | {"EXACT": few, "FOLD": fold_of(tile, steps.itemsize)}
-    assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants, cooperative=cut.teams.large)
+    assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants)
