@@ -57,12 +57,12 @@ def _load(kernel: Kernel, tags: tuple[Any, ...]) -> Entry:
     symbol = _SYMBOL.format(hashlib.sha256(key.encode()).hexdigest())
     name = f"{kernel.name}-{types}" if types else kernel.name
     code = store.find(name, key)
-    if code is None:
+    if code is None or not native.needs_only_c(code):
         with announced(kernel.name):
             from normgrad.cpu.compilation import compiled
 
             code = compiled(kernel.module, kernel.name, tags, symbol)
-        if native.OF_C.issuperset(native.needs(code)):
+        if native.needs_only_c(code):
             store.keep(name, key, code)
     return native.loaded(code, symbol)
 
