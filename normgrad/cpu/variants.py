@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -104,7 +104,8 @@ def announced(name: str) -> Iterator[None]:
 
     timer = threading.Timer(_ANNOUNCE_AFTER, show)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # no thread can be started
+        timer.start()
     try:
         yield
     finally:
