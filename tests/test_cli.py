@@ -290,3 +290,11 @@ def test_the_command_line_imports_no_extra():
 
 def test_every_operator_can_be_run():
     assert set(OPERATORS) <= set(normgrad.__all__)
+
+
+def test_an_sdk_without_a_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("", " "):
+        assert main(["sdk", name]) == 2
+        assert "the folder's name is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from normgrad.cli import files, main
 from normgrad.operators import OPERATORS
 from normgrad.testing.cases import kinds_of, make_cases
 from normgrad.testing.values import KINDS
+from support.processes import run_python
 
 F32 = np.float32
 NAME = "layer_norm_backward"
@@ -190,6 +192,42 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     files.write(Path("in/normal-float32.npz"), {**files.read(Path(case)), "mean": np.zeros(2, F32)})
     assert "161002" in refused(capsys, NAME, case, result)
     assert "--worst: must be a whole number, 0 or more" in refused(capsys, NAME, case, result, "--worst", "-1")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
+@pytest.mark.parametrize("report", ["html", "json"])
+def test_a_report_that_cannot_be_written_leaves_the_old_one(report: str) -> None:
+    written()
+    Path("report").write_text("old")
+    code = f"""
+import resource, sys
+from normgrad.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+sys.exit(main(["check", {NAME!r}, "in/normal-float32.npz", "out/normal-float32.npz", "--{report}", "report"]) - 2)
+"""
+    run_python(code)
+    assert Path("report").read_text() == "old"
+    assert sorted(path.name for path in Path().iterdir()) == ["in", "out", "report"]
+
+
+def test_a_report_to_a_device(capfd: pytest.CaptureFixture[str]) -> None:
+    written()
+    assert main(["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz", "--json", os.devnull]) == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such names there")
+def test_names_with_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    for folder in ("in", "out"):
+        for path in list(Path(folder).iterdir()):
+            path.rename(path.with_name(f"\x1b[31m{path.name}"))
+    Path("out/\x1b[31mnormal-float16.npz").unlink()
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 2
+    assert main(["check", NAME, *(f"{folder}/\x1b[31mnormal-float32.npz" for folder in ("in", "out"))]) == 0
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "\\x1b[31mnormal-float32" in captured.out
 
 
 def test_the_product_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,6 +236,29 @@ def test_names_that_are_unknown(capsys, tmp_path):
     assert "in.npz: epsilon: no parameter of batch_norm_stats, whose parameters are input, eps\n" in err
 
 
+def test_names_with_control_characters_are_shown_escaped(capsys, tmp_path):
+    name = "\x1b[31mred\x07\x9b"
+    err = refused(capsys, tmp_path, {**calls()["batch_norm_stats"], name: 1.0}, name="batch_norm_stats")
+    assert "in.npz: \\x1b[31mred\\x07\\x9b: no parameter" in err
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_an_eps_beyond_float64(capsys, tmp_path, suffix, command):
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".pt":
+        pytest.importorskip("torch").save({"input": pytest.importorskip("torch").ones(2, 4), "eps": 10**400}, path)
+    else:
+        save = pytest.importorskip("safetensors.numpy").save_file
+        save({"input": normal(2, 4)}, path, metadata={"eps": str(10**400)})
+    np.savez(tmp_path / "out.npz")
+    other = ["-o", str(tmp_path / "out.npz")] if command == "run" else [str(tmp_path / "out.npz")]
+    assert main([command, "batch_norm_stats", str(path), *other]) == 2
+    err = capsys.readouterr().err
+    assert "eps is an integer of 1329 bits, and must be a real number within float64's range" in err
+    assert err.count("\n") == 1
+
+
 def test_outputs_are_no_parameters(capsys, tmp_path):
     err = refused(capsys, tmp_path, {**calls()["batch_norm_stats"], "mean": normal(4)}, name="batch_norm_stats")
     assert "mean: no parameter of batch_norm_stats" in err

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from rich.progress import track
 
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput, reason
+from normgrad.cli.errors import BadInput, one_line, printable, reason
 from normgrad.cli.run import read_arguments
 from normgrad.cli.terminal import Console
 from normgrad.cli.verdicts import show_case, show_summary
@@ -83,7 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     console = Console()
     if not arguments.inputs.is_dir():
-        case = Files(arguments.inputs.name, arguments.inputs, arguments.actual, arguments.baseline)
+        case = Files(printable(arguments.inputs.name), arguments.inputs, arguments.actual, arguments.baseline)
         judgement = _judged(arguments, case, _product(arguments))
         show_case(console, case.name, judgement)
         _write(arguments, [Outcome(case.name, judgement)], [section(case.name, judgement, with_plots=True)])
@@ -117,7 +117,8 @@ def _tried(arguments: argparse.Namespace, case: Files, product: Product | None) 
     try:
         judgement = _judged(arguments, case, product)
     except BadInput as error:
-        return Outcome(case.name, None, str(error)), refused(case.name, str(error))
+        problem = one_line(error)
+        return Outcome(case.name, None, problem), refused(case.name, problem)
     return Outcome(case.name, judgement), section(case.name, judgement, with_plots=not judgement.passed)
 
 
@@ -149,11 +150,14 @@ def _judged(arguments: argparse.Namespace, case: Files, product: Product | None)
 
 def _results(operator: str, path: Path, known: set[str]) -> dict[str, Any]:
     """The results in a file; one that holds anything else is no file of results."""
-    content = files.read(path)
     every = {tensor.name for tensor in OPERATORS[operator].signature.tensors if tensor.is_written}
-    unknown = [name for name in content if name not in every]
-    if unknown:
-        raise BadInput(f"{path}: {', '.join(unknown)}: no result of {operator}, whose results are {', '.join(known)}")
+
+    def accept(names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in every]
+        if unknown:
+            raise BadInput(f"{', '.join(unknown)}: no result of {operator}, whose results are {', '.join(known)}")
+
+    content = files.read(path, accept)
     plain = [name for name, value in content.items() if not hasattr(value, "dtype")]
     if plain:
         raise BadInput(f"{path}: {', '.join(plain)}: must be arrays")
@@ -190,7 +194,7 @@ def _pairs(arguments: argparse.Namespace) -> Iterator[Files]:
     for stem, path in inputs.items():
         if arguments.baseline is not None and stem not in baseline:
             raise BadInput(f"{arguments.baseline}: has no results of the name {stem}")
-        yield Files(stem, path, actual.get(stem), baseline.get(stem))
+        yield Files(printable(stem), path, actual.get(stem), baseline.get(stem))
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
@@ -224,6 +228,10 @@ def _write(arguments: argparse.Namespace, outcomes: list[Outcome], sections: lis
 
 def _write_text(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_text(text, encoding="utf-8")
+            return
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {reason(error)}") from None
+    with files.replaced(path) as stream:
+        stream.write(text.encode())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def read_arguments(operator: Operator[..., Any], path: Path) -> dict[str, Any]:
     """An operator's arguments by name, from a file; absent ones take their defaults."""
-    content = {name: value for name, value in files.read(path).items() if value is not None}
     parameters = {p.name: p for p in operator.signature.parameters if not _is_output(p)}
-    unknown = [name for name in content if name not in parameters]
-    if unknown:
-        raise BadInput(
-            f"{path}: {', '.join(unknown)}: no parameter of {operator.signature.name}, "
-            f"whose parameters are {', '.join(parameters)}"
-        )
+
+    def accept(names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in parameters]
+        if unknown:
+            raise BadInput(
+                f"{', '.join(unknown)}: no parameter of {operator.signature.name}, "
+                f"whose parameters are {', '.join(parameters)}"
+            )
+
+    content = {name: value for name, value in files.read(path, accept).items() if value is not None}
     defaults = inspect.signature(operator).parameters
     arguments: dict[str, Any] = {}
     missing = []

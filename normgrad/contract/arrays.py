@@ -14,6 +14,7 @@ import numpy as np
 
 from normgrad.contract import dlpack
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, DType, from_numpy_dtype, numpy_dtype
+from normgrad.contract.status import shown_error
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
 
 
@@ -35,7 +36,21 @@ class Kind(Protocol):
 
 
 def as_view(array: Any) -> View:
-    """The view that an array is: NumPy, PyTorch, anything with ``__dlpack__``, or a view already."""
+    """The view that an array is: NumPy, PyTorch, anything with ``__dlpack__``, or a view already.
+
+    What the array's own code raises becomes :class:`NotAnArray`.
+    """
+    try:
+        return _view(array)
+    except NotAnArray:
+        raise
+    except Exception as error:
+        raise NotAnArray(f"cannot be read: {shown_error(error)}") from error
+
+
+def _view(array: Any) -> View:
+    if isinstance(array, type):
+        raise NotAnArray(f"is the class {array.__name__}, and must be an array")
     if isinstance(array, np.ndarray):
         return _view_numpy(array)
     if _is_torch(array):
@@ -76,22 +91,44 @@ def bytes_at(memory: Memory) -> memoryview:
 # NumPy
 
 
-def _view_numpy(array: np.ndarray) -> View:
+def _view_numpy(given: np.ndarray) -> View:
+    array = _as_ndarray(given)
     itemsize = array.dtype.itemsize or 1  # NumPy has dtypes of no bytes, which are refused by name later
     if any(stride % itemsize for stride in array.strides):
         raise NotAnArray(
             f"has strides of {array.strides} bytes, and must have strides of whole elements ({itemsize} bytes)"
         )
-    holder: Any = array
-    base = array.base
-    while base is not None:  # down to the array that holds the memory
-        if isinstance(base, np.ndarray):
-            holder = base
-        base = getattr(base, "base", None)
-    reach = _plain_view(holder).reach
-    storage = Memory(reach.address, reach.nbytes, owner=array)
+    reach = _plain_view(_as_ndarray(_holder(given))).reach
+    storage = Memory(reach.address, reach.nbytes, owner=given)
     view = _plain_view(array)
     return replace(view, dtype=from_numpy_dtype(array.dtype), storage=storage, writable=array.flags.writeable)
+
+
+def _as_ndarray(array: np.ndarray) -> np.ndarray:
+    """The same array without the attributes of a subclass, which may say anything."""
+    return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
+
+
+#: What as_strided puts between its result and the array that it was given.
+_Strided: Any = type(np.lib.stride_tricks.as_strided(np.zeros(1)).base)
+
+
+def _holder(array: np.ndarray) -> np.ndarray:
+    """The array at the end of the bases, which holds the memory. What the base of another's object is says nothing."""
+    seen = {id(array)}
+    while True:
+        base: Any = np.ndarray.base.__get__(array)
+        if isinstance(base, _Strided):
+            base = base.base
+        if not isinstance(base, np.ndarray) or id(base) in seen:
+            return array
+        seen.add(id(base))
+        array = base
+
+
+def holds_objects(array: Any) -> bool:
+    """Whether an array has pointers to Python's objects in its memory."""
+    return isinstance(array, np.ndarray) and _as_ndarray(array).dtype.hasobject
 
 
 def _slow_address(array: np.ndarray) -> int:

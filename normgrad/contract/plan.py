@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normgrad.contract.arrays import Make, NotAnArray, as_view, note_written, wants_note
+from normgrad.contract.arrays import Make, NotAnArray, as_view, holds_objects, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
-from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote
+from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote, shown
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory, View
 
@@ -150,7 +150,7 @@ class Plan:
             raise self._signature.error(name, "is null, and must be given", NULLPTR)
         try:
             view = as_view(array)
-        except (NotAnArray, BufferError, RuntimeError) as problem:
+        except NotAnArray as problem:
             raise self._signature.error(name, quote(problem)) from None
         planned = self._problem.views[name]
         if not view.same_layout(planned):
@@ -176,6 +176,7 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             memory = None if workspace is None else self._given(workspace)
+            self._check_stream(stream)
             problem, kernel, addresses = self._problem, self._kernel, self._addresses
             self._spent = not self._repeatable
         if isinstance(stream, Stream):
@@ -183,6 +184,17 @@ class Plan:
         else:
             launch(problem, addresses, kernel, self._backend, memory, stream)
         note_written(self._written_owners)
+
+    def _check_stream(self, stream: Any) -> None:
+        if stream is None or isinstance(stream, Stream):
+            return
+        if self._problem.device == "cpu":
+            raise self._signature.error("stream", f"is {quote(shown(stream))}, and must be a normgrad.Stream or None")
+        handle = getattr(stream, "cuda_stream", stream)
+        if not isinstance(handle, int) or isinstance(handle, bool):
+            raise self._signature.error(
+                "stream", f"is {quote(shown(stream))}, and must be a torch.cuda.Stream, a raw handle or None"
+            )
 
     def _refuse_if_spent(self) -> None:
         if self._spent:
@@ -211,8 +223,10 @@ class Plan:
     def _memory_of(self, workspace: Any) -> Memory:
         try:
             view = as_view(workspace)
-        except (NotAnArray, BufferError, RuntimeError) as problem:
+        except NotAnArray as problem:
             raise self._signature.error("workspace", quote(problem)) from None
+        if holds_objects(workspace):
+            raise self._signature.error("workspace", "is an array of Python objects, and must be one of plain data")
         reach = view.reach
         is_dense = reach.nbytes == view.numel * view.dtype.itemsize and not overlaps_itself(view)
         if not is_dense or not view.writable or not view.inside_storage:

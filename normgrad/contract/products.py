@@ -8,6 +8,7 @@ from enum import Enum
 from types import TracebackType
 
 from normgrad.contract.dtypes import BFLOAT16, FLOATS, DType
+from normgrad.contract.status import shown
 from normgrad.environment import variable
 
 
@@ -98,7 +99,7 @@ def parse_product(name: Product | str) -> Product:
         for product in Product:
             if wanted.casefold() == product.label.casefold() or product.is_soc(wanted):
                 return product
-    raise ValueError(f"unknown product {name!r}; known are {', '.join(_known_names())}")
+    raise ValueError(f"unknown product {shown(name)}; known are {', '.join(_known_names())}")
 
 
 def _known_names() -> Iterator[str]:

@@ -111,6 +111,14 @@ def address_of(name: str) -> int:
     raise OSError(f"compiled code needs {name}, which this process has not")
 
 
+def needs_only_c(code: bytes) -> bool:
+    """Return whether object code refers to nothing outside itself but the functions of :data:`OF_C`."""
+    try:
+        return OF_C.issuperset(needs(code))
+    except (struct.error, ValueError, IndexError):  # not the ELF file that it says it is
+        return False
+
+
 def needs(code: bytes) -> list[str]:
     """The names that object code looks for outside itself; of other formats than ELF nothing is said."""
     if code[:5] != b"\x7fELF\x02":

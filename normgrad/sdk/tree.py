@@ -51,6 +51,8 @@ class SdkError(Exception):
 
 def build(directory: str | os.PathLike[str]) -> Path:
     """Make the tree in a directory, over what an earlier call left there, and return its absolute path."""
+    if not os.fspath(directory).strip():
+        raise SdkError("the folder's name is empty, and must name the folder to make, such as ./sdk")
     home = Path(directory).resolve()
     if not sys.platform.startswith("linux"):
         raise SdkError(f"the SDK is for Linux, and this is {sys.platform}")
