@@ -139,7 +139,7 @@ def measure(
 
 
 def rounds_of_blocks(
-    blocks: Sequence[Mapping[Key, Run]], rounds: int, clock: DeviceClock | None = None
+    blocks: Sequence[Mapping[Key, Run]], rounds: int, clock: Clock | None = None
 ) -> dict[Key, list[float]]:
     """Time functions in turn and return the seconds per call of every round.
 
@@ -152,7 +152,7 @@ def rounds_of_blocks(
         neighbours in a block are timed right after each other.
     rounds : int
         How often.
-    clock : DeviceClock, optional
+    clock : Clock, optional
         The device's clock; by default the functions are timed on the host.
     """
     times: dict[Key, list[float]] = {key: [] for block in blocks for key in block}

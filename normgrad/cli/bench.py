@@ -175,6 +175,7 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
 
 def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench import machine, pattern_report, pattern_runner
+    from normgrad.bench.compilation import compile_ahead
     from normgrad.bench.results import write_csv, write_json
     from normgrad.bench.subnormals import subnormal_cost
 
@@ -183,7 +184,7 @@ def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> 
     description = machine.describe(device)
     _show_machine(console, description)
     if device == "cuda":
-        pattern_runner.compile_ahead(chosen)
+        compile_ahead(pattern_runner.compile_case, chosen)
     found: list[pattern_runner.PatternCase] = []
     cost = subnormal_cost(_SUBNORMAL_BUDGET) if device == "cpu" else {}
     try:
