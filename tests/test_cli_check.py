@@ -75,6 +75,7 @@ def test_a_case_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tail: in the last 3 of the 515 elements of rows" in out
     assert out.count("inputs: grad_out") == 2
     assert out.count("terms: rstd·g") == 2
+    assert " ".join(out.split()).count(", U ") == 2
     report = json.loads(Path("r.json").read_text(encoding="utf-8"))
     assert (report["operator"], report["standard"], report["passed"]) == (NAME, "strict", False)
     (case,) = report["cases"]

@@ -11,7 +11,7 @@ import pytest
 from normgrad.contract.dtypes import numpy_dtype
 from normgrad.operators import OPERATORS
 from normgrad.reference import rounded
-from normgrad.testing import judge
+from normgrad.testing import judge, terms
 from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.clusters import clusters
 from normgrad.testing.expected import checked, exact_results, results_of
@@ -75,6 +75,20 @@ def test_inputs_are_those_at_the_place() -> None:
         assert element.inputs[name] == case.arguments[name][2, 13, 4, 5]
     assert element.inputs["weight"] == case.arguments["weight"][13]
     assert element.inputs["mean"] == case.arguments["mean"].reshape(3, 4)[2, 13 // 6]
+
+
+def test_the_worst_elements_have_their_error_scales() -> None:
+    case = one_case("layer_norm_backward")
+    results = right_results(case)
+    results["grad_input"].flat[700] += 1
+    judgement = judge("layer_norm_backward", case.arguments, results)
+    (element, *_) = judgement.outputs[0].errors.worst
+    magnitude, *_ = terms.layer_norm_backward(**case.arguments)
+    assert element.total == magnitude.total[element.index]
+    assert element.underflow == magnitude.underflow[element.index] > 0
+    assert judgement.as_json()["outputs"][0]["errors"]["worst"][0]["underflow"] == element.underflow
+    text = page("title", "", [section(case.name, judgement, with_plots=False)])
+    assert f"<td class=n>{element.total:.4g}</td><td class=n>{element.underflow:.4g}</td>" in text
 
 
 def patterns(shape: tuple[int, int], wrong: object, **more: int) -> list[tuple[str, str]]:

@@ -44,7 +44,8 @@ def execute(arguments: argparse.Namespace) -> int:
     except ValueError as error:  # an environment variable that says nothing known
         raise BadInput(str(error)) from None
     failed = sum(not report for report in reports)
-    console.print("The bound: |result − exact| ≤ ½·ulp + 8·2⁻²⁴·T, T the sum of the absolute terms.")
+    console.print("The bound: |result − exact| ≤ ½·ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U")
+    console.print("(T: sum of the absolute terms, U: underflow allowance).")
     if failed:
         console.print(f"{failed} of {len(reports)} results do not hold.", style="bold red")
         return 1

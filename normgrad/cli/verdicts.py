@@ -73,7 +73,8 @@ def _show_output(console: Console, output: OutputJudgement) -> None:
 def _show_element(console: Console, element: Element) -> None:
     error = f"{element.ulps:.4g} ulp, {element.share:.4g} of the bound"
     _indented(console, 10, f"at {element.index}: {element.actual:.9g} for {element.exact:.9g}, {error}")
-    for what, values in (("inputs", element.inputs), ("terms", {**element.terms, "T": element.total})):
+    terms = {**element.terms, "T": element.total, "U": element.underflow}
+    for what, values in (("inputs", element.inputs), ("terms", terms)):
         if values:
             _indented(
                 console, 12, f"{what}: {', '.join(f'{name} {value:.7g}' for name, value in values.items())}", "dim"

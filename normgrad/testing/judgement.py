@@ -45,6 +45,8 @@ class Element:
         The inputs at its place, and the terms that the formula adds up.
     total : float
         T, the sum of the absolute values of all terms.
+    underflow : float
+        U, the underflow allowance: 2⁻¹²⁶·U of the bound is for products and quotients below 2⁻¹²⁶.
     """
 
     index: tuple[int, ...]
@@ -55,6 +57,7 @@ class Element:
     inputs: dict[str, float]
     terms: dict[str, float]
     total: float
+    underflow: float
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,7 @@ def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) ->
 def _element(measured: Measured, parts: Anatomy, place: int) -> Element:
     index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
     inputs, terms = parts.at(place)
+    scales = (measured.magnitude.total, measured.magnitude.underflow)
     return Element(
         index,
         float(measured.actual[index]),
@@ -259,7 +263,7 @@ def _element(measured: Measured, parts: Anatomy, place: int) -> Element:
         float(measured.share_of_bound[index]),
         inputs,
         terms,
-        float(np.broadcast_to(measured.magnitude.total, measured.exact.shape)[index]),
+        *(float(np.broadcast_to(scale, measured.exact.shape)[index]) for scale in scales),
     )
 
 

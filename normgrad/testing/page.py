@@ -10,6 +10,11 @@ from normgrad.testing.judgement import Element, Errors, Judgement, OutputJudgeme
 from normgrad.testing.page_style import CSS
 from normgrad.testing.plots import plots
 
+_BOUND = (
+    "The bound of an element is ½ ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U. T, the sum of the absolute values of its terms, allows for "
+    "cancellation. U allows for products and quotients below 2⁻¹²⁶, which may lose all their digits."
+)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -106,10 +111,11 @@ def _quantiles(errors: Errors) -> str:
 def _worst(elements: Sequence[Element]) -> str:
     if not elements:
         return ""
-    heads = ("index", "came out", "exact", "ulp off", "of the bound", "inputs", "terms", "T")
-    cells = "".join(f"<th{' class=n' if n in (1, 2, 3, 4, 7) else ''}>{head}</th>" for n, head in enumerate(heads))
+    heads = ("index", "came out", "exact", "ulp off", "of the bound", "inputs", "terms", "T", "U")
+    cells = "".join(f"<th{' class=n' if n in (1, 2, 3, 4, 7, 8) else ''}>{head}</th>" for n, head in enumerate(heads))
     rows = "".join(_element(element) for element in elements)
-    return f"<div class=scroll><table><caption>Worst elements</caption><tr>{cells}</tr>{rows}</table></div>"
+    table = f"<table><caption>Worst elements</caption><tr>{cells}</tr>{rows}</table>"
+    return f"<div class=scroll>{table}</div><p class=dim>{_BOUND}</p>"
 
 
 def _element(element: Element) -> str:
@@ -119,7 +125,7 @@ def _element(element: Element) -> str:
     return (
         f"<tr><td>{', '.join(map(str, element.index))}</td>{cells}<td class='n{wrong}'>{_number(element.share)}</td>"
         f"<td>{_chips(element.inputs)}</td><td>{_chips(element.terms)}</td>"
-        f"<td class=n>{_number(element.total)}</td></tr>"
+        f"<td class=n>{_number(element.total)}</td><td class=n>{_number(element.underflow)}</td></tr>"
     )
 
 
