@@ -235,8 +235,8 @@ def test_data_without_channels_is_refused() -> None:
 
 def test_the_product_counts() -> None:
     with (
-        normgrad.use_product("Atlas inference"),
-        pytest.raises(ContractError, match="Atlas inference has no GroupNorm"),
+        normgrad.use_product("Atlas 200I/500 A2"),
+        pytest.raises(ContractError, match="Atlas 200I/500 A2 has no aclnnGroupNorm"),
     ):
         group_norm(jnp.zeros((2, 4)), 2)
 
