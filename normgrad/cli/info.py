@@ -121,11 +121,11 @@ def _products() -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("product", no_wrap=True)
     table.add_column("SoC names", no_wrap=True)
-    for family in Family:
-        table.add_column(family.value)
+    table.add_column("operators")
     table.add_column("bfloat16")
     for product in Product:
         socs = [f"{prefix}*" for prefix in product.value.soc_prefixes] + list(product.value.soc_names)
-        has = [*(product.has(family) for family in Family), product.value.bfloat16]
-        table.add_row(product.label, "\n".join(socs), *("yes" if yes else "no" for yes in has))
+        has = [family.value for family in Family if product.has(family)]
+        operators = "all" if len(has) == len(Family) else ", ".join(has)
+        table.add_row(product.label, "\n".join(socs), operators, "yes" if product.value.bfloat16 else "no")
     return table
