@@ -83,7 +83,7 @@ def test_a_case_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     (case,) = report["cases"]
     grad_input = case["outputs"][0]
     assert (grad_input["passed"], grad_input["wrong"]) == (False, 99)
-    assert [cluster["kind"] for cluster in grad_input["errors"]["clusters"]] == ["tail"]
+    assert [cluster["kind"] for cluster in grad_input["errors"]["clusters"]] == ["tail", "factor"]
     assert grad_input["errors"]["worst"][0]["index"][-1] >= 512
     page = Path("r.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 9
