@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 import normgrad
-from normgrad.cli import bench, cases, check, demo, info, run, sdk
+from normgrad.cli import bench, cache, cases, check, demo, info, run, sdk
 from normgrad.cli.errors import BadInput, one_line, reason
 
-COMMANDS = (demo, info, run, check, cases, bench, sdk)
+COMMANDS = (demo, info, run, check, cases, bench, cache, sdk)
 
 _BAD_INPUT = 2
 # As a shell reports the two signals.
