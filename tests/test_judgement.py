@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.clusters import clusters
 from normgrad.testing.expected import checked, exact_results, results_of
 from normgrad.testing.layout import Layout, layout_of
-from normgrad.testing.page import page, section
+from normgrad.testing.page import Origin, not_judged, page, section
+from normgrad.testing.page_style import CSS, TEXT_ON, THEMES
+
+ORIGIN = Origin("normgrad 1.2.3", "2026-01-31T12:00:00+00:00", "normgrad check <op> in out")
 
 
 def right_results(case: TestCase) -> dict[str, np.ndarray]:
@@ -89,7 +93,7 @@ def test_the_worst_elements_have_their_error_scales() -> None:
     assert element.total == magnitude.total[element.index]
     assert element.underflow == magnitude.underflow[element.index] > 0
     assert judgement.as_json()["outputs"][0]["errors"]["worst"][0]["underflow"] == element.underflow
-    text = page("title", "", [section(case.name, judgement, with_plots=False)])
+    text = page("title", "", [section(case.name, judgement, with_plots=False)], ORIGIN)
     assert f"<td class=n>{element.total:.4g}</td><td class=n>{element.underflow:.4g}</td>" in text
 
 
@@ -415,7 +419,7 @@ def test_results_that_are_no_results() -> None:
         (False, "is missing"),
     ]
     assert json.loads(json.dumps(judgement.as_json(), allow_nan=False))["passed"] is False
-    assert "is missing" in section("case", judgement, with_plots=True).body
+    assert "is missing" in page("title", "", [section("case", judgement, with_plots=True)], ORIGIN)
 
 
 def test_a_statistic_may_have_any_shape_of_its_size() -> None:
@@ -433,9 +437,115 @@ def test_pages_and_json_of_odd_results(kind: str) -> None:
     judgement = judge("layer_norm_backward", case.arguments, results)
     assert not judgement
     json.dumps(judgement.as_json(), allow_nan=False)
-    text = page("title", "<&>", [section(case.name, judgement, with_plots=True)])
+    text = page("title", "<&>", [section(case.name, judgement, with_plots=True)], ORIGIN)
     assert text.count("<svg") == text.count("</svg>") == 9
     assert "&lt;&amp;&gt;" in text
-    for outside in ("<script", "src=", "href=", "@import", "url("):
+    for outside in ("<script", "src=", "@import", "url("):
         assert outside not in text
+    assert all(target.startswith("#") for target in re.findall("href=['\"]?([^ '\">]*)", text))
     assert "nan" not in "".join(part.split("</svg>")[0] for part in text.split("<svg")[1:])
+
+
+# Pages
+
+
+class Outline(HTMLParser):
+    """The headings of a page with their levels, its links, and the ids that they lead to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.headings: list[tuple[int, str]] = []
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self._is_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        named = dict(attributes)
+        self.ids.add(named.get("id") or "")
+        if tag == "a":
+            self.links.append(named["href"] or "")
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append((int(tag[1]), ""))
+            self._is_heading = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_heading = self._is_heading and not re.fullmatch("h[1-6]", tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._is_heading:
+            level, text = self.headings[-1]
+            self.headings[-1] = (level, text + data)
+
+
+def a_page(*names: str, wrong: tuple[str, ...] = (), unjudged: tuple[str, ...] = ()) -> str:
+    """A page of cases, some of them wrong, and some that cannot be judged."""
+    case = one_case("batch_norm_stats")
+    sections = []
+    for name in names:
+        results = right_results(case)
+        if name in wrong:
+            results["mean"] += 1
+        judgement = judge("batch_norm_stats", case.arguments, results)
+        sections.append(section(name, judgement, with_plots=name in wrong))
+    return page("batch_norm_stats", "", [*sections, *(not_judged(name, "has no results") for name in unjudged)], ORIGIN)
+
+
+def test_headings_are_nested() -> None:
+    several = Outline(a_page("one", "two", wrong=("two",)))
+    outputs = [(3, "mean"), (3, "invstd")]
+    assert several.headings == [(1, "batch_norm_stats"), (2, "two"), *outputs, (2, "one"), *outputs]
+    assert Outline(a_page("one")).headings == [(1, "batch_norm_stats"), (2, "mean"), (2, "invstd")]
+
+
+def test_the_table_of_cases_leads_to_the_cases() -> None:
+    outline = Outline(a_page("one", "two", "three", wrong=("two",)))
+    assert len(outline.links) == len(set(outline.links)) == 3
+    assert {link.removeprefix("#") for link in outline.links} <= outline.ids
+
+
+def test_what_cannot_be_judged_is_no_failure() -> None:
+    text = a_page("one", "two", wrong=("two",), unjudged=("three",))
+    assert "3 cases: 1 passed, 1 failed, 1 could not be judged" in text
+    assert text.count(">not judged</span>") == 2
+    assert re.search(r">fail</span>3 cases", text)
+    assert "fail</span>failed" not in a_page("one", wrong=("one",))
+
+
+def test_a_page_says_where_it_comes_from() -> None:
+    text = a_page("one")
+    assert "normgrad 1.2.3, 2026-01-31T12:00:00+00:00" in text
+    assert "<code>normgrad check &lt;op&gt; in out</code>" in text
+
+
+def test_plots_are_explained() -> None:
+    text = a_page("one", "two", wrong=("one",))
+    assert text.count("½ ulp</text>") == 1  # of the output that is not off by millions of them
+    assert text.count("The outermost bars of the histogram hold all errors beyond") == 1
+
+
+def test_a_page_prints_whole() -> None:
+    rules = CSS.partition("@media print")[2]
+    for rule in ("repeat(3, 1fr)", "overflow: visible", "details::details-content", "break-inside: avoid"):
+        assert rule in rules
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb or #rgb, as WCAG defines it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_text_has_the_contrast_of_wcag_aa(theme: str) -> None:
+    colours = dict(re.findall(r"--([\w-]+): *(#[0-9a-f]+)", THEMES[theme]))
+    for text, behind in TEXT_ON:
+        light, dark = sorted((luminance(colours[text]), luminance(colours[behind])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, behind)
+
+
+def test_every_colour_of_text_is_among_those_checked() -> None:
+    used = re.findall(r"(?<![\w-])(?:color|fill): *var\(--([\w-]+)\)", CSS)
+    assert set(used) <= {text for text, _ in TEXT_ON} | {"dim", "good", "bad", "other"}  # those of plots
