@@ -1,5 +1,6 @@
 """The command line as a whole: commands, errors, exit statuses; ``demo`` and ``info``."""
 
+import argparse
 import json
 import os
 import platform
@@ -45,7 +46,6 @@ def refused(capsys, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ((), "required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
         (("demo", "--loud"), "unrecognized arguments: --loud"),
         (("run",), "required: OPERATOR, IN, -o/--output"),
@@ -66,10 +66,49 @@ def test_help(capsys, argv):
     assert "usage: normgrad" in capsys.readouterr().out
 
 
-def test_version(capsys):
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(capsys, option):
     with pytest.raises(SystemExit):
-        main(["--version"])
+        main([option])
     assert capsys.readouterr().out == f"normgrad {normgrad.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [(), ("help",)])
+def test_no_command_prints_the_help(capsys, argv):
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: normgrad [-h]")
+    assert all(f"    {command.NAME} " in out for command in COMMANDS)
+
+
+def test_the_help_of_a_command(capsys):
+    assert main(["help", "check"]) == 0
+    assert capsys.readouterr().out.startswith("usage: normgrad check [-h]")
+    assert "invalid choice: 'fly'" in refused(capsys, "help", "fly")
+
+
+def options_of(command):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return [action for action in parser._actions if action.dest != "help"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
+def test_every_option_has_a_help_text(command):
+    assert all(action.help for action in options_of(command))
+
+
+def test_completions_are_offered_to_a_shell_that_asks(monkeypatch, capsys):
+    """By argcomplete, if it is installed; else nothing changes."""
+    asked = []
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setitem(sys.modules, "argcomplete", types.SimpleNamespace(autocomplete=asked.append))
+    main([])
+    (parser,) = asked
+    assert parser.prog == "normgrad"
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    assert main([]) == 0
+    assert len(asked) == 1
 
 
 # demo

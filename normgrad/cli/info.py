@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 from rich.table import Table
 
 import normgrad
@@ -109,6 +108,8 @@ def _cache() -> str:
 
 
 def _machine() -> Section:
+    import llvmlite.binding as llvm  # a library that other commands do not need
+
     features = llvm.get_host_cpu_features()
     return {
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
