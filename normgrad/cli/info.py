@@ -232,6 +232,5 @@ def _products() -> Table:
         content = _product(product)
         operators = ["all operators"] if len(content["operators"]) == len(Family) else content["operators"]
         has = [*operators, *(["bfloat16"] if content["bfloat16"] else [])]
-        table.add_row(content["product"], "
-".join(content["SoC names"]), ", ".join(has) or "none")
+        table.add_row(content["product"], "\n".join(content["SoC names"]), ", ".join(has) or "none")
     return table
