@@ -26,9 +26,9 @@ from normgrad.cpu.moments import about_mean, moments
 from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
-    store_normal_pair,
-    store_normal_pair_first,
-    stream_normal_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
 )
 from normgrad.cpu.tables import lane_coefficients
 from normgrad.cpu.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
@@ -61,11 +61,11 @@ def ask_for_channels(kind, address):
 @in_place
 def _store(kind, address, low, high, whole, count, stream):
     if not whole:
-        store_normal_pair_first(kind, address, 0, low, high, count)
+        store_pair_first(kind, address, 0, low, high, count)
     elif stream:
-        stream_normal_pair(kind, address, 0, low, high)
+        stream_pair(kind, address, 0, low, high)
     else:
-        store_normal_pair(kind, address, 0, low, high)
+        store_pair(kind, address, 0, low, high)
 
 
 @in_place

@@ -22,9 +22,9 @@ from normgrad.cpu.pairs import (
     load_pair,
     load_pair_first,
     split_pair,
-    store_normal_pair,
-    store_normal_pair_first,
-    stream_normal_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
 )
 from normgrad.cpu.singles import normalise_singles
 from normgrad.cpu.tables import coefficients, splat_entry
@@ -39,13 +39,13 @@ def _gradient_row(kind, desc, c, count, grad_out, x, result, table, stream):
         g, v = load_pair(kind, grad_out, i), load_pair(kind, x, i)
         a, b = gradient(g[0], v[0], k), gradient(g[1], v[1], k)
         if stream:
-            stream_normal_pair(kind, result, i, a, b)
+            stream_pair(kind, result, i, a, b)
         else:
-            store_normal_pair(kind, result, i, a, b)
+            store_pair(kind, result, i, a, b)
     if left > 0:
         g, v = load_pair_first(kind, grad_out, whole, left), load_pair_first(kind, x, whole, left)
         a, b = gradient(g[0], v[0], k), gradient(g[1], v[1], k)
-        store_normal_pair_first(kind, result, whole, a, b, left)
+        store_pair_first(kind, result, whole, a, b, left)
 
 
 @device
@@ -59,11 +59,11 @@ def _is_run(desc, count, size, x_step, step):
 def _store_of_run(kind, result, i, total, a, b, stream):
     """Store 32 places of a run, or what is left of it."""
     if i + 32 > total:
-        store_normal_pair_first(kind, result, i, a, b, total - i)
+        store_pair_first(kind, result, i, a, b, total - i)
     elif stream:
-        stream_normal_pair(kind, result, i, a, b)
+        stream_pair(kind, result, i, a, b)
     else:
-        store_normal_pair(kind, result, i, a, b)
+        store_pair(kind, result, i, a, b)
 
 
 @in_place
@@ -135,14 +135,14 @@ def _normalise_row(kind, desc, c, x, result, count, table, stream):
         v = load_pair(kind, x, i)
         a, b = output(v[0], scale, shift, factor, offset), output(v[1], scale, shift, factor, offset)
         if stream:
-            stream_normal_pair(kind, result, i, a, b)
+            stream_pair(kind, result, i, a, b)
         else:
-            store_normal_pair(kind, result, i, a, b)
+            store_pair(kind, result, i, a, b)
         i += 32
     if i < count:
         v = load_pair_first(kind, x, i, count - i)
         a, b = output(v[0], scale, shift, factor, offset), output(v[1], scale, shift, factor, offset)
-        store_normal_pair_first(kind, result, i, a, b, count - i)
+        store_pair_first(kind, result, i, a, b, count - i)
 
 
 @in_place

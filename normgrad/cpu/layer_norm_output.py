@@ -13,9 +13,9 @@ from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
     load_pair_first,
-    store_normal_pair,
-    store_normal_pair_first,
-    stream_normal_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
 )
 from normgrad.cpu.vectors import fma, scaled, splat_f32, vload
 
@@ -62,13 +62,13 @@ def normalise_row(kind, x, y, n, weight, bias, pitch, mean, rstd, stream):
             while j < whole:
                 a, b = _pair(kind, load_pair(kind, x, j), first, second, to_bias, vh, vr, vl, vc)
                 if stream and left == 0:
-                    stream_normal_pair(kind, y, j, a, b)
+                    stream_pair(kind, y, j, a, b)
                 else:
-                    store_normal_pair(kind, y, j, a, b)
+                    store_pair(kind, y, j, a, b)
                 j, first, second = j + 32, first + step, second + step
             left = n - j
         if left > 0:
             left = min(left, n - j)
             a, b = _pair(kind, load_pair_first(kind, x, j, left), first, second, to_bias, vh, vr, vl, vc)
-            store_normal_pair_first(kind, y, j, a, b, left)
+            store_pair_first(kind, y, j, a, b, left)
             j += left

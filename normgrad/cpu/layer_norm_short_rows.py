@@ -5,7 +5,7 @@ import numpy as np
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.layer_norm_tiles import keep_sums, splat_of
-from normgrad.cpu.pairs import ask_for_pair, stream_normal_pair
+from normgrad.cpu.pairs import ask_for_pair, stream_pair
 from normgrad.cpu.row_sizes import MEANS, MEANS_G, MEANS_GX, RSTDS, SUMS_G, SUMS_GX, TILE
 from normgrad.cpu.vectors import fma, splat_f32, store_sums, vload, vstore, widen
 
@@ -58,8 +58,8 @@ def short_tile_gradients(weight, tensors, scratch, sums, r, stream, ahead):
     o2, x2, d2 = _gradient(w, tensors, scratch, r, 2)
     o3, x3, d3 = _gradient(w, tensors, scratch, r, 3)
     if stream and pitch == 4 * SHORT:
-        stream_normal_pair(F32, out, 0, o0, o1)
-        stream_normal_pair(F32, out, 2 * SHORT, o2, o3)
+        stream_pair(F32, out, 0, o0, o1)
+        stream_pair(F32, out, 2 * SHORT, o2, o3)
     else:
         vstore(F32, out, 0, o0)
         vstore(F32, out + pitch, 0, o1)

@@ -9,9 +9,9 @@ from normgrad.cpu.pairs import (
     ask_for_pair,
     load_pair,
     load_pair_first,
-    store_normal_pair,
-    store_normal_pair_first,
-    stream_normal_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
 )
 from normgrad.cpu.row_sizes import MEANS, MEANS_G, MEANS_GX, RSTDS, TILE
 from normgrad.cpu.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
@@ -67,9 +67,9 @@ def _whole_pairs(kind, rows, first, last, tensors, weight, scratch, sums, r0, wa
                 ask_for_pair(kind, x + ahead_x + r * x_pitch, j)
             o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
             if stream:
-                stream_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
+                stream_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
             elif want_input:
-                store_normal_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
+                store_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
         keep_sums(sums, j - first, s, r0 == 0)
         j += 32
     return j
@@ -86,7 +86,7 @@ def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums, r0, want_
         v = load_pair_first(kind, x + r * x_pitch, j, last - j)
         o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
         if want_input:
-            store_normal_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
+            store_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
     keep_sums(sums, i, s, r0 == 0)
 
 

@@ -19,14 +19,6 @@ def lane_of_column(kind, column):
 
 
 @device
-def column_of_lane(kind, lane):
-    """Which column is in a lane of such a vector."""
-    if is_bfloat(kind):
-        return (lane & ~31) | ((lane & 15) << 1) | ((lane >> 4) & 1)
-    return lane
-
-
-@device
 def row_offset(desc, shape, strides, row):
     """Bytes from a tensor's address to a row; `shape` and `strides` are positions of OUTER_RANK numbers in desc."""
     inner, middle = desc[shape + 2], desc[shape + 1]
