@@ -523,6 +523,31 @@ def test_a_signal_handler_that_calls_the_operator(monkeypatch: pytest.MonkeyPatc
     assert wrong == []
 
 
+def test_a_call_between_the_steps_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler or a finalizer may make it: what the first step left in the workspace stays there."""
+
+    def args(seed: int) -> tuple[Any, ...]:
+        """With statistics that a step of its own makes contiguous."""
+        grad_out, x, shape, mean, rstd, weight, bias = _call(seed=seed)
+        return grad_out, x, shape, *(np.repeat(one, 2, axis=1)[:, :1] for one in (mean, rstd)), weight, bias
+
+    expected = normgrad.layer_norm_backward(*_call())
+    run, steps = Step.run, 0
+
+    def interrupted(self: Step, *given: Any) -> None:
+        nonlocal steps
+        run(self, *given)
+        steps += 1
+        if steps == 1:
+            normgrad.layer_norm_backward(*args(1))
+
+    monkeypatch.setattr(Step, "run", interrupted)
+    for _ in range(3):
+        steps = 0
+        assert _same_bits(normgrad.layer_norm_backward(*args(0)), expected)
+        assert steps == 6
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_allocating_an_output_may_do_anything(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clear the cache, call the operator itself, or fail."""

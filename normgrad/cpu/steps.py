@@ -6,6 +6,7 @@ several threads at once, and its counters stand in the descriptor too.
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,23 @@ class Step:
         return descriptor
 
 
+class _Thread(threading.local):
+    """What a thread is doing."""
+
+    between_steps = False
+
+
+_thread = _Thread()
+
+
+def holds_workspace() -> bool:
+    """Return whether this thread is inside a launch of several steps, which leave data for each other in the workspace.
+
+    A signal handler or a finalizer may ask: its own launch needs another workspace.
+    """
+    return _thread.between_steps
+
+
 @dataclass(slots=True)
 class SteppedKernel:
     """Steps in order."""
@@ -117,5 +135,12 @@ class SteppedKernel:
     def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         """Run the steps one after another."""
         base = -(-workspace // ALIGNMENT) * ALIGNMENT
-        for step in self.steps:
-            step.run(addresses, base)
+        if len(self.steps) == 1:
+            self.steps[0].run(addresses, base)
+            return
+        before, _thread.between_steps = _thread.between_steps, True
+        try:
+            for step in self.steps:
+                step.run(addresses, base)
+        finally:
+            _thread.between_steps = before
