@@ -18,6 +18,7 @@ from normgrad.cli.terminal import Console
 from normgrad.contract import products
 from normgrad.contract.products import Family, Product
 from normgrad.cpu import store
+from normgrad.cuda import devices
 
 NAME = "info"
 HELP = "version, machine, libraries, backends and products"
@@ -88,10 +89,27 @@ def _installed(name: str, extra: str | None) -> str:
 
 
 def _backends() -> Iterable[tuple[str, str]]:
-    return ((name, f"for {device}, {_state(name, device)}") for name, (_, device) in backends.BACKENDS.items())
+    for name, (_, device) in backends.BACKENDS.items():
+        yield name, f"for {device}, {_state(name, device)}"
+        if name == "cuda" and devices.installation_problem() is None:
+            yield from _gpus(_state(name, device))
+
+
+def _gpus(state: str) -> Iterable[tuple[str, str]]:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        problem = devices.problem(index)
+        yield (
+            f"cuda:{index}",
+            f"{torch.cuda.get_device_name(index)}: {f'does not run: {problem}' if problem else state}",
+        )
 
 
 def _state(name: str, device: str) -> str:
+    problem = devices.installation_problem() if name == "cuda" else None
+    if problem is not None:
+        return f"does not run: {problem}"
     try:
         backends.load(name)
     except Exception as error:  # whatever keeps a backend away is what the user wants to read

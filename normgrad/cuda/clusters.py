@@ -19,8 +19,15 @@ _RESERVED = 1024  # bytes of shared memory that the hardware takes for a program
 
 
 def clusters(device: int) -> Callable[[int, int], int] | None:
-    """A function of the programs of a cluster, and how many run on a multiprocessor; None on GPUs without clusters."""
+    """A function of the programs of a cluster, and how many run on a multiprocessor; None on GPUs without clusters.
+
+    None also where the driver library, which launches them, cannot be opened.
+    """
     if torch.cuda.get_device_capability(device) < (9, 0):
+        return None
+    try:
+        driver_library()
+    except OSError:
         return None
     return functools.partial(_side_by_side, device)
 

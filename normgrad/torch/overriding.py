@@ -19,7 +19,7 @@ from torch import Tensor
 from normgrad.contract.status import RUNTIME, ContractError
 from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
-from normgrad.torch.functional import untraced
+from normgrad.torch.functional import runs_on_gpu, untraced
 from normgrad.torch.kernels import TorchKernel, are_plain
 from normgrad.torch.outputs import DTYPES, Results, order_of
 
@@ -68,7 +68,7 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
         found = kernel.recalled(args) if _in_force else None
         if found is not None:
             return found
-        if _in_force and args[1].dtype in DTYPES and are_plain(args):
+        if _in_force and _is_ours(args[1]) and are_plain(args):
             try:
                 return kernel(*args)
             except ContractError as error:
@@ -77,6 +77,10 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
         return op.redispatch(keyset.remove(select), *args)
 
     return function
+
+
+def _is_ours(input: Tensor) -> bool:
+    return input.dtype in DTYPES and (not input.is_cuda or runs_on_gpu(input.device.index))
 
 
 _OPERATORS = {
