@@ -26,11 +26,11 @@ Store = Mapping[str, Mapping[str, Any]]
 _INTRODUCTION = """# Accuracy
 
 Every implementation on the cases that `normgrad cases` writes (seed 0), against the float64 oracle. A number is the
-largest error of all outputs as a fraction of the [bound](judging.md) ½ ulp + 8·2⁻²⁴·T, with the ulp of the result's own
-dtype: 1 is the most that the contract allows. A result that is rounded once from the exact value has up to 1 in a
-16-bit dtype, where ½ ulp is nearly the whole bound, and about 0.1 in float32.
+largest error of all outputs as a fraction of the [bound](error_bound.md) ½ ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U, with the ulp of
+the result's own dtype: 1 is the most that the contract allows. A result that is rounded once from the exact value has
+up to 1 in a 16-bit dtype, where ½ ulp is nearly the whole bound, and about 0.1 in float32.
 
-- **Bold**: beyond the bound. inf: a NaN or Inf is where none belongs, or none is where one does.
+- **Bold**: beyond the bound. inf: a result is NaN or Inf where it must be finite, or finite where it must not be.
 - –: the implementation has no such operator.
 - \\*: it does not take 16-bit weights beside float32 statistics, was given float32 weights or else statistics in the
   data's dtype, and judged on those.

@@ -46,7 +46,7 @@ def _line(work: Workload) -> str:
     parts = []
     for threads in (1, 2):
         normgrad.set_num_threads(threads)
-        seconds = _seconds(next(iter(Normgrad("cpu").prepare(work))).run)
+        seconds = _seconds(next(iter(Normgrad().prepare(work))).run)
         each = seconds * threads * 32 / math.prod(work.case.shape)
         parts.append(
             f"{threads} thread{'s' * (threads > 1)} {seconds * 1e6:.1f} µs, {each * 1e9:.1f} ns for 32 on each"

@@ -25,6 +25,9 @@ PAGE = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "performance_cpu.svg"
 PEERS = ("PyTorch", "torch.compile", "JAX")
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary -->\n", "<!-- end of summary -->\n"
+#: Operators that PyTorch has on the CPU too, with the same contract.
+SAME_IN_PYTORCH = ("layer_norm_backward", "layer_norm", "group_norm_backward", "group_norm")
 SMALL = 1 << 20  # bytes: below, the limit says little
 ORDERS = {"contiguous": "", "channels_last": "last"}
 
@@ -145,6 +148,37 @@ def against(found: list[Case]) -> list[str]:
     return table(titles, rows)
 
 
+def summary(default: list[Case], others: list[Case]) -> list[str]:
+    """Return a table with a row for each operator that PyTorch has too and memory format, from 1 MB on.
+
+    The default sizes are timed for longer; operators that are not among them come from the grid.
+    """
+    timed = {case["normgrad"]["operator"] for case in default}
+    found = [*default, *(case for case in others if case["normgrad"]["operator"] not in timed)]
+    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for case in found:
+        row, ratio = case["normgrad"], times_pytorch(case)
+        if row["operator"] in SAME_IN_PYTORCH and row["bytes"] >= SMALL and ratio is not None:
+            groups.setdefault((row["operator"], row["layout"]), {}).setdefault(row["dtype"], []).append(ratio)
+    dtypes = ("float32", "float16", "bfloat16")
+
+    def cell(ratios: list[float] | None) -> str:
+        return f"{geometric_mean(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})" if ratios else "–"
+
+    rows = [
+        [f"`{operator}`", layout, *(cell(by.get(dtype)) for dtype in dtypes)]
+        for (operator, layout), by in groups.items()
+    ]
+    return table(["operator", "memory format", *dtypes], rows)[:-1]
+
+
+def replaced(page: str, begin: str, end: str, lines: list[str]) -> str:
+    """Return the page with new lines between two markers."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return before + begin + "\n".join(lines) + end + after
+
+
 def grid(path: Path) -> list[str]:
     """What the grid adds, and its picture."""
     stored = json.loads(path.read_text(encoding="utf-8"))
@@ -192,9 +226,10 @@ def main() -> None:
     lines += means(found) + below(found) + slower(found, "The default sizes") + calls(stored)
     if GRID.exists():
         lines += grid(GRID)
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + END + after, encoding="utf-8")
+    page = replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, lines)
+    others = list(cases(json.loads(GRID.read_text(encoding="utf-8"))["results"])) if GRID.exists() else []
+    page = replaced(page, SUMMARY_BEGIN, SUMMARY_END, [*summary(found, others), ""])
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

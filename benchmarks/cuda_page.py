@@ -8,12 +8,15 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from normgrad.bench.results import geometric_mean
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cuda_h200.csv"
 OTHERS = RESULTS.with_name("cuda_h200_others.csv")
 PAGE = ROOT / "docs" / "performance_gpu.md"
 PICTURE = ROOT / "docs" / "performance_gpu.svg"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary -->\n", "<!-- end of summary -->\n"
 SHORT = {"channels_last": "channels_last", "contiguous": ""}
 CONTESTANTS = {
     "normgrad": "normgrad",
@@ -68,6 +71,34 @@ def tables(rows: list[Row], others: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(rows: list[Row]) -> str:
+    """Return a table with a row for each operator and memory format: geometric mean and range over all sizes."""
+    dtypes = ("bfloat16", "float32")
+    titles = [
+        "operator",
+        "memory format",
+        *(f"{dtype}, {what}" for dtype in dtypes for what in ("× PyTorch", "% of copy")),
+    ]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for operator, order in dict.fromkeys((row["operator"], row["order"]) for row in rows):
+        cells = [f"`{operator}`", order]
+        for dtype in dtypes:
+            chosen = [r for r in rows if (r["operator"], r["order"], r["dtype"]) == (operator, order, dtype)]
+            ratios = [float(row["eager"]) / float(row["normgrad"]) for row in chosen]
+            shares = [share(row, "normgrad") for row in chosen]
+            cells.append(f"{geometric_mean(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})")
+            cells.append(f"{geometric_mean(shares):.0f} ({min(shares):.0f} to {max(shares):.0f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def replaced(page: str, begin: str, end: str, content: str) -> str:
+    """Return the page with new content between two markers."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return before + begin + content + end + after
+
+
 def draw(rows: list[Row]) -> None:
     """A panel for each operator and order: the speeds by size, in bfloat16 and float32."""
     import matplotlib
@@ -110,9 +141,8 @@ def main() -> None:
     with open(RESULTS, newline="") as file, open(OTHERS, newline="") as other_file:
         rows = list(csv.DictReader(file))
         others = list(csv.DictReader(other_file))
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(before + BEGIN + tables(rows, others) + END + after)
+    page = replaced(PAGE.read_text(), BEGIN, END, tables(rows, others))
+    PAGE.write_text(replaced(page, SUMMARY_BEGIN, SUMMARY_END, summary(rows)))
     draw(rows)
 
 

@@ -137,7 +137,7 @@ def test_the_report_says_how_calls_with_numpy_arrays_compare():
 
 def test_csv(tmp_path):
     made = [runner.run_case(case, [Normgrad(), streaming.Streaming()], QUICKLY) for case in TINY]
-    results.write_csv(tmp_path / "b.csv", made)
+    results.write_csv(tmp_path / "b.csv", results.rows(made))
     with (tmp_path / "b.csv").open(newline="", encoding="utf-8") as stream:
         read = list(csv.DictReader(stream))
     assert len(read) == sum(len(result.measurements) for result in made)
@@ -149,7 +149,7 @@ def test_csv(tmp_path):
 
 def test_json_holds_what_is_not_finite_as_text(tmp_path):
     wrong = CaseResult(LAYER_NORM, [Measurement("normgrad", Role.OURS, None, math.inf, "wrong")], {"JAX": "absent"})
-    results.write_json(tmp_path / "b.json", {"cores": 2}, [wrong], overhead=[])
+    results.write_json(tmp_path / "b.json", {"cores": 2}, results.rows([wrong]), skipped=results.skipped([wrong]))
     content = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))
     assert content["machine"] == {"cores": 2}
     assert content["results"][0]["error_of_bound"] == "inf"
@@ -160,7 +160,7 @@ def test_json_holds_what_is_not_finite_as_text(tmp_path):
 def test_what_json_holds_can_be_read_back(tmp_path):
     made = [runner.run_case(case, [Normgrad(), streaming.Streaming()], QUICKLY) for case in TINY]
     made.append(CaseResult(_large(1), [Measurement("normgrad", Role.OURS, None, math.inf, "wrong")]))
-    results.write_json(tmp_path / "b.json", {}, made)
+    results.write_json(tmp_path / "b.json", {}, results.rows(made))
     assert results.read_json(tmp_path / "b.json") == made
 
 

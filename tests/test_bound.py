@@ -37,8 +37,10 @@ def test_ulp(dtype: str, value: float, expected: float) -> None:
     assert ulp(value, dtype) == expected
 
 
-def test_the_bound_is_half_an_ulp_and_eight_roundings_of_the_terms() -> None:
+def test_the_bound_is_half_an_ulp_eight_roundings_of_the_terms_and_the_underflow_allowance() -> None:
     assert bound(1.0, 10.0, F32) == 2.0**-24 + 8 * 2.0**-24 * 10
+    assert bound(0.0, 0.0, F32, 3.0) == 2.0**-150 + 3 * 2.0**-126
+    assert bound(2.0**-120, 2.0**-120, F32, 3.0) == 2.0**-144 + 2.0**-141 + 3 * 2.0**-126
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -53,37 +55,44 @@ def test_sixteen_bits_have_their_own_ulp() -> None:
     assert not _passes(1 + 2.0**-9, 1 + 2.0**-11, dtype=F16)
 
 
-@pytest.mark.parametrize(("actual", "expected"), [(NAN, NAN), (INF, INF), (-INF, -INF)])
-def test_special_values_in_their_place(actual: float, expected: float) -> None:
+@pytest.mark.parametrize("expected", [NAN, INF, -INF])
+@pytest.mark.parametrize("actual", [NAN, INF, -INF])
+def test_nan_and_inf_are_interchangeable(actual: float, expected: float) -> None:
     assert _passes(actual, expected, np.ones(1))
 
 
-@pytest.mark.parametrize(
-    ("actual", "expected"), [(INF, -INF), (NAN, INF), (INF, NAN), (1.0, NAN), (1.0, INF), (NAN, 1.0), (INF, 1.0)]
-)
-def test_special_values_out_of_their_place(actual: float, expected: float) -> None:
-    assert not _passes(actual, expected, np.ones(1))
+@pytest.mark.parametrize("finite", [0.0, 1.0, 3.0e38])
+@pytest.mark.parametrize("special", [NAN, INF, -INF])
+def test_only_finite_results_are_correct_where_the_exact_value_is_finite(special: float, finite: float) -> None:
+    assert not _passes(finite, special, np.ones(1))
+    assert not _passes(special, finite, np.ones(1))
 
 
-def test_results_overflow_as_ieee_does() -> None:
+def test_results_that_overflow_their_dtype_are_inf_with_the_sign_of_the_exact_value() -> None:
+    assert not _passes(NAN, 65520.0, dtype=F16)
     assert _passes(INF, 65520.0, dtype=F16)
     assert _passes(65504.0, 65519.0, dtype=F16)
     assert not _passes(INF, 65000.0, dtype=F16)
     assert not _passes(-INF, 65520.0, dtype=F16)
 
 
-def test_a_factor_beyond_float32_excuses_inf_and_nan_alone() -> None:
-    overflowing = Magnitude(np.ones(1), np.array([1e39]))
-    assert _passes(INF, 1.0, overflowing)
-    assert _passes(NAN, 1.0, overflowing)
+@pytest.mark.parametrize("special", [NAN, INF, -INF])
+def test_a_term_of_2_to_the_126_excuses_nan_and_inf_and_no_finite_result(special: float) -> None:
+    overflowing = Magnitude(np.ones(1), np.array([2.0**126]))
+    assert _passes(special, 1.0, overflowing)
+    assert _passes(1.0, 1.0, overflowing)
     assert not _passes(1.1, 1.0, overflowing)
+    below = Magnitude(np.ones(1), np.array([np.nextafter(2.0**126, 0)]))
+    assert not _passes(special, 1.0, below)
 
 
-@pytest.mark.parametrize("terms", [NAN, INF])
-def test_terms_without_a_size_excuse_no_number(terms: float) -> None:
-    """As where 1/√Inf = 0: the right number passes, no other does."""
-    assert _passes(0.0, 0.0, np.array([terms]))
-    assert not _passes(0.5, 0.0, np.array([terms]))
+@pytest.mark.parametrize("scale", [NAN, INF])
+def test_scales_that_are_not_finite_excuse_no_error(scale: float) -> None:
+    """Where 1/√Inf = 0, the rounded exact value passes and no other result does."""
+    for terms in (Magnitude([scale]), Magnitude([0.0], underflow=[scale])):
+        assert _passes(0.0, 0.0, terms)
+        for wrong in (0.5, NAN, INF, -INF):
+            assert not _passes(wrong, 0.0, terms)
 
 
 def test_the_report_says_where_and_by_how_much() -> None:

@@ -64,8 +64,8 @@ def _layer_norm(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, tuple[A
 
 
 def _layer_norm_of(x: Any) -> dict[str, tuple[Any, ...]]:
-    M, N = x.shape
-    statistics, weight = (_vector(M, 1),) * 2, _data((N,), x.dtype)
+    *outer, N = x.shape
+    statistics, weight = (_vector(*outer, 1),) * 2, _data((N,), x.dtype)
     return {
         "layer_norm_backward": (x, x, [N], *statistics, weight),
         "layer_norm": (x, [N], weight, weight),
@@ -108,6 +108,7 @@ CALLS = [
         ("wide", _layer_norm(WIDE_ROWS, dtype)),
         ("narrow", _layer_norm(NARROW_ROWS, dtype)),
         ("columns-apart", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
+        ("swapped", _layer_norm_of(_data((5, 4, 768), dtype).transpose(0, 1))),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
@@ -145,7 +146,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.configurations import Chip
-    from normgrad.cuda.series import _parameters
+    from normgrad.cuda.driver_launch import parameters_of
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -156,7 +157,7 @@ def test_every_launch_compiles(
         assert kernel.asm["cubin"]
         assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
         # And two pointers to memory that Triton may bring.
-        assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
+        assert [*(size for size, _ in parameters_of(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.resident:  # those that wait for each other have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
 
@@ -270,17 +271,22 @@ def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
     assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_in_place_no_sum_is_told_as_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize(("operator", "arguments"), CALLS)
+def test_ctas_that_wait_for_each_other_are_resident(
+    operator: str, arguments: tuple[Any, ...], clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA promises no order in which CTAs start: only a cluster or a cooperative launch has all of them at once."""
     from normgrad.cuda.backend import OPERATORS
+    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.kernels.common import WHOLE
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    arguments = _layer_norm((480, 9000), dtype)["layer_norm_backward"]
-    vector = torch.empty(9000, dtype=dtype)
-    for target, is_cluster in ((torch.empty_like(arguments[0]), True), (arguments[0], False)):
-        problem = _problem("layer_norm_backward", arguments, (target, vector, vector.clone()))
-        steps = OPERATORS["layer_norm_backward"](problem, _with_clusters()).steps
-        assert any(step.options.cluster > 1 for step in steps) == is_cluster
+    chip = _with_clusters() if clusters else Chip(132)
+    for step in OPERATORS[operator](_problem(operator, arguments), chip).steps:
+        if step.constants.get("PARTS", 1) > 1 and step.constants.get("PHASE") == WHOLE.value:
+            waits = step.constants.get("WANT_INPUT", True)
+            assert not waits or step.options.cooperative or step.options.cluster == step.constants["PARTS"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

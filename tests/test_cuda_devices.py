@@ -33,6 +33,13 @@ def asked_anew() -> Iterator[None]:
     devices.forget()
 
 
+class _Properties:
+    total_memory = 1 << 34
+
+    def __init__(self, name: str, capability: tuple[int, int]) -> None:
+        self.name, (self.major, self.minor) = name, capability
+
+
 def _machine(
     monkeypatch: pytest.MonkeyPatch,
     *gpus: tuple[str, tuple[int, int]],
@@ -47,6 +54,7 @@ def _machine(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: gpus[index][1])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: gpus[index][0])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: _Properties(*gpus[index]))
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
@@ -131,8 +139,16 @@ def test_info(
     monkeypatch.delenv("NORMGRAD_BACKEND", raising=False)
     assert main(["info"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert _matches(problem, out) if problem else f"cuda:0 {gpus[0][0]}: in use" in out
-    assert ("does not run: " in out) == (problem is not None)
+    assert re.search(f"cuda for cuda, does not run: {problem}" if problem else "cuda for cuda, in use", out)
+
+
+def test_info_of_gpus_of_which_one_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _machine(monkeypatch, H200, T4)
+    main(["info"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cuda for cuda, cuda:0 in use; cuda:1 does not run: Tesla T4 has compute capability 7.5" in out
 
 
 @every_machine
@@ -161,15 +177,3 @@ class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._names.append(function._schema.name)
         return function(*args, **(kwargs or {}))
-
-
-def test_clusters_without_a_driver_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    from normgrad.cuda import clusters
-
-    def missing() -> Any:
-        raise OSError("no libcuda.so.1")
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    monkeypatch.setattr(clusters, "driver_library", missing)
-    assert clusters.clusters(0) is None

@@ -22,7 +22,7 @@ from normgrad.cuda.configurations import Chip
 from normgrad.cuda.group_norm import _folds as group_folds
 from normgrad.cuda.group_norm import _vector
 from normgrad.cuda.group_norm_channels import Blocks
-from normgrad.cuda.group_tiles import ChannelsTile, GroupTile, channels_tile, group_tile
+from normgrad.cuda.group_tiles import ChannelsTile, channels_tile, group_tile
 from normgrad.cuda.kernels.clusters import MOST_SUMS
 from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
 from normgrad.cuda.launch import Given
@@ -307,14 +307,6 @@ def test_clusters_share_groups(D: int, HxW: int, channels: int, parts: int, tens
 @pytest.mark.parametrize(("D", "HxW"), [(1, 49), (8, 1024), (4, 65536), (4, 262144), (20000, 49)])
 def test_groups_for_one_program_or_more_than_a_cluster_have_none(D: int, HxW: int, tensors: int) -> None:
     assert group_tile(D, HxW, 32, 2, WITH_CLUSTERS, tensors) == group_tile(D, HxW, 32, 2, Chip(132), tensors)
-
-
-@pytest.mark.parametrize("parts", [2, 10, 64, 100, 264])
-def test_incomplete_teams_leave_room_for_others(parts: int) -> None:
-    tile = GroupTile(4096, 1, 1, parts, 1, 4, 4)
-    teams = Teams.of(parts, 1000, tile, Chip(132))
-    assert teams.together
-    assert teams.large or 8 * (parts - 1) < 132 * tile.resident
 
 
 @pytest.mark.parametrize("columns", [4, 12, 48, 300])

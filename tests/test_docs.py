@@ -56,7 +56,7 @@ def run_commands(content: str, capsys: pytest.CaptureFixture) -> None:
     for command, expected in re.findall(r"^\$ (normgrad .*)\n((?:(?!\$ ).*\n)*)", content, re.MULTILINE):
         status = main(shlex.split(command)[1:])
         out, err = capsys.readouterr()
-        assert status == (2 if expected.startswith("normgrad: ") else 0), err
+        assert status == (2 if expected.startswith("normgrad: ") else 1 if "\n  FAIL  " in expected else 0), err
         if expected:
             assert doctest.OutputChecker().check_output(expected, out + err, OPTIONS), f"{command}\n{out}{err}"
 

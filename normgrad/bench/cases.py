@@ -96,6 +96,7 @@ class Shapes:
     forward: bool = False
     batch_norm_channels_last: bool = False
     float32_alone: Shapes | None = None
+    dtypes: Sequence[str] = DTYPES
 
 
 #: Sizes as models have them: the operators' targets are set for these.
@@ -146,9 +147,42 @@ QUICK = Shapes(
 SETS = {"default": DEFAULT, "grid": GRID, "quick": QUICK}
 
 
+def _for_patterns(
+    layer_norm: Sequence[tuple[int, int]],
+    group_norm: Sequence[tuple[tuple[int, ...], int]],
+    batch_norm: Sequence[tuple[int, ...]],
+    gather: tuple[int, int],
+    dtypes: Sequence[str] = DTYPES,
+) -> Shapes:
+    return Shapes(layer_norm, group_norm, batch_norm, [gather], True, True, dtypes=dtypes)
+
+
+#: For the patterns of values, by device: few shapes, since each is timed on some twenty patterns. Short, middling and
+#: long rows, and images; about a million elements on the CPU, and on a GPU more than its L2 cache holds.
+PATTERN_SETS = {
+    "cpu": _for_patterns(
+        [(10752, 96), (1024, 1024), (64, 16384)], [((4, 64, 56, 56), 32)], [(4, 64, 56, 56)], (64, 4096)
+    ),
+    "cuda": _for_patterns(
+        [(401_408, 96), (16384, 4096), (2048, 16384)],
+        [((64, 64, 56, 56), 32), ((32, 512, 32, 32), 32)],
+        [(64, 64, 56, 56)],
+        (64, 4096),
+    ),
+}
+QUICK_PATTERN_SETS = {
+    "cpu": _for_patterns(
+        [(512, 256)], [((4, 32, 28, 28), 8)], [(4, 32, 28, 28)], (8, 512), dtypes=("float32", "bfloat16")
+    ),
+    "cuda": _for_patterns(
+        [(16384, 4096)], [((64, 64, 56, 56), 32)], [(64, 64, 56, 56)], (64, 4096), dtypes=("float32", "bfloat16")
+    ),
+}
+
+
 def cases(shapes: Shapes) -> Iterator[Case]:
     """Every case of a set, in each dtype."""
-    for dtype in DTYPES:
+    for dtype in shapes.dtypes:
         yield from _in_dtype(shapes, dtype)
     if shapes.float32_alone is not None:
         yield from (case for case in _in_dtype(shapes.float32_alone, "float32") if case.layout == CONTIGUOUS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 Run = Callable[[], Any]
+Key = TypeVar("Key", bound=Hashable)
 
 #: How long the calls of one contender in one round take together, at least: far more than reading the clock takes.
 BATCH = 5e-4
@@ -42,11 +43,22 @@ class Clock(Protocol):
 
 def wall_clock(run: Run, calls: int) -> float:
     """Time on the host, after a rest; calls that are not timed leave caches and threads as a loop of calls would."""
+    _rest(run)
+    return _in_a_row(run, calls)
+
+
+def _rest(run: Run) -> None:
+    """Let other libraries' threads go to sleep, and the function's own find their cores again."""
     time.sleep(REST)
     start = time.perf_counter()
     run()
     while time.perf_counter() - start < WARM_UP:
         run()
+
+
+def _once_warm(run: Run, calls: int) -> float:
+    """Time on the host after one call that is not timed, which leaves the function's own data in the caches."""
+    run()
     return _in_a_row(run, calls)
 
 
@@ -118,12 +130,46 @@ def measure(
             round_time += (calls[name] + 1) * seconds + (REST + WARM_UP if clock is wall_clock else 0.0)
         rounds = max(fewest, min(_MOST_ROUNDS, int(budget / round_time))) if runs else 0
         seconds_of: dict[str, list[float]] = {name: [] for name in runs}
-        for order in _orders(list(runs), rounds):
-            for name in order:
+        for number in range(rounds):
+            for name in _order(list(runs), number):
                 seconds_of[name].append(clock(runs[name], calls[name]))
     return {
         name: Timing(statistics.median(times), min(times), rounds, calls[name]) for name, times in seconds_of.items()
     }
+
+
+def rounds_of_blocks(
+    blocks: Sequence[Mapping[Key, Run]], rounds: int, clock: Clock | None = None
+) -> dict[Key, list[float]]:
+    """Time functions in turn and return the seconds per call of every round.
+
+    What is timed side by side is best compared round by round: a machine that is slow for a while is slow for both.
+
+    Parameters
+    ----------
+    blocks : sequence of mappings from key to function
+        What to time. The functions of a block use the same threads, so that there is a rest before a block alone, and
+        neighbours in a block are timed right after each other.
+    rounds : int
+        How often.
+    clock : Clock, optional
+        The device's clock; by default the functions are timed on the host.
+    """
+    times: dict[Key, list[float]] = {key: [] for block in blocks for key in block}
+    with _no_collection():
+        calls = {
+            key: 1 if clock else _calls_to_fill(run, BATCH, _in_a_row)[0]
+            for block in blocks
+            for key, run in block.items()
+        }
+        for number in range(rounds):
+            for block in blocks[:: -1 if number % 2 else 1]:
+                order = _order(list(block), number)
+                if clock is None:
+                    _rest(block[order[0]])
+                for key in order:
+                    times[key].append((clock or _once_warm)(block[key], calls[key]))
+    return times
 
 
 def _calls_to_fill(run: Run, batch: float, clock: Clock) -> tuple[int, float]:
@@ -137,12 +183,11 @@ def _calls_to_fill(run: Run, batch: float, clock: Clock) -> tuple[int, float]:
     return max(1, min(_MOST_CALLS, round(batch / max(seconds, 1e-9)))), seconds
 
 
-def _orders(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
-    """Every round starts with the next contender: none has the same neighbour before it each time."""
-    for number in range(rounds):
-        first = number % len(names)
-        order = [*names[first:], *names[:first]]
-        yield order if number // len(names) % 2 == 0 else order[::-1]
+def _order(names: Sequence[Key], number: int) -> list[Key]:
+    """Return the order of a round: it starts with the next name each time, and every other round goes backwards."""
+    first = number % max(1, len(names))
+    order = [*names[first:], *names[:first]]
+    return order[::-1] if number % 2 else order
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def _ways(work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
     if find_spec("torch") is None:
         return
     from normgrad.bench.contenders.pytorch import PyTorch
-    from normgrad.bench.contenders.tensors import arguments_as_torch
+    from normgrad.bench.tensors import arguments_as_torch
 
     yield "call from PyTorch", partial(work.operator, *arguments_as_torch(arguments).values())
     for contender in PyTorch().prepare(work):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,7 @@ from normgrad.bench.results import (
     wrong,
 )
 
-_NOTHING = "–"
+NOTHING = "–"
 _MOST_NAMED = 10
 _WIDEST = 240
 
@@ -42,7 +42,7 @@ def show(console: Console, results: Sequence[CaseResult], targets: bool = False)
         print_whole(console, _means(results, targets))
         console.print()
     _show_memory(console, results)
-    _show_skipped(console, results)
+    show_skipped(console, [result.skipped for result in results])
     _show_slower(console, results)
     _show_largest_error(console, results)
     for case, measurement in wrong(results):
@@ -58,7 +58,7 @@ def print_whole(console: Console, table: Table) -> None:
     console.width = width
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
     """The first columns are names, the rest numbers; nothing is cut off."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in columns:
@@ -68,7 +68,10 @@ def _table(*columns: str) -> Table:
 
 
 _NUMBERS = frozenset(
-    ["time", "limit", "of limit", "peer", "× peer", "cases", "worst", "target", "mean", "error", "growth", "workspace"]
+    [
+        *("time", "limit", "of limit", "peer", "× peer", "cases", "worst", "target", "mean", "error"),
+        *("growth", "workspace", "normal", "time / normal", "PyTorch", "time / PyTorch", "worst / PyTorch"),
+    ]
 )
 
 
@@ -92,7 +95,7 @@ _WAYS = {CALL: "call", NUMPY_CALL: "call, NumPy"}
 
 
 def _cases(results: Iterable[CaseResult]) -> Table:
-    table = _table(*_CASE_COLUMNS)
+    table = new_table(*_CASE_COLUMNS)
     for result in worst_first(results):
         case = result.case
         names = (case.operator, case.size, case.dtype, "last" if case.layout == "channels_last" else "")
@@ -107,7 +110,7 @@ def _cases(results: Iterable[CaseResult]) -> Table:
                 _percent(result.of_limit(own)),
                 _time(peer),
                 _times(result.of_peer(own)),
-                peer.contender if peer else _NOTHING,
+                peer.contender if peer else NOTHING,
                 _megabytes(own.growth if own else None),
             )
     return table
@@ -115,7 +118,7 @@ def _cases(results: Iterable[CaseResult]) -> Table:
 
 def _means(results: Iterable[CaseResult], targets: bool) -> Table:
     names = ("operator", "dtype", "order", "cases", "worst", "mean", "× peer", "error")
-    table = _table(*names, *(("target", "") if targets else ()))
+    table = new_table(*names, *(("target", "") if targets else ()))
     for summary in summaries(results):
         if not summary.cases:
             continue
@@ -127,7 +130,7 @@ def _means(results: Iterable[CaseResult], targets: bool) -> Table:
             _percent(summary.worst_of_limit),
             _percent(summary.mean_of_limit),
             _times(summary.mean_of_peer),
-            _NOTHING if summary.largest_error is None else f"{summary.largest_error:.3f}",
+            NOTHING if summary.largest_error is None else f"{summary.largest_error:.3f}",
             *(_target(summary) if targets else ()),
         )
     return table
@@ -136,7 +139,7 @@ def _means(results: Iterable[CaseResult], targets: bool) -> Table:
 def _target(summary: Summary) -> tuple[str, Text]:
     target = TARGETS.get(summary.operator)
     if target is None or summary.reached is None:
-        return _NOTHING, Text("")
+        return NOTHING, Text("")
     text = f"{target.every_case:.0%} and {target.geometric_mean:.0%}"
     return text, Text("reached", "green") if summary.reached else Text("not reached", "red")
 
@@ -150,7 +153,7 @@ def _show_memory(console: Console, results: Iterable[CaseResult]) -> None:
                 most[m.contender] = (m.growth, result, m)
     if not most:
         return
-    table = _table("library", "growth", "workspace", "in the case")
+    table = new_table("library", "growth", "workspace", "in the case")
     for name, (growth, result, m) in most.items():
         table.add_row(name, _megabytes(growth), _megabytes(m.workspace), str(result.case))
     console.print("Largest growth of the process during one call, its results included", style="bold cyan")
@@ -158,10 +161,11 @@ def _show_memory(console: Console, results: Iterable[CaseResult]) -> None:
     console.print()
 
 
-def _show_skipped(console: Console, results: Iterable[CaseResult]) -> None:
+def show_skipped(console: Console, skipped: Iterable[Mapping[str, str]]) -> None:
+    """Print who took no part in how many cases, and why; ``skipped`` has the reasons of each case by name."""
     reasons: dict[tuple[str, str], int] = {}
-    for result in results:
-        for name, reason in result.skipped.items():
+    for absent in skipped:
+        for name, reason in absent.items():
             reasons[name, reason] = reasons.get((name, reason), 0) + 1
     for (name, reason), count in reasons.items():
         text = f"{name} took no part in {count} case{'s' if count > 1 else ''}: {reason}"
@@ -194,7 +198,7 @@ def _show_largest_error(console: Console, results: Iterable[CaseResult]) -> None
 
 def _time(measurement: Measurement | None) -> str:
     if measurement is None or measurement.timing is None:
-        return _NOTHING
+        return NOTHING
     return time_text(measurement.timing.median)
 
 
@@ -208,12 +212,12 @@ def time_text(seconds: float) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return _NOTHING if share is None else f"{share * 100:.1f} %"
+    return NOTHING if share is None else f"{share * 100:.1f} %"
 
 
 def _times(factor: float | None) -> str:
-    return _NOTHING if factor is None else f"{factor:.2f}"
+    return NOTHING if factor is None else f"{factor:.2f}"
 
 
 def _megabytes(nbytes: int | None) -> str:
-    return _NOTHING if nbytes is None else f"{nbytes / 2**20:.1f} MB"
+    return NOTHING if nbytes is None else f"{nbytes / 2**20:.1f} MB"

@@ -212,28 +212,28 @@ def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
             }
 
 
-def write_csv(path: Path, results: Iterable[CaseResult]) -> None:
-    """One line per contender and case; nothing where there is no value."""
+def skipped(results: Iterable[CaseResult]) -> list[dict[str, str]]:
+    """Return a record for every contender that took no part in a case, with the reason."""
+    return [
+        {"case": str(result.case), "contender": name, "reason": reason}
+        for result in results
+        for name, reason in result.skipped.items()
+    ]
+
+
+def write_csv(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write one line per record; nothing where there is no value."""
     with path.open("w", newline="", encoding="utf-8") as stream:
-        for number, row in enumerate(rows(results)):
+        for number, record in enumerate(records):
             if number == 0:
-                writer = csv.DictWriter(stream, row)
+                writer = csv.DictWriter(stream, record)
                 writer.writeheader()
-            writer.writerow(row)
+            writer.writerow(record)
 
 
-def write_json(path: Path, machine: Mapping[str, Any], results: Sequence[CaseResult], **more: Any) -> None:
-    """The same records with the machine they come from, why contenders are missing, and further sections."""
-    content = {
-        "machine": machine,
-        "results": [_finite(row) for row in rows(results)],
-        "skipped": [
-            {"case": str(result.case), "contender": name, "reason": reason}
-            for result in results
-            for name, reason in result.skipped.items()
-        ],
-        **more,
-    }
+def write_json(path: Path, machine: Mapping[str, Any], records: Iterable[Mapping[str, Any]], **sections: Any) -> None:
+    """Write the same records as ``results``, with the machine that they come from, and further sections."""
+    content = {"machine": machine, "results": [_finite(record) for record in records], **sections}
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

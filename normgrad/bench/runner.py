@@ -48,11 +48,12 @@ class Settings:
         if self.device == "cpu":
             return measure(runs, self.budget, fewest=self.fewest_rounds)
         # One call a round: the device's clock is exact, and evicts the caches before every call.
-        return measure(runs, self.budget, _device_clock(), batch=0.0, fewest=self.fewest_rounds)
+        return measure(runs, self.budget, device_clock(), batch=0.0, fewest=self.fewest_rounds)
 
 
 @cache
-def _device_clock() -> DeviceClock:
+def device_clock() -> DeviceClock:
+    """Return the clock of the CUDA device, which keeps memory of its own on it."""
     return DeviceClock()
 
 
@@ -61,16 +62,16 @@ def libraries(settings: Settings) -> list[Library]:
     from normgrad.bench.contenders import gpu, jax, pytorch, streaming
 
     device = settings.device
-    every: list[tuple[str | None, Callable[[], Library]]] = [(None, lambda: Normgrad(device))]
+    every: list[tuple[str | None, Callable[[], Library]]] = [(None, Normgrad)]
     if device == "cpu":
         every += [(None, streaming.Streaming), (None, streaming.NumpyStreaming)]
     every += [
-        ("torch", lambda: streaming.TorchStreaming(device)),
-        ("torch", lambda: pytorch.PyTorch(device)),
-        ("jax", lambda: jax.Jax(device)),
+        ("torch", streaming.TorchStreaming),
+        ("torch", pytorch.PyTorch),
+        ("jax", jax.Jax),
     ]
     if settings.compiled:
-        every.append(("torch", lambda: pytorch.CompiledPyTorch(device, settings.compiled_cases)))
+        every.append(("torch", lambda: pytorch.CompiledPyTorch(settings.compiled_cases)))
     if device == "cuda":
         every += [("liger_kernel", gpu.Liger), ("quack", gpu.Quack)]
     return [make() for module, make in every if module is None or find_spec(module) is not None]
@@ -78,9 +79,9 @@ def libraries(settings: Settings) -> list[Library]:
 
 def run_case(case: Case, contending: Sequence[Library], settings: Settings) -> CaseResult:
     """Measure everyone in one case."""
-    work = workload(case)
-    contenders, skipped = _prepared(work, contending)
-    verdicts = _verified(work, contenders)
+    work = workload(case, device=settings.device)
+    contenders, skipped = prepared(work, contending)
+    verdicts = verified(work, contenders)
     right = [c for c in contenders if not verdicts[c.name].problem]
     growth = {c.name: peak_growth(c.run) for c in right if c.results is not None}
     timings = settings.timings(right)
@@ -99,7 +100,7 @@ def run_case(case: Case, contending: Sequence[Library], settings: Settings) -> C
     return CaseResult(case, measurements, skipped)
 
 
-def _prepared(work: Workload, contending: Sequence[Library]) -> tuple[list[Contender], dict[str, str]]:
+def prepared(work: Workload, contending: Sequence[Library]) -> tuple[list[Contender], dict[str, str]]:
     """Who takes part, and why the others do not."""
     contenders: list[Contender] = []
     skipped: dict[str, str] = {}
@@ -127,7 +128,7 @@ def _contenders_of(library: Library, work: Workload) -> tuple[list[Contender], s
     return made, ""
 
 
-def _verified(work: Workload, contenders: Sequence[Contender]) -> dict[str, Verdict]:
+def verified(work: Workload, contenders: Sequence[Contender], sampled: bool = False) -> dict[str, Verdict]:
     """What is to be thought of each contender's results; of those who only move bytes, nothing bad."""
     verdicts = {contender.name: Verdict() for contender in contenders}
     claims = []
@@ -137,5 +138,5 @@ def _verified(work: Workload, contenders: Sequence[Contender]) -> dict[str, Verd
         verdict = verdicts[contender.name]
         results: Any = contender.results()
         claims.append(Claim(results, contender.role is Role.OURS, verdict))
-    verify(work, claims)
+    verify(work, claims, sampled)
     return verdicts

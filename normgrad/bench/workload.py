@@ -1,15 +1,21 @@
-"""The data of a case: an operator's arguments, and the arrays that its results go to."""
+"""The data of a case: an operator's arguments, and the arrays that its results go to.
+
+They are NumPy arrays for the CPU and PyTorch tensors for a CUDA device, where they are generated too.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from normgrad.bench.cases import CHANNELS_LAST, GATHER, Case
+from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS, GATHER, Case
+from normgrad.bench.patterns import NORMAL, Pattern, Values
+from normgrad.bench.tensors import as_float32, as_float64, like, on_device
 from normgrad.contract.arrays import aligned_empty
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, numpy_dtype
 from normgrad.operators import OPERATORS, Operator
@@ -17,9 +23,9 @@ from normgrad.operators import OPERATORS, Operator
 EPS = 1e-5
 NUMPY_DTYPES = {dtype.name: numpy_dtype(dtype) for dtype in (FLOAT32, FLOAT16, BFLOAT16)}
 
-# Random numbers repeat after so many: a prime, so that no two rows or groups are alike.
+# On the CPU random elements repeat after so many: a prime, so that no two rows or groups are equal.
 _PERIOD = 4_194_301
-_CHUNK = 1 << 22  # elements that are widened at a time
+_CHUNK = 1 << 22  # elements that are converted to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,17 @@ TRAFFIC = {
 
 @dataclass(frozen=True)
 class Workload:
-    """A case with its arguments as NumPy arrays and attributes by parameter name."""
+    """A case with its arguments, arrays and attributes, by parameter name.
+
+    Attributes
+    ----------
+    device : str
+        ``cpu`` (the arrays are NumPy's) or ``cuda`` (they are PyTorch's).
+    """
 
     case: Case
     arguments: dict[str, Any]
+    device: str = "cpu"
 
     @property
     def operator(self) -> Operator[..., Any]:
@@ -58,20 +71,19 @@ class Workload:
     def traffic(self) -> Traffic:
         return TRAFFIC[self.case.operator]
 
-    def outputs(self) -> tuple[np.ndarray, ...]:
-        """Fresh arrays for the results, in the order of the operator's outputs; full of NaN."""
+    def outputs(self) -> tuple[Any, ...]:
+        """Return fresh arrays for the results, in the order of the operator's outputs; full of NaN."""
         return tuple(self._output(name) for name in self.operator.signature.output_names)
 
-    def _output(self, name: str) -> np.ndarray:
+    def _output(self, name: str) -> Any:
         case = self.case
-        parameters = self.arguments.get("weight")
         if name in ("grad_input", "output"):
-            array = empty(case.shape, case.dtype, case.layout)
-        elif name in ("grad_weight", "grad_bias") and parameters is not None:
-            array = np.empty_like(parameters)
+            array = empty(case.shape, case.dtype, case.layout, self.device)
+        elif name in ("grad_weight", "grad_bias"):
+            array = empty(tuple(self.arguments["weight"].shape), _parameter_dtype(case), CONTIGUOUS, self.device)
         else:
-            array = np.empty(self._statistics_shape(), np.float32)
-        array[...] = np.nan
+            array = empty(self._statistics_shape(), "float32", CONTIGUOUS, self.device)
+        array[...] = math.nan
         return array
 
     def _statistics_shape(self) -> tuple[int, ...]:
@@ -83,25 +95,62 @@ class Workload:
         return (case.shape[1],)
 
 
-def empty(shape: tuple[int, ...], dtype: str, layout: str) -> np.ndarray:
-    """An array of a shape whose elements lie in memory in the order of the layout."""
-    if layout != CHANNELS_LAST:
+def empty(shape: tuple[int, ...], dtype: str, layout: str, device: str = "cpu") -> Any:
+    """Return an array of a shape whose memory is in the order of the layout."""
+    if layout == CHANNELS_LAST:
+        samples, channels, *spatial = shape
+        last = empty((samples, *spatial, channels), dtype, CONTIGUOUS, device)
+        return np.moveaxis(last, -1, 1) if device == "cpu" else last.movedim(-1, 1)
+    if device == "cpu":
         return aligned_empty(shape, np.dtype(NUMPY_DTYPES[dtype]))
-    samples, channels, *places = shape
-    return np.moveaxis(aligned_empty((samples, *places, channels), np.dtype(NUMPY_DTYPES[dtype])), -1, 1)
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
 
-def workload(case: Case, seed: int = 0) -> Workload:
-    """Normal data with the statistics that the forward pass would give it."""
+def tensor_of(pattern: Pattern, operator: str) -> str | None:
+    """Return which argument of an operator a pattern changes; None where the operator does not take it."""
+    tensor = pattern.tensor("grad_out" in _parameters(operator))
+    return "mean" if operator == GATHER and tensor == "input" else tensor
+
+
+def workload(case: Case, seed: int = 0, device: str = "cpu", pattern: Pattern = NORMAL) -> Workload:
+    """Return normal data, changed as the pattern says, with the statistics and sums that training would give it."""
     random = np.random.default_rng(seed)
-    make = {"layer": _layer_norm, "group": _group_norm, "batch": _batch_norm}[case.operator.partition("_")[0]]
-    taken = inspect.signature(OPERATORS[case.operator]).parameters
-    arguments = _gather(case, random) if case.operator == GATHER else make(case, random)
-    return Workload(case, {name: value for name, value in arguments.items() if name in taken})
+    complete = {"layer": _layer_norm, "group": _group_norm, "batch": _batch_norm}[case.operator.partition("_")[0]]
+    taken = _parameters(case.operator)
+    with np.errstate(all="ignore"):  # NaN and Inf are among the patterns, and 16-bit dtypes underflow
+        if case.operator == GATHER:
+            arguments = _gather(case, random, pattern)
+        else:
+            arguments = {name: _data(case, random, device) for name in ("input", "grad_out") if name in taken}
+            if pattern.change is not None:
+                _change(case, pattern, arguments[tensor_of(pattern, case.operator) or ""])
+            arguments |= complete(case, random, arguments)
+    given = {name: arguments[name] for name in taken if name in arguments}
+    return Workload(
+        case,
+        {name: on_device(value, device) if isinstance(value, np.ndarray) else value for name, value in given.items()},
+        device,
+    )
 
 
-def _data(case: Case, random: np.random.Generator) -> np.ndarray:
-    array = empty(case.shape, case.dtype, case.layout)
+def _parameters(operator: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(OPERATORS[operator]).parameters)
+
+
+def _parameter_dtype(case: Case) -> str:
+    """Return the dtype of weight and bias: the data's for LayerNorm and GroupNorm."""
+    return "float32" if case.operator.startswith("batch_norm") else case.dtype
+
+
+def _data(case: Case, random: np.random.Generator, device: str) -> Any:
+    array = empty(case.shape, case.dtype, case.layout, device)
+    if device != "cpu":
+        import torch
+
+        generator = torch.Generator(device).manual_seed(int(random.integers(1 << 62)))
+        return array.normal_(generator=generator)
     block = random.standard_normal(min(array.size, _PERIOD), np.float32).astype(array.dtype)
     in_memory = np.moveaxis(array, 1, -1) if case.layout == CHANNELS_LAST else array
     flat = in_memory.reshape(-1)
@@ -115,25 +164,65 @@ def _vector(size: int, dtype: str, random: np.random.Generator) -> np.ndarray:
     return random.standard_normal(size, np.float32).astype(NUMPY_DTYPES[dtype])
 
 
-def _statistics(data: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and the reciprocal deviation over all but the first ``kept`` axes, in float32."""
-    shape, others = data.shape[:kept], tuple(range(kept, data.ndim))
-    mean, rstd = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    step = max(1, _CHUNK * len(data) // data.size)
+def _by_row(case: Case, data: Any) -> tuple[Any, int]:
+    """Return a view with the rows (what shares statistics) first, and how many of its axes index them."""
+    if case.operator.startswith("group_norm"):
+        samples, channels, *spatial = case.shape
+        return data.reshape(samples, case.group, channels // case.group, *spatial), 2  # a view in either layout
+    if case.operator.startswith("batch_norm") and case.operator != GATHER:
+        return data.swapaxes(0, 1), 1
+    return data, 1
+
+
+def _change(case: Case, pattern: Pattern, data: Any) -> None:
+    assert pattern.change is not None
+    values = as_float32(data)
+    pattern.change(Values(values, *_by_row(case, values)))
+    data[...] = values
+
+
+def _chunks(data: Any) -> Iterator[slice]:
+    """Yield slices of the first axis, each of about as many elements as are converted to float64 at a time."""
+    step = max(1, _CHUNK * len(data) // math.prod(data.shape))
     for start in range(0, len(data), step):
-        part = data[start : start + step].astype(np.float64)
-        mean[start : start + step] = part.mean(others)
-        rstd[start : start + step] = 1 / np.sqrt(part.var(others) + EPS)
+        yield slice(start, start + step)
+
+
+def _statistics(case: Case, x: Any) -> tuple[Any, Any]:
+    """Return the mean and the reciprocal standard deviation of each row, in float32."""
+    data, row_axes = _by_row(case, x)
+    shape, others = tuple(data.shape[:row_axes]), tuple(range(row_axes, data.ndim))
+    mean, rstd = (like(np.empty(shape, np.float32), x) for _ in range(2))
+    for chunk in _chunks(data):
+        part = as_float64(data[chunk])
+        centre = part.mean(others, keepdims=True)
+        variance = ((part - centre) ** 2).mean(others)
+        mean[chunk] = centre.reshape(variance.shape)
+        rstd[chunk] = (variance + EPS) ** -0.5
     return mean, rstd
 
 
-def _layer_norm(case: Case, random: np.random.Generator) -> dict[str, Any]:
+def _sums(case: Case, dy: Any, x: Any, mean: Any) -> tuple[Any, Any]:
+    """Return Σdy and Σdy·(x − mean) of each channel, in float32."""
+    gradients, _ = _by_row(case, dy)
+    data, _ = _by_row(case, x)
+    others = tuple(range(1, data.ndim))
+    sum_dy, sum_dy_xmu = (like(np.empty(len(data), np.float32), x) for _ in range(2))
+    for chunk in _chunks(data):
+        part = as_float64(gradients[chunk])
+        centred = as_float64(data[chunk]) - as_float64(mean[chunk]).reshape(-1, *(1 for _ in others))
+        sum_dy[chunk] = part.sum(others)
+        sum_dy_xmu[chunk] = (part * centred).sum(others)
+    return sum_dy, sum_dy_xmu
+
+
+# Each returns what an operator takes beside the data.
+
+
+def _layer_norm(case: Case, random: np.random.Generator, data: dict[str, Any]) -> dict[str, Any]:
     rows, columns = case.shape
-    x = _data(case, random)
-    mean, rstd = _statistics(x, 1)
+    mean, rstd = _statistics(case, data["input"])
     return {
-        "grad_out": _data(case, random),
-        "input": x,
         "normalized_shape": (columns,),
         "mean": mean.reshape(rows, 1),
         "rstd": rstd.reshape(rows, 1),
@@ -143,55 +232,49 @@ def _layer_norm(case: Case, random: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def _group_norm(case: Case, random: np.random.Generator) -> dict[str, Any]:
-    samples, channels, *places = case.shape
-    x = _data(case, random)
-    grouped = x.reshape(samples, case.group, channels // case.group, *places)  # a view in either order
-    mean, rstd = _statistics(grouped, 2)
+def _group_norm(case: Case, random: np.random.Generator, data: dict[str, Any]) -> dict[str, Any]:
+    samples, channels, *spatial = case.shape
+    mean, rstd = _statistics(case, data["input"])
     return {
-        "grad_out": _data(case, random),
-        "input": x,
         "mean": mean,
         "rstd": rstd,
         "weight": _vector(channels, case.dtype, random),
         "bias": _vector(channels, case.dtype, random),
         "N": samples,
         "C": channels,
-        "HxW": math.prod(places),
+        "HxW": math.prod(spatial),
         "group": case.group,
         "eps": EPS,
     }
 
 
-def _batch_norm(case: Case, random: np.random.Generator) -> dict[str, Any]:
+def _batch_norm(case: Case, random: np.random.Generator, data: dict[str, Any]) -> dict[str, Any]:
     channels = case.shape[1]
-    x, grad_out = _data(case, random), _data(case, random)
-    mean, invstd = _statistics(np.moveaxis(x, 1, 0), 1)
-    count = case.elements // channels
-    # Any sums would do; those of so many products of normal numbers are about as large.
-    sum_dy, sum_dy_xmu = random.standard_normal((2, channels), np.float32) * np.float32(math.sqrt(count))
-    return {
-        "grad_out": grad_out,
-        "input": x,
+    mean, invstd = _statistics(case, data["input"])
+    arguments = {
         "mean": mean,
         "invstd": invstd,
         "weight": _vector(channels, "float32", random),
         "bias": _vector(channels, "float32", random),
-        "sum_dy": sum_dy,
-        "sum_dy_xmu": sum_dy_xmu,
-        "counter": np.array([count], np.int32),
+        "counter": np.array([case.elements // channels], np.int32),
         "eps": EPS,
         "input_g": True,
         "weight_g": True,
         "bias_g": True,
     }
+    if "grad_out" in data:
+        arguments["sum_dy"], arguments["sum_dy_xmu"] = _sums(case, data["grad_out"], data["input"], mean)
+    return arguments
 
 
-def _gather(case: Case, random: np.random.Generator) -> dict[str, Any]:
+def _gather(case: Case, random: np.random.Generator, pattern: Pattern) -> dict[str, Any]:
     ranks, channels = case.shape
+    mean = random.standard_normal(case.shape, np.float32)
+    if pattern.change is not None:
+        _change(case, pattern, mean)
     return {
         "input": np.zeros((1, channels), np.float32),
-        "mean": random.standard_normal(case.shape, np.float32),
+        "mean": mean,
         "invstd": random.uniform(0.5, 2, case.shape).astype(np.float32),
         "running_mean": None,
         "running_var": None,

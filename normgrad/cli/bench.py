@@ -17,7 +17,17 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from normgrad import backends, threads
-from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS, DTYPES, SETS, Case, cases, selected
+from normgrad.bench.cases import (
+    CHANNELS_LAST,
+    CONTIGUOUS,
+    DTYPES,
+    PATTERN_SETS,
+    QUICK_PATTERN_SETS,
+    SETS,
+    Case,
+    cases,
+    selected,
+)
 from normgrad.cli.errors import BadInput
 from normgrad.cli.terminal import Console
 from normgrad.operators import OPERATORS
@@ -27,11 +37,16 @@ HELP = "measure the operators against the memory's speed and other libraries"
 
 _MEGABYTE = 1 << 20
 _BUSY = 0.5  # load per core before the run
+_QUICK_ROUNDS = 7  # for each pattern of values
+_SUBNORMAL_BUDGET = 0.5  # seconds for each size
 _PICTURES = (".png", ".svg", ".pdf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, how, and where the numbers go."""
+    parser.add_argument(
+        "--data", action="store_true", help="time every operator on what training produces beside normal data"
+    )
     sets = parser.add_mutually_exclusive_group()
     sets.add_argument("--grid", action="store_true", help="all operators and sizes, from 2×2 to 256 MB")
     sets.add_argument("--quick", action="store_true", help="a few sizes, less time for each")
@@ -72,13 +87,24 @@ def execute(arguments: argparse.Namespace) -> int:
         raise BadInput("--plot needs matplotlib: pip install 'normgrad[plot]'")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in _PICTURES:
         raise BadInput(f"{arguments.plot}: the file name must end in {', '.join(_PICTURES)}")
-    every = SETS["grid" if arguments.grid else "quick" if arguments.quick else "default"]
+    if arguments.data:
+        _refuse_with_data(arguments)
+        every = (QUICK_PATTERN_SETS if arguments.quick else PATTERN_SETS)[arguments.device]
+    else:
+        every = SETS["grid" if arguments.grid else "quick" if arguments.quick else "default"]
     largest = None if arguments.largest is None else int(arguments.largest * _MEGABYTE)
     chosen = selected(cases(every), arguments.operators, arguments.dtypes, arguments.layouts, largest)
     if not chosen:
         raise BadInput("nothing is left to measure: no case of the set is of these operators, dtypes and sizes")
     _prepare_process(arguments.device, arguments.threads)
-    return _measure(arguments, chosen)
+    return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
+
+
+def _refuse_with_data(arguments: argparse.Namespace) -> None:
+    """Refuse the options that ``--data`` has no use for."""
+    for option in ("grid", "compile", "startup", "plot", "budget"):
+        if getattr(arguments, option):
+            raise BadInput(f"--{option} has no meaning with --data")
 
 
 def _prepare_process(device: str, count: int | None) -> None:
@@ -105,7 +131,7 @@ def _prepare_process(device: str, count: int | None) -> None:
 def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench import machine, overhead, report, runner, startup
     from normgrad.bench.contenders.contender import Role
-    from normgrad.bench.results import CaseResult, write_csv, write_json, wrong
+    from normgrad.bench.results import CaseResult, rows, skipped, write_csv, write_json, wrong
 
     console = Console()
     budget = arguments.budget or (0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
@@ -113,15 +139,7 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     if arguments.grid:  # many cases: less for each
         settings = replace(settings, compiled_cases=_compiled_in_the_grid(chosen), fewest_rounds=3)
     description = machine.describe(arguments.device)
-    console.print(_headline(description), style="bold", soft_wrap=True)
-    if description["load"] is not None and description["load"] > _BUSY * description["cores"]:
-        console.print(
-            f"The machine is busy (load {description['load']:.1f} on {description['cores']} cores): the times will be "
-            "those of a busy machine.",
-            style="bold red",
-            soft_wrap=True,
-        )
-    console.print()
+    _show_machine(console, description)
     results: list[CaseResult] = []
     overheads: list[overhead.Overhead] = []
     startups: list[startup.Startup] = []
@@ -140,15 +158,59 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
         if startups:
             startup.show(console, startups)
         if arguments.csv:
-            write_csv(arguments.csv, results)
+            write_csv(arguments.csv, rows(results))
         if arguments.json:
-            sections = {"overhead": overhead.record(overheads), "startup": startup.record(startups)}
-            write_json(arguments.json, description, results, **sections)
+            sections = {
+                "skipped": skipped(results),
+                "overhead": overhead.record(overheads),
+                "startup": startup.record(startups),
+            }
+            write_json(arguments.json, description, rows(results), **sections)
     if arguments.plot:
         from normgrad.bench.plot import draw
 
         draw(arguments.plot, results, _headline(description))
     return 1 if any(measurement.role is Role.OURS for _, measurement in wrong(results)) else 0
+
+
+def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
+    from normgrad.bench import machine, pattern_report, pattern_runner
+    from normgrad.bench.compilation import compile_ahead
+    from normgrad.bench.results import write_csv, write_json
+    from normgrad.bench.subnormals import subnormal_cost
+
+    console = Console()
+    device, rounds = arguments.device, _QUICK_ROUNDS if arguments.quick else pattern_runner.ROUNDS
+    description = machine.describe(device)
+    _show_machine(console, description)
+    if device == "cuda":
+        compile_ahead(pattern_runner.compile_case, chosen)
+    found: list[pattern_runner.PatternCase] = []
+    cost = subnormal_cost(_SUBNORMAL_BUDGET) if device == "cpu" else {}
+    try:
+        contending = pattern_runner.libraries()
+        found.extend(pattern_runner.run_patterns(case, device, contending, rounds) for case in _with_progress(chosen))
+    finally:  # what was measured before an interruption is not lost
+        pattern_report.show(console, found, device, cost)
+        if arguments.csv:
+            write_csv(arguments.csv, pattern_report.rows(found))
+        if arguments.json:
+            sections = {"skipped": pattern_report.skipped(found), "subnormal_cost": cost}
+            write_json(arguments.json, description, pattern_report.rows(found), **sections)
+    return 1 if pattern_report.wrong(found) else 0
+
+
+def _show_machine(console: Console, description: dict[str, Any]) -> None:
+    """Print what the run is made on, and whether it is busy."""
+    console.print(_headline(description), style="bold", soft_wrap=True)
+    if description["load"] is not None and description["load"] > _BUSY * description["cores"]:
+        console.print(
+            f"The machine is busy (load {description['load']:.1f} on {description['cores']} cores): the times will be "
+            "those of a busy machine.",
+            style="bold red",
+            soft_wrap=True,
+        )
+    console.print()
 
 
 def _compiled_in_the_grid(chosen: Sequence[Case]) -> frozenset[Case]:

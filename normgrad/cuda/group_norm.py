@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from normgrad.contract.dtypes import FLOAT16, FLOAT32
+from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda import group_norm_channels as channels
 from normgrad.cuda import group_norm_flat as flat
 from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
-from normgrad.cuda.group_norm_finish import Finish, WeightSums
+from normgrad.cuda.group_norm_channels import WeightSums
 from normgrad.cuda.group_tiles import GroupTile, group_tile
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm import group_norm_backward
@@ -142,7 +142,7 @@ def _reach(tile: GroupTile, D: int, operand: Operand) -> int:
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
-    """Gradients of GroupNorm: one launch for groups, one for the sums over samples and tiles and infinite weights."""
+    """Gradients of GroupNorm: launches for groups, one for the weight sums over samples and tiles."""
     N, C, HxW, _ = _sizes(problem)
     wanted = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
     want_input = "grad_input" in problem.views
@@ -155,27 +155,23 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         return steps
     if not (want_input or wanted):
         return steps
-    again = steps.dtype != FLOAT16  # what is near zero
-    x = steps.data("input", whole, again)
-    operands = [steps.data("grad_out", whole, again), x, steps.output("grad_input", whole)]
+    x = steps.data("input", whole)
+    operands = [steps.data("grad_out", whole), x, steps.output("grad_input", whole)]
     want = {
         "WANT_INPUT": want_input,
         "WANT_WEIGHT": "grad_weight" in wanted,
         "WANT_BIAS": "grad_bias" in wanted,
     }
     rows_of_groups = _rows_of_groups(problem, operands, 2)
-    named = dict(zip(wanted, outputs, strict=True))
     if rows_of_groups is not None:
-        flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, named)
+        flat.backward(_sizes(problem), chip, steps, rows_of_groups, want, outputs)
         return steps
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     if _channels_adjacent(problem, x):
         weight_sums = channels.backward(_sizes(problem), chip, steps, operands, vectors, want)
     else:
         weight_sums = _backward_places(problem, chip, steps, operands, vectors, want)
-    if weight_sums.rounded or (want_input and vectors[2] is not None):  # as a weight may be infinite
-        Finish(_sizes(problem), steps, operands, vectors, named).add(weight_sums)
-    elif wanted:
+    if wanted:
         steps.sum_columns(weight_sums.memory, N * weight_sums.parts, C, outputs)
     return steps
 
@@ -199,18 +195,18 @@ def _backward_places(
     # The roundings of few numbers are seen in their sums, and of places that lie apart a thread may have very many.
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.places <= channels.FEW
     exact = few or apart
-    weight_sums = WeightSums.of(steps, _sizes(problem), tile.place_parts, want, few, exact)
+    weight_sums = WeightSums.of(steps, _sizes(problem), tile.place_parts, want, exact)
     slots = Slots.of(steps, teams, N * group)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *vectors, grad_input.pointer, weight_sums.memory, slots.memory]
     in_word = 1 if pairs == SINGLE.value else 2
     vector = _vector([HxW // in_word, tile.places // in_word], operands)
     arguments = [*tensors, N, group, group_blocks, HxW, teams.count, *_in_vectors(operands, vector)]
-    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want | weight_sums.want
+    constants = _constants(problem, tile, operands) | {"VECTOR": vector, "PAIRS": pairs} | want
     at_once = vector * in_word * steps.itemsize if begin_with_vectors(operands[:2]) else 0
     constants |= _folds(tile, steps.itemsize, at_once) | {"EXACT": exact, "CLUSTER": teams.cluster}
     constants["ALIKE"] = len({operand.strides[1:] for operand in operands if operand.pointer is not None}) == 1
-    assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants, cooperative=teams.large)
+    assemble(steps, teams, slots, group_norm_backward, tile, arguments, constants)
     return weight_sums
 
 
@@ -253,4 +249,4 @@ def _forward_places(
     arguments = [*tensors, *counts, *_in_vectors(operands, vector), *(statistic.strides[0] for statistic in statistics)]
     constants = _constants(problem, tile, operands) | {"FOLD": _fold(tile, steps.itemsize, x.strides[2] == 1)}
     constants |= {"CLUSTER": teams.cluster, "VECTOR": vector, "PAIRS": pairs}
-    assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants, cooperative=teams.large)
+    assemble(steps, teams, slots, group_norm_forward, tile, arguments, constants)

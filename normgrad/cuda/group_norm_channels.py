@@ -9,16 +9,33 @@ from typing import Any
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
 from normgrad.cuda.configurations import VECTOR_ACCESS, Chip, blocks, power_of_two
-from normgrad.cuda.group_norm_finish import Sizes, WeightSums
 from normgrad.cuda.group_tiles import ChannelsTile, channels_tile
 from normgrad.cuda.kernels import group_norm_channels as kernels
 from normgrad.cuda.kernels import group_norm_channels_forward as forward_kernels
-from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Step
+from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step
 from normgrad.cuda.problem import Operand, Steps, paired
 
 _ENTRIES = 1024
 _GROUPS = 4  # of a program that makes their statistics
 FEW = 512  # numbers of a group: their roundings are seen in its sums, so these are float64
+
+
+Sizes = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class WeightSums:
+    """The partial sums that the weight gradients are made of: [outputs, samples·parts, C]."""
+
+    memory: Scratch
+    parts: int  # of a sample's spatial positions
+
+    @classmethod
+    def of(cls, steps: Steps, sizes: Sizes, parts: int, want: Mapping[str, bool], exact: bool) -> WeightSums:
+        """Memory for them, float64 where they are ``exact``."""
+        outputs = want["WANT_WEIGHT"] + want["WANT_BIAS"]
+        count = outputs * sizes[0] * parts * sizes[1]
+        return cls(steps.scratch(max(count, 1), FLOAT64 if exact else FLOAT32), parts)
 
 
 @dataclass(frozen=True)
@@ -126,13 +143,13 @@ def backward(
     N, C, HxW, group = sizes
     cut = Blocks(sizes, steps.itemsize, channels_tile(C, HxW, group, steps.itemsize, chip, 2))
     few = steps.itemsize == FLOAT32.itemsize and cut.parts * cut.over == 1 and cut.depth * cut.part <= FEW
-    weight_sums = WeightSums.of(steps, sizes, cut.parts, want, few, exact=few)
+    weight_sums = WeightSums.of(steps, sizes, cut.parts, want, exact=few)
     sums = steps.scratch(cut.entries * (2 if few else 1), INT64)
     pairs, operands = paired(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *vectors]
     arguments = [*inputs, weight_sums.memory, sums, N, group, cut.count, HxW]
-    constants = {"PAIRS": pairs, "EXACT": few} | want | weight_sums.want
+    constants = {"PAIRS": pairs, "EXACT": few} | want
     steps.add(cut.sums(kernels.group_norm_channel_sums, arguments, constants, [grad_out, x]))
     if want["WANT_INPUT"]:
         arguments = [*inputs, grad_input.pointer, sums, group, cut.count, cut.tiles, HxW]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from normgrad.contract.dtypes import BFLOAT16, FLOAT32
+from normgrad.contract.dtypes import FLOAT32
 from normgrad.cuda.configurations import Chip, blocks, power_of_two
-from normgrad.cuda.group_norm_channels import FEW
-from normgrad.cuda.group_norm_finish import CHUNK, Finish, Sizes, WeightSums
+from normgrad.cuda.group_norm_channels import FEW, Sizes
 from normgrad.cuda.kernels.common import SINGLE
 from normgrad.cuda.kernels.group_norm_flat import (
     group_norm_flat_backward,
     group_norm_flat_forward,
+    group_norm_flat_sums,
 )
-from normgrad.cuda.kernels.group_norm_flat_finish import group_norm_flat_finish
 from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
 from normgrad.cuda.problem import Operand, Steps, paired
 from normgrad.cuda.row_tiles import RowTile, flat_forward_tile, flat_tile
@@ -93,62 +92,46 @@ def backward(
     steps: Steps,
     operands: Sequence[Operand],
     want: dict[str, bool],
-    outputs: Mapping[str, Operand],
+    outputs: Sequence[Operand],  # the weight gradients that are wanted
 ) -> None:
-    """Gradients: one launch for rows and the sums over a team's samples, one for those over teams and places."""
+    """Gradients: one launch for rows and the sums over a team's samples, one for those over teams and positions."""
     N, C, HxW, group = sizes
     row = C // group * HxW
     tile = flat_tile(row, _registers(steps, operands, row), chip)
     cut = _Cut(sizes, tile, tile.parts if want["WANT_INPUT"] else 1, operands, chip, few_teams=bool(outputs))
     exact = steps.itemsize == FLOAT32.itemsize  # in no more instructions, as results are computed with as float64
-    rounded = steps.dtype == BFLOAT16
-    # The gradients' own sums tell zeros from products that were all rounded to 0.
-    tables = ("grad_weight", "grad_bias") if rounded and want["WANT_WEIGHT"] else tuple(outputs)
-    partial = steps.scratch(max(len(tables) * cut.of_group * C * HxW, 1), FLOAT64 if exact else FLOAT32)
-    row_sizes = steps.scratch(N * group, FLOAT32) if rounded and want["WANT_INPUT"] else None
+    partial = steps.scratch(max(len(outputs) * cut.of_group * C * HxW, 1), FLOAT64 if exact else FLOAT32)
     slots = Slots.of(steps, cut.teams, 2 * N * group if exact else N * group)
     vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = (operand.pointer for operand in cut.operands)
-    tensors = [grad_out, x, *vectors, grad_input, partial, row_sizes, slots.memory]
+    tensors = [grad_out, x, *vectors, grad_input, partial, slots.memory]
     arguments = [*tensors, N, group, HxW, row, cut.groups_at_once, cut.of_group, *cut.strides]
     constants = cut.constants | {"EXACT": exact} | want
-    constants |= {"WANT_WEIGHT": "grad_weight" in tables, "WANT_BIAS": "grad_bias" in tables}
-    constants["PADDED_D"] = power_of_two(C // group)
-    assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants, cooperative=cut.teams.large)
-    if tables or row_sizes is not None:
-        whole = [replace(operand, strides=(operand.strides[0], HxW, 1)) for operand in operands]
-        finish = Finish(sizes, steps, whole, vectors, outputs)
-        _add_finish(finish, WeightSums(partial, 1, tables, rounded), row_sizes, cut.of_group if tables else 0)
+    assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants)
+    if outputs:
+        _add_sums(steps, partial, cut.of_group, C, HxW, outputs)
 
 
-def _add_finish(finish: Finish, sums: WeightSums, row_sizes: Scratch | None, teams: int) -> None:
-    """Sum [tables, teams, C, HxW] over teams and places, in float64 and in a fixed order; and what is near zero."""
-    N, C, HxW, group = finish.sizes
-    places = min(power_of_two(HxW), _SUM_TILE // 2)
-    at_once = min(power_of_two(max(teams, 1)), _SUM_TILE // places)
-    channels = max(min(_SUM_TILE // (places * at_once), power_of_two(C) // 64), 1)
-    segment = blocks(_SEGMENT, max(teams, 1) * places) * places
-    segments = blocks(HxW, segment) if sums.tables else 1
-    first, second = finish.targets(sums.tables)
+def _add_sums(steps: Steps, partial: Scratch, teams: int, C: int, HxW: int, outputs: Sequence[Operand]) -> None:
+    """Sum [outputs, teams, C, HxW] over teams and positions, in float64 and in a fixed order."""
+    positions = min(power_of_two(HxW), _SUM_TILE // 2)
+    at_once = min(power_of_two(teams), _SUM_TILE // positions)
+    channels = max(min(_SUM_TILE // (positions * at_once), power_of_two(C) // 64), 1)
+    segment = blocks(_SEGMENT, teams * positions) * positions
+    segments = blocks(HxW, segment)
+    targets = outputs
     if segments > 1:
-        shorter, (first, second) = finish.shorter(sums, segments)
-    made = [sums.memory, first.pointer, second.pointer, *first.strides, *second.strides, row_sizes]
-    strides = [operand.strides for operand in finish.operands]
-    arguments = [*made, *finish.tensors, teams, segment, N, group, HxW, *strides]
-    constants = {
-        "D": C // group,
-        "TEAMS": at_once,
-        "CHANNELS": channels,
-        "PLACES": places,
-        "CHUNK": CHUNK * _SUM_WARPS,
-        "NEAR_CHANNELS": sums.rounded and "grad_weight" in sums.tables and segments == 1,
-    }
-    grid = (blocks(C, channels), segments, max(len(sums.tables), 1))
-    finish.steps.add(
-        Step(group_norm_flat_finish, grid, arguments, constants, Options(_SUM_WARPS, resident=4, follows=True))
-    )
+        shorter = steps.scratch(len(outputs) * segments * C, partial.dtype)
+        size = segments * C * partial.dtype.itemsize
+        targets = [Operand(replace(shorter, offset=shorter.offset + i * size), (1,)) for i in range(len(outputs))]
+    first, second = (*targets, Operand(None, (1,)))[:2]
+    made = [partial, first.pointer, second.pointer, *first.strides, *second.strides]
+    constants = {"TEAMS": at_once, "CHANNELS": channels, "POSITIONS": positions}
+    grid = (blocks(C, channels), segments, len(outputs))
+    options = Options(_SUM_WARPS, resident=4, follows=True)
+    steps.add(Step(group_norm_flat_sums, grid, [*made, teams, C, HxW, segment], constants, options))
     if segments > 1:
-        finish.add_sums(shorter, segments, sums)
+        steps.sum_columns(shorter, segments, C, outputs)
 
 
 def forward(
@@ -167,4 +150,4 @@ def forward(
     arguments = [*tensors, *counts, *cut.strides, *(statistic.strides[0] for statistic in statistics)]
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= FEW
     constants = cut.constants | {"EXACT": few, "FOLD": fold_of(tile, steps.itemsize)}
-    assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants, cooperative=cut.teams.large)
+    assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants)

@@ -21,10 +21,12 @@ from normgrad.cuda.launch import Argument, Given, Options, Scratch, Step
 
 ALIGNMENT = 256
 _COPY_BLOCK = 1024
-# Of the launches that sum up over rows: elements at a time, how many programs are enough, and elements of a warp.
-_SUM_TILE = 8192
+# Of the second-stage reductions: elements at a time, how many programs are enough, and elements of a warp. On an H200
+# tiles of 4096 and warps of 512 are within 1 % of the best for LayerNorm and for GroupNorm in channels_last (GroupNorm
+# 32×512×1024: 82.0 µs, with 8192 and 1024 it takes 84.5).
+_SUM_TILE = 4096
 _SUM_PROGRAMS = 512
-_WARP_SUMS = 1024
+_WARP_SUMS = 512
 SEGMENT = 4096
 _PAIRS = {BFLOAT16: BFLOAT16_PAIRS.value, FLOAT16: FLOAT16_PAIRS.value}
 
@@ -129,14 +131,11 @@ class Steps:
         view = self._problem.views[name]
         return Given(name, view.dtype, view.address % VECTOR_ACCESS == 0)
 
-    def data(self, name: str, sizes: Shape, again: bool = False) -> Operand:
-        """An input that every program reads only where it writes, so that it may be the output's own memory.
-
-        Unless it is read ``again`` when outputs have been written.
-        """
+    def data(self, name: str, sizes: Shape) -> Operand:
+        """An input that every program reads only where it writes, so that it may be the output's own memory."""
         view = self._problem.views[name]
         strides = grid_strides(view, sizes)
-        shared = any(overlap(view, other) and (again or not _same(view, other)) for other in self._early)
+        shared = any(overlap(view, other) and not _same(view, other) for other in self._early)
         if strides is not None and shared:  # in the same order
             strides = grid_strides(_dense(view), sizes)
             if strides is not None:

@@ -12,8 +12,8 @@ from normgrad.cuda.configurations import Chip, blocks, power_of_two, staged
 class RowTile:
     """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
 
-    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. Where programs share rows, results
-    follow ``later`` turns after the sums. ``exact``: float32 is computed with as float64, which takes small tiles.
+    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. ``exact``: float32
+    is computed with as float64, which takes small tiles.
     """
 
     rows: int
@@ -23,7 +23,6 @@ class RowTile:
     resident: int
     prefetch: bool = True
     stages: int = 1
-    later: int = 1
     exact: bool = False
     cluster: bool = False
 
@@ -45,6 +44,8 @@ NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
 # columns.
 ROW_TILES = {
     "float32": (
+        Measured(RowTile(32, 64, 1, 4, 3, prefetch=True), "401408×64", 93),
+        Measured(RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3), "262144×128", 90),
         Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
         Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
         Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
@@ -53,14 +54,21 @@ ROW_TILES = {
     ),
     "pairs": (
         Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 90),
-        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
-        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
+        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=4), "100352×384", 88),  # 85 with 3 stages
+        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=4), "50432×768", 90),  # 84; 32768×1024: 88 and 89
         Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
         Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
         Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
     ),
     "singles": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
 }
+# For float32 rows of up to 256 columns that do not fill their tile. Loads into registers, whose masked lanes fetch
+# nothing, have too few bytes in flight: 71, 61 and 79 % with the tiles above.
+PARTIAL_ROW_TILES = (
+    Measured(RowTile(16, 64, 1, 1, 8, prefetch=False, stages=3), "401408×48", 85),
+    Measured(RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3), "401408×96", 90),
+    Measured(RowTile(8, 256, 1, 2, 4, prefetch=False, stages=3), "200704×192", 93),
+)
 # For longer rows, and those that would leave much of such a tile empty: the programs of a cluster share them.
 CLUSTER_ROW_TILES = {
     "float32": (
@@ -93,8 +101,8 @@ SHARED_ROW_TILES = {
         Measured(RowTile(1, 2048, 128, 4, 2, prefetch=True), "512×262144", 77),
     ),
     "pairs": (
-        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3, later=2), "4096×16384", 71),
-        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3, later=2), "1024×65536", 67),
+        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3), "4096×16384", 71),
+        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3), "1024×65536", 67),
         Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
     ),
     "singles": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
@@ -137,7 +145,10 @@ def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> R
         tile = _in_cluster(columns, clusters, chip)
         if tile is not None:
             return tile
-    return _alone_or_shared(columns, itemsize, [NARROW, *whole] if kind == "float32" else whole, shared, chip)
+    if kind == "float32":
+        partial = [measured.tile for measured in PARTIAL_ROW_TILES]
+        whole = [NARROW, *(partial if columns < width <= partial[-1].columns else whole)]
+    return _alone_or_shared(columns, itemsize, whole, shared, chip)
 
 
 def _alone_or_shared(

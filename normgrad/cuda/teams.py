@@ -16,22 +16,19 @@ from normgrad.cuda.row_tiles import RowTile
 
 Tile = RowTile | GroupTile
 _BLOCK = 1024
-_LAUNCHES = 32  # at a time, as many as a process has queues to the GPU, each with a team that is not complete
 
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """How many teams there are, of how many programs that have to hear of each other, and in how many launches.
+    """How many CTA groups ("teams") there are, of how many CTAs that exchange sums, and in how many launches.
 
-    GPUs start the programs of a launch in order, and a team's follow one another: so where several launches share the
-    GPU, each has one team at the most that waits for programs yet to be started. Only ``large`` teams could take so
-    much room with that that none would ever end; they need a launch that starts all of its programs or none.
+    CTAs that wait for each other are a cluster, which is resident as a whole, or belong to a cooperative launch, which
+    starts all of its CTAs or none. Where neither can be had, one launch makes the sums and the next one the results.
     """
 
     count: int
     parts: int
     together: bool
-    large: bool
     cluster: bool = False
 
     @classmethod
@@ -40,9 +37,9 @@ class Teams:
         room = chip.multiprocessors * tile.resident
         if parts > 1 and tile.cluster:
             assert chip.clusters is not None
-            return cls(max(min(items, chip.clusters(parts, tile.resident)), 1), parts, True, False, cluster=True)
+            return cls(max(min(items, chip.clusters(parts, tile.resident)), 1), parts, True, cluster=True)
         together = parts == 1 or (chip.concurrent and parts <= room)
-        return cls(max(min(items, room // tile.parts), 1), parts, together, (parts - 1) * _LAUNCHES >= room)
+        return cls(max(min(items, room // tile.parts), 1), parts, together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +65,8 @@ def assemble(
     tile: Tile,
     arguments: Sequence[Argument],
     constants: Mapping[str, Any],
-    cooperative: bool = True,
 ) -> None:
-    """Add the launches of a kernel whose programs work in teams; its last constant is the phase.
-
-    ``cooperative``: all programs start together or none does, which takes some microseconds.
-    """
+    """Add the launches of a kernel whose programs work in teams; its last constant is the phase."""
     options = Options(tile.warps, tile.resident)
     grid = (teams.count * tile.parts, 1, 1)
     whole = {**constants, "PHASE": WHOLE.value}
@@ -84,7 +77,7 @@ def assemble(
     elif teams.together:
         steps.add(
             Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),
-            Step(kernel, grid, arguments, whole, replace(options, cooperative=cooperative, follows=True)),
+            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=True)),
         )
     else:
         for phase in (SUMS.value, OUTPUTS.value):

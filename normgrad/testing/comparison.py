@@ -1,8 +1,8 @@
-"""Whether a result is close enough to the exact values, by a standard of one's choice.
+"""Compare a result with the exact values by one of the standards.
 
-By default a result is right where ``|result − exact| ≤ ½·ulp(exact) + 8·2⁻²⁴·T``, with the ulp of the result's dtype
-and T the sum of the absolute values of all the terms that the formula adds up for that element. So cancellation is
-allowed for, and nothing else.
+By default a result is correct where ``|result − exact| ≤ ½·ulp(exact) + 8·2⁻²⁴·T + 2⁻¹²⁶·U``, with the ulp of the
+result's dtype. T, the sum of the absolute values of the terms that the formula adds up for the element, allows for
+cancellation. U, the underflow allowance, allows for products and quotients below 2⁻¹²⁶ that lose their digits.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def compare(
     expected : array
         The exact values in float64, from the oracle.
     terms : array or Magnitude, optional
-        T for every element, as :mod:`normgrad.testing.terms` gives it. By default the exact values' own size: no
-        cancellation is allowed for.
+        T and U for every element, as :mod:`normgrad.testing.terms` gives them. An array is T, with U = 0. By default T
+        is the absolute exact value: no cancellation and no underflow is allowed for.
     standard : str
         One of :data:`normgrad.testing.STANDARDS`.
     baseline : array, optional
@@ -84,8 +84,10 @@ def compare(
 
     Notes
     -----
-    NaN and Inf must stand where the exact values, rounded to the result's dtype, have them. Where a factor or term of
-    the formula overflows float32 (a Magnitude knows), Inf and NaN are right too.
+    Where the exact value is NaN or Inf, the result must be NaN or Inf, whichever of the two. Where the exact value is
+    finite, the result must be finite, with two exceptions: an exact value that overflows the result's dtype must give
+    Inf with its sign, and where a term or a sum of terms of the formula reaches 2¹²⁶ (a Magnitude knows), NaN and Inf
+    are correct too.
     """
     find(standard, level)
     exact = np.asarray(expected, np.float64)

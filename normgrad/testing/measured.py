@@ -1,4 +1,4 @@
-"""A result beside the exact values, in float64, and how the two differ."""
+"""Measure a result against the exact values, in float64: its error, the bound, and which NaN and Inf are correct."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from normgrad.testing.terms import Magnitude
 _FORMATS = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126), "float64": (53, -1022)}
 _LARGEST = {name: math.ldexp(2 - 2.0 ** (1 - digits), 1 - least) for name, (digits, least) in _FORMATS.items()}
 
+#: float32's smallest normal number: a product or quotient below it may lose all its digits.
+SMALLEST_NORMAL = 2.0**-126
+
+#: The bound is promised where every term and every sum of terms is below this.
+OVERFLOW = 2.0**126
+
 Array = NDArray[np.float64]
 
 
@@ -27,14 +33,22 @@ def ulp(values: ArrayLike, dtype: str) -> Array:
     return np.asarray(np.ldexp(1.0, exponent - (digits - 1)))
 
 
-def bound(expected: ArrayLike, terms: ArrayLike, dtype: str) -> Array:
-    """How far a result of a dtype may lie from the exact values."""
-    return np.asarray(0.5 * ulp(expected, dtype) + 8 * 2.0**-24 * np.asarray(terms, np.float64))
+def bound(expected: ArrayLike, terms: ArrayLike, dtype: str, underflow: ArrayLike = 0.0) -> Array:
+    """Return how far a result of a dtype may be from the exact values: ``½·ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U``."""
+    scale, allowance = np.asarray(terms, np.float64), np.asarray(underflow, np.float64)
+    return np.asarray(0.5 * ulp(expected, dtype) + 8 * 2.0**-24 * scale + SMALLEST_NORMAL * allowance)
+
+
+def _counted(text: str, count: int) -> str:
+    singular, plural = ("a number is", "number"), ("numbers are", "numbers")
+    for one, many in zip(singular, plural, strict=True):
+        text = text.replace(f"{{{one}}}", one if count == 1 else many)
+    return text
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A result and the exact values, of one shape.
+    """A result and the exact values, of the same shape.
 
     Attributes
     ----------
@@ -43,7 +57,7 @@ class Measured:
     exact : array
         The exact values.
     magnitude : Magnitude
-        The terms behind them.
+        Their error scales.
     """
 
     result: np.ndarray
@@ -79,7 +93,10 @@ class Measured:
     @cached_property
     def limit(self) -> Array:
         """The bound."""
-        return bound(self.exact, np.broadcast_to(self.magnitude.total, self.exact.shape), self.dtype)
+        total, underflow = (
+            np.broadcast_to(a, self.exact.shape) for a in (self.magnitude.total, self.magnitude.underflow)
+        )
+        return bound(self.exact, total, self.dtype, underflow)
 
     @cached_property
     def regular(self) -> NDArray[np.bool_]:
@@ -88,19 +105,37 @@ class Measured:
 
     @cached_property
     def is_right_special(self) -> NDArray[np.bool_]:
-        """Where a result is right as NaN or Inf are: it is what the exact values, rounded to its dtype, are.
+        """Where a result is correct that has no distance to the exact value, or no finite bound on it.
 
-        Where a factor or term of the formula overflows float32, any NaN or Inf is right.
+        NaN or Inf is correct, whichever of the two, where the exact value is either, and where a term or a sum of
+        terms is not below 2¹²⁶. Elsewhere the exact value overflows the dtype: Inf with its sign is correct.
         """
         actual, exact = self.actual, self.exact
         with np.errstate(all="ignore"):
-            right = (actual == self.nearest) | (np.isnan(actual) & np.isnan(self.nearest))
             # So close to the largest number that rounding up is within the bound.
-            near_the_end = np.abs(exact) + self.limit > _LARGEST[self.dtype]
-            right |= np.isinf(actual) & (np.copysign(exact, actual) == exact) & near_the_end
-            peak = np.broadcast_to(self.magnitude.peak, exact.shape)
-            right |= ~np.isfinite(actual) & (peak > _LARGEST["float32"])
-        return np.asarray(right)
+            limit = np.where(np.isfinite(self.limit), self.limit, 0.0)
+            overflows = np.isfinite(exact) & (np.abs(exact) + limit > _LARGEST[self.dtype])
+            signed = np.isinf(actual) & (np.copysign(exact, actual) == exact)
+            excused = ~np.isfinite(exact) | (np.broadcast_to(self.magnitude.peak, exact.shape) >= OVERFLOW)
+        return np.asarray((actual == self.nearest) | (overflows & signed) | (excused & ~np.isfinite(actual)))
+
+    @cached_property
+    def misplaced(self) -> str:
+        """How many NaN, Inf and numbers stand where something else is correct, in words; empty where there are none."""
+        wrong = ~(np.isfinite(self.actual) & np.isfinite(self.nearest)) & ~self.is_right_special
+        if not np.any(wrong):
+            return ""
+        is_nan, is_inf = np.isnan(self.actual), np.isinf(self.actual)
+        is_number = np.isfinite(self.nearest)
+        places = {
+            "NaN where {a number is} right": is_nan & is_number,
+            "Inf where {a number is} right": is_inf & is_number,
+            "NaN where Inf is right": is_nan & ~is_number,
+            "Inf where Inf of the other sign is right": is_inf & ~is_number,
+            "{number} where NaN or Inf is right": ~is_nan & ~is_inf,
+        }
+        counts = {text: int(np.count_nonzero(wrong & of)) for text, of in places.items()}
+        return ", ".join(f"{count} {_counted(text, count)}" for text, count in counts.items() if count)
 
     def share_of(self, allowed: Array, error: Array | None = None) -> Array:
         """Error over what is allowed; where a special value stands, 0 if that is right and Inf if not."""

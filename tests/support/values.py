@@ -1,13 +1,13 @@
-"""Numbers to compute with, by style; all from one seed."""
+"""Values to compute with, by style; all from one seed."""
 
 from __future__ import annotations
 
 import numpy as np
 
-#: How the numbers of a call are chosen. "special" sprinkles NaN and Inf over any of its tensors.
+#: How the values of a call are chosen. "special" replaces elements of any tensor by NaN and Inf.
 STYLES = ("plain", "wide", "offset", "whole", "constant", "tiny", "huge", "special")
 
-_SMALL = {"float16": 2.0**-18}  # subnormal in float16, kept normal in float32: see test_special_values for those
+_SMALL = {"float16": 2.0**-18}  # subnormal in float16, normal in float32
 _LARGE = {"float16": 2.0**12}
 
 
@@ -23,7 +23,8 @@ def data(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, style: st
     if style == "constant":
         return np.full(shape, rng.choice((0.0, -0.0, 1.0, -2.5)))
     if style == "tiny":
-        return values * _SMALL.get(dtype, 1e-10)
+        # Of other dtypes also values whose products, and that themselves, are below float32's smallest normal number.
+        return values * _SMALL.get(dtype, 2.0 ** float(rng.integers(-140, -30)))
     if style == "huge":
         return values * _LARGE.get(dtype, 1e15)
     if style == "special":

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import numpy as np
-
 from normgrad.bench.workload import Workload
 
 
@@ -37,8 +35,8 @@ class Contender:
     run : function
         Does the work once; what is timed.
     results : function or None
-        Does the work once and returns an array per output of the operator, None for those that the library does not
-        make. None for a contender that only moves bytes.
+        Does the work once and returns an array per output of the operator (NumPy's, or a tensor on either device),
+        None for those that the library does not compute. None for a contender that only moves bytes.
     workspace : int or None
         The bytes of temporary memory that it says it needs.
     """
@@ -46,7 +44,7 @@ class Contender:
     name: str
     role: Role
     run: Callable[[], Any]
-    results: Callable[[], Sequence[np.ndarray | None]] | None = None
+    results: Callable[[], Sequence[Any]] | None = None
     workspace: int | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
 from normgrad.bench.contenders.pytorch import results_of
-from normgrad.bench.contenders.tensors import arguments_as_torch
+from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import EPS, Workload
 
 Forward = Callable[..., Any]  # of input, weight and bias
@@ -25,9 +25,8 @@ class _ByAutograd:
         forward = self._forward(work)
         arguments = arguments_as_torch(work.arguments, "cuda")
         weight = arguments["weight"]
-        leaves = [arguments["input"], weight, torch.zeros_like(weight)]
-        for leaf in leaves:
-            leaf.requires_grad_()
+        # Detached: the tensors are the other contenders' too, which are timed without autograd.
+        leaves = [t.detach().requires_grad_() for t in (arguments["input"], weight, torch.zeros_like(weight))]
         with torch.enable_grad():
             output = forward(*leaves)
         run = partial(_gradients, output, leaves, arguments["grad_out"])

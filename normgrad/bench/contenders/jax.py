@@ -10,6 +10,7 @@ import numpy as np
 
 from normgrad.bench.cases import CHANNELS_LAST
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
+from normgrad.bench.tensors import on_host
 from normgrad.bench.workload import EPS, Workload
 
 
@@ -18,9 +19,6 @@ class Jax:
 
     name = "JAX"
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = device
-
     def prepare(self, work: Workload) -> Iterable[Contender]:
         """Compile for the workload's sizes."""
         import jax
@@ -28,14 +26,14 @@ class Jax:
         if work.case.operator not in _FUNCTIONS:
             raise Unavailable(f"there is no formula of {work.case.operator} for JAX")
         try:
-            device = jax.devices(self._device)[0]
+            device = jax.devices(work.device)[0]
         except RuntimeError as error:
             raise Unavailable(str(error)) from None
         last = work.case.layout == CHANNELS_LAST  # JAX's arrays have no strides: the data goes in as it lies
         function, names = _FUNCTIONS[work.case.operator](work)
         values = [
             jax.device_put(np.moveaxis(value, 1, -1) if last and value.ndim > 2 else value, device)
-            for value in (work.arguments[name] for name in names)
+            for value in (on_host(work.arguments[name]) for name in names)
         ]
         jitted = jax.jit(_in_order(function) if last else function)
         run = partial(_finished, jitted, values)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from normgrad.bench.cases import Case
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
-from normgrad.bench.contenders.tensors import arguments_as_torch, from_torch
+from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 
 Prepared = Callable[[], Any]  # what is timed; gives a tensor (or None) per output of the operator
@@ -21,19 +19,16 @@ class PyTorch:
 
     name = "PyTorch"
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = device
-
     def prepare(self, work: Workload) -> Iterable[Contender]:
         """PyTorch's operator, or the nearest thing to it."""
         import torch
 
         name = work.case.operator
-        table = _ANY_DEVICE | (_CUDA if self._device == "cuda" else _CPU)
+        table = _ANY_DEVICE | (_CUDA if work.device == "cuda" else _CPU)
         if name not in table:
-            raise Unavailable(f"PyTorch has no {name} on {self._device}")
+            raise Unavailable(f"PyTorch has no {name} on {work.device}")
         with torch.no_grad():
-            run = table[name](arguments_as_torch(work.arguments, self._device))
+            run = table[name](arguments_as_torch(work.arguments, work.device))
         yield Contender(self.name, Role.PEER, run, partial(results_of, run))
 
 
@@ -45,8 +40,7 @@ class CompiledPyTorch:
 
     name = "torch.compile"
 
-    def __init__(self, device: str = "cpu", cases: frozenset[Case] | None = None) -> None:
-        self._device = device
+    def __init__(self, cases: frozenset[Case] | None = None) -> None:
         self._cases = cases
 
     def prepare(self, work: Workload) -> Iterable[Contender]:
@@ -58,7 +52,7 @@ class CompiledPyTorch:
         if work.case.operator not in _FORMULAS:
             raise Unavailable(f"there is no formula of {work.case.operator} to compile")
         torch._dynamo.reset()  # every case is compiled for its own sizes, and none counts as a recompilation
-        arguments = arguments_as_torch(work.arguments, self._device)
+        arguments = arguments_as_torch(work.arguments, work.device)
         function, values = _FORMULAS[work.case.operator](arguments)
         compiled = torch.compile(function, dynamic=False, fullgraph=True)
         try:
@@ -70,10 +64,10 @@ class CompiledPyTorch:
         yield Contender(self.name, Role.PEER, run, partial(results_of, run))
 
 
-def results_of(run: Prepared) -> list[np.ndarray | None]:
-    """Run once; the results on the host."""
+def results_of(run: Prepared) -> Sequence[Any]:
+    """Run once and return a tensor, or None, per output."""
     results = run()
-    return [from_torch(result) for result in (results if isinstance(results, tuple) else (results,))]
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _without_grad(function: Callable[..., Any], values: Sequence[Any]) -> Any:

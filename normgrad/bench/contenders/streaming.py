@@ -14,7 +14,7 @@ import numpy as np
 
 from normgrad.bench.contenders import stream_fields as at
 from normgrad.bench.contenders.contender import Contender, Role
-from normgrad.bench.contenders.tensors import as_torch
+from normgrad.bench.tensors import as_torch
 from normgrad.bench.workload import Traffic, Workload
 from normgrad.contract.arrays import numpy_address
 from normgrad.cpu import pool
@@ -92,15 +92,12 @@ class TorchStreaming:
 
     name = "PyTorch stream"
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = device
-
     def prepare(self, work: Workload) -> Iterable[Contender]:
         """An addition, a copy or sums."""
         import torch
 
         words = as_words(work.case.nbytes).view(np.float32)
-        a, b, c = (as_torch(words, self._device).clone() for _ in range(3))
+        a, b, c = (as_torch(words, work.device).clone() for _ in range(3))
         run: Callable[[], Any] = {
             Traffic(2, 1): partial(torch.add, a, b, out=c),
             Traffic(1, 1): partial(c.copy_, a),

@@ -30,6 +30,25 @@ def _total(counter, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _gradient(dy, xmu, inverse, mean_dy, mean_dy_xmu, scale):
+    """``(dy − mean_dy − xmu·inverse²·mean_dy_xmu)·inverse·scale`` from statistics in float64.
+
+    Of float32 data in the order of the formula: a coefficient like inverse² may overflow where none of the terms does.
+    """
+    if dy.dtype == tl.float64:
+        factor = inverse
+        if scale is not None:
+            factor = factor * scale
+        result = (dy - mean_dy - xmu * (inverse * inverse * mean_dy_xmu)) * factor
+    else:
+        inverse = inverse.to(tl.float32)
+        result = (dy - mean_dy.to(tl.float32) - xmu * inverse * inverse * mean_dy_xmu.to(tl.float32)) * inverse
+        if scale is not None:
+            result = result * scale
+    return result
+
+
+@triton.jit
 def batch_norm_elemt_backward(
     grad_out,  # [N, C, P]
     input,  # [N, C, P]
@@ -80,12 +99,12 @@ def batch_norm_elemt_backward(
     per_element = 1.0 / _total(counter, ranks, RANKS)
     inverse = load_vector(invstd, channels, C // run).to(tl.float64)
     mean_dy = load_vector(sum_dy, channels, C // run) * per_element
-    slope = inverse * inverse * (load_vector(sum_dy_xmu, channels, C // run) * per_element)
-    scale = inverse
+    mean_dy_xmu = load_vector(sum_dy_xmu, channels, C // run) * per_element
+    scale = None
     if weight is not None:
-        scale = inverse * load_vector(weight, channels, C // run)
+        scale = load_vector(weight, channels, C // run)
     xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C // run)
-    result = (wide(dy).to(PRECISION) - mean_dy.to(PRECISION) - xmu * slope.to(PRECISION)) * scale.to(PRECISION)
+    result = _gradient(wide(dy).to(PRECISION), xmu, inverse, mean_dy, mean_dy_xmu, scale)
     put(
         tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR),
         result,

@@ -31,7 +31,6 @@ from normgrad.cuda.kernels.common import (
     wait_for_launch_before,
     wide,
 )
-from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of
 
 
 @triton.jit
@@ -323,19 +322,6 @@ def batch_norm_part_sums(
     )
     if RUNS[1] > 1:
         first, second = sum_pair(by_channel(first, from_, length, RUNS), by_channel(second, from_, length, RUNS), 1)
-    if input.dtype.element_ty != tl.float32:
-        # Float32 products may have been rounded as subnormals. Where both sums are 0 all is taken for zeros.
-        tiny = (tl.abs(second) < NEAR_ZERO) & ((first != 0.0) | (second != 0.0)) & (channels < C // run)
-        if any_of(tiny):
-            FEWER: tl.constexpr = ROWS >> FOLDS[0]
-            FOLD: tl.constexpr = (0, FOLDS[1], FOLDS[2])
-            EVERY: tl.constexpr = (True, MASKED[1])
-            _, further = sums_of_rows(
-                begin, end, given, data, tl.float64, FEWER, PLACES, CHANNELS, STRETCH, EVERY, WIDE, VECTOR, FOLD, 1
-            )
-            if RUNS[1] > 1:
-                further = tl.sum(by_channel(further, from_, length, RUNS), axis=1)
-            second = tl.where(tiny, further, second)
     outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
     if CLUSTER > 1:
         tell_first(first, second, told, part, RUNS[0], CLUSTER)

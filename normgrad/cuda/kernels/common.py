@@ -78,8 +78,10 @@ def offsets_in(strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.cons
 
 @triton.jit
 def put(pointers, value, mask):
-    """Store float32 values, rounded to nearest even in the target's dtype."""
+    """Store float32 or float64 values, rounded to nearest even in the target's dtype; 16 bits by way of float32."""
     dtype: tl.constexpr = pointers.dtype.element_ty
+    if value.dtype == tl.float64 and dtype != tl.float64:
+        value = value.to(tl.float32)
     if INTERPRETED and dtype == tl.bfloat16:
         # The interpreter cuts off what the GPU rounds, and spoils subnormals.
         tl.store(pointers, (_nearest_bfloat16(value) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), mask=mask)
@@ -182,11 +184,11 @@ def numbers(data, KIND: tl.constexpr):
 
 @triton.jit
 def put_numbers(pointers, values, mask, SHAPE: tl.constexpr, KIND: tl.constexpr):
-    """Store float32 numbers as the data comes: one by one, or as pairs; SHAPE is that of the pairs, and 2."""
+    """Store results as the data comes: one by one, or as pairs; SHAPE is that of the pairs, and 2."""
     if KIND == SINGLE:
         put(pointers, values, mask)
     else:
-        tl.store(pointers, together(values, SHAPE, KIND), mask=mask)
+        tl.store(pointers, together(values.to(tl.float32), SHAPE, KIND), mask=mask)
 
 
 @triton.jit
@@ -220,21 +222,6 @@ def lane_zero():
         result = 0
     else:
         result = tl.inline_asm_elementwise(_LANE_ZERO, "=r", [], tl.int32, is_pure=True, pack=1)
-    return result
-
-
-@triton.jit
-def kept(value):
-    """The same value for one more turn of a loop.
-
-    The compiler loads nothing ahead in a loop that hands a value on without a trace for two turns.
-    """
-    if INTERPRETED:
-        result = value
-    elif value.dtype.primitive_bitwidth == 16:
-        result = tl.inline_asm_elementwise("mov.b16 $0, $1;", "=h,h", [value], value.dtype, is_pure=True, pack=1)
-    else:
-        result = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=True, pack=1)
     return result
 
 

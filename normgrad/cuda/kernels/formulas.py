@@ -42,7 +42,8 @@ def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
         steep = -(rs.to(tl.float64) * rs * mean_gx)
         result = dy * factor + ((x - mu) * steep - rs * mean_g)
     else:
-        small = (x - mu) * (rs * mean_gx.to(tl.float32)) + mean_g.to(tl.float32)
+        # In the order of the formula: a product like rs·mean_gx may overflow where none of the terms does.
+        small = (x - mu) * rs * mean_gx.to(tl.float32) + mean_g.to(tl.float32)
         if scale is not None:
             dy = dy * scale
         result = rs * (dy - small)

@@ -20,13 +20,14 @@ from normgrad.cuda.kernels.common import (
     divided,
     float64,
     float64_of_bits,
-    high,
     indices,
     int64,
     let_next_launch_begin,
     offsets_in,
     publish,
     publish_wide,
+    put,
+    put_numbers,
     settled,
     sum_pair,
     wait_for_launch_before,
@@ -36,11 +37,7 @@ from normgrad.cuda.kernels.formulas import gradient, near_and_rest, normalised, 
 from normgrad.cuda.kernels.layer_norm import over_rows
 from normgrad.cuda.kernels.layer_norm_forward import row_sums
 from normgrad.cuda.kernels.layer_norm_tiles import first_of, known_multiple, part_of_team, row_mask, rows_of, times
-from normgrad.cuda.kernels.near_zero import any_of, is_above_zero_below, put_float64, put_results
-
-_ROWS = tl.constexpr(256)
-_TINY = tl.constexpr(2.0**-16)
-_SMALLEST = tl.constexpr(2.0**-126)
+from normgrad.cuda.kernels.memory import put_sums
 
 
 @triton.jit
@@ -59,13 +56,6 @@ def _weights(pointer, first_channel, channels, in_row):
 
 
 @triton.jit
-def _has_tiny(weights, D: tl.constexpr, PADDED_D: tl.constexpr):
-    """Whether a group has weights with which products of bfloat16 may be rounded to 0: then sums of 0 tell nothing."""
-    channels = tl.arange(0, PADDED_D)
-    return any_of(is_above_zero_below(tl.abs(wide(tl.load(weights + channels, mask=channels < D, other=0.0))), _TINY))
-
-
-@triton.jit
 def group_norm_flat_backward(
     grad_out,  # [samples, group, D·HxW]
     input,  # [samples, group, D·HxW]
@@ -74,7 +64,6 @@ def group_norm_flat_backward(
     weight,  # [group·D], or None
     grad_input,  # [samples, group, D·HxW], or None
     partial,  # float32 or, of EXACT sums, float64 [wanted, teams, group, D·HxW]: the columns' sums of each team
-    sizes,  # float32 [group, samples]: the larger sum of each row; or None
     slots,  # int64 [samples, group, PARTS], or of EXACT sums [samples, group, PARTS, 2]
     samples,
     group,
@@ -86,7 +75,6 @@ def group_norm_flat_backward(
     input_strides,
     grad_input_strides,
     D: tl.constexpr,
-    PADDED_D: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -127,11 +115,6 @@ def group_norm_flat_backward(
         scale = None
         if weight is not None:
             scale = _weights(weight, int64(of_group) * D, channels, columns < N)
-        if sizes is not None:
-            sizes_at = sizes + int64(of_group) * samples
-            smallest = 0.0
-            if weight is not None:
-                smallest = tl.where(_has_tiny(weight + int64(of_group) * D, D, PADDED_D), _SMALLEST, 0.0)
         if LAG:
             x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
             dy_before = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
@@ -185,13 +168,10 @@ def group_norm_flat_backward(
                     sum_gx = settled(tl.sum(all_gx, axis=1), ROWS)
                 mean_g = (sum_g.to(tl.float64) * per_row)[:, None]
                 mean_gx = (sum_gx.to(tl.float64) * per_row)[:, None]
-                if sizes is not None:
-                    size = tl.maximum(tl.abs(high(sum_g)), tl.abs(high(sum_gx)))
-                    tl.store(sizes_at + rows, tl.maximum(size, smallest), mask=known & (part == 0))
                 g, values = precise(dy, PAIRS), precise(x, PAIRS)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
                 target = first_of(grad_input + begin, done, part, grad_input_strides, ROWS, WORDS, VECTOR)
-                put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
+                put_numbers(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
         let_next_launch_begin()
         if PHASE != OUTPUTS:
             line = partial + (int64(team) * group + of_group) * N + columns
@@ -313,7 +293,49 @@ def group_norm_flat_forward(
                 inverse = 1.0 / tl.sqrt(squares * per_row + eps)
                 result = normalised(precise(x, PAIRS), centre[:, None], inverse[:, None], factor, term)
                 target = first_of(output + begin, done, part, output_strides, ROWS, WORDS, VECTOR)
-                put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
+                put_numbers(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
                 first = known & (part == 0)
-                put_float64(mean + (rows * group + of_group) * mean_stride, centre, first)
-                put_float64(rstd + (rows * group + of_group) * rstd_stride, inverse, first)
+                put(mean + (rows * group + of_group) * mean_stride, centre, first)
+                put(rstd + (rows * group + of_group) * rstd_stride, inverse, first)
+
+
+@triton.jit
+def group_norm_flat_sums(
+    partial,  # float32 or float64 [outputs, K, C, HxW]
+    first,  # [segments, C]
+    second,  # [segments, C], or None
+    first_stride,
+    second_stride,
+    K,
+    C,
+    HxW,
+    segment,  # positions per program
+    TEAMS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):
+    """Second-stage reduction: sum a segment of the positions of a block of channels over all teams, in float64.
+
+    The order is fixed: teams, then positions, then the tree of a tile. The segment is the program's second index, the
+    output its third.
+    """
+    wait_for_launch_before()
+    channels = indices(tl.program_id(0), CHANNELS)
+    inside = channels < C
+    begin = tl.program_id(1).to(tl.int64) * segment
+    end = tl.minimum(begin + segment, HxW)
+    which = tl.program_id(2)
+    source = partial + which.to(tl.int64) * K * C * HxW
+    total = tl.zeros((TEAMS, CHANNELS, POSITIONS), tl.float64)
+    for team in range(0, K, TEAMS):
+        teams = int64(team) + tl.arange(0, TEAMS)
+        rows = (teams[:, None] * C + channels[None, :]) * HxW
+        known_rows = (teams < K)[:, None] & inside[None, :]
+        for start in range(begin, end, POSITIONS):
+            positions = start + tl.arange(0, POSITIONS)
+            mask = known_rows[:, :, None] & (positions < end)[None, None, :]
+            value = tl.load(source + rows[:, :, None] + positions[None, None, :], mask=mask, other=0.0)
+            total += value.to(tl.float64)
+    result = tl.sum(tl.sum(total, axis=2), axis=0)
+    target = tl.program_id(1).to(tl.int64) * C + channels
+    put_sums(first, second, which, target, result, first_stride, second_stride, inside)

@@ -22,31 +22,27 @@ from normgrad.cuda.kernels.common import (
     high,
     indices,
     int64,
-    kept,
     lane_zero,
     let_next_launch_begin,
-    look,
-    look_again,
-    offsets_in,
     publish,
     publish_wide,
+    put_numbers,
     settled,
     sum_pair,
-    two_of,
     wait_for_launch_before,
     wide,
 )
 from normgrad.cuda.kernels.formulas import gradient, precise, wider
 from normgrad.cuda.kernels.layer_norm_tiles import (
-    first_of,
     known_multiple,
+    offsets_within,
     part_of_team,
     row_mask,
     rows_of,
+    scaled_strides,
     slots_of,
-    times,
+    tile_at,
 )
-from normgrad.cuda.kernels.near_zero import NEAR_ZERO, any_of, are_zeros, marked, next_turn, put_results
 
 
 @triton.jit
@@ -62,6 +58,7 @@ def _loaded(
     tensors,  # input, grad_out, mean, rstd
     offsets,  # of a tile's elements in the first two
     strides,
+    row_grid,
     tile,
     part,
     M,
@@ -70,14 +67,17 @@ def _loaded(
     WORDS: tl.constexpr,
     VECTOR: tl.constexpr,
     MASKED: tl.constexpr,
-    AHEAD: tl.constexpr,  # into registers, where they are needed a turn later
+    WIDE: tl.constexpr,
+    AHEAD: tl.constexpr,  # into registers, where they are needed an iteration later
 ):
     """A tile of the input and of its gradients, and its rows' statistics."""
     rows = indices(tile, ROWS)
     mask = row_mask(rows < M, word_in_row, MASKED)
-    x = tl.load(first_of(tensors[0], tile, part, strides[0], ROWS, WORDS, VECTOR) + offsets[0], mask=mask, other=0)
-    dy = tl.load(first_of(tensors[1], tile, part, strides[1], ROWS, WORDS, VECTOR) + offsets[1], mask=mask, other=0)
-    if AHEAD:  # a register of the whole warp would have them at once, and the warp would wait for them
+    x_at = tile_at(tensors[0], offsets[0], tile, part, row_grid, strides[0], ROWS, WORDS, VECTOR, WIDE)
+    x = tl.load(x_at, mask=mask, other=0)
+    dy_at = tile_at(tensors[1], offsets[1], tile, part, row_grid, strides[1], ROWS, WORDS, VECTOR, WIDE)
+    dy = tl.load(dy_at, mask=mask, other=0)
+    if AHEAD:  # ptxas would load warp-uniform addresses into uniform registers, and stall the warp an iteration early
         rows = indices(tile + lane_zero(), ROWS)
     mu = tl.load(tensors[2] + rows, mask=rows < M, other=0.0)
     rs = tl.load(tensors[3] + rows, mask=rows < M, other=0.0)
@@ -93,12 +93,12 @@ def layer_norm_backward(
     weight,  # [N], or None
     grad_input,  # [M, N], or None
     partial,  # float32 or float64 [wanted, teams, N]: the weight sums of each team
-    doubtful,  # int32 [teams, PARTS]: there is a row so small that a subnormal's rounding counts; None where none does
     slots,  # int64 [M, PARTS], or of EXACT sums [M, PARTS, 2]
     M,
     N,
     teams,
-    grad_out_strides,  # of row, in vectors, and column
+    row_grid,  # sizes of the outer dimensions that cannot be merged into one, the last fastest: M is their product
+    grad_out_strides,  # of each of these, in vectors, and of columns
     input_strides,
     grad_input_strides,
     ROWS: tl.constexpr,
@@ -111,7 +111,6 @@ def layer_norm_backward(
     PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
     STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
     FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
-    LATER: tl.constexpr,  # turns from a tile's sums to its results, where programs wait for each other: 1 or 2
     CLUSTER: tl.constexpr,  # the programs of a team reach each other's shared memory
     WARPS: tl.constexpr,
     PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
@@ -124,26 +123,26 @@ def layer_norm_backward(
 ):
     """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
     SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
-    LAG: tl.constexpr = LATER if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
+    LAG: tl.constexpr = 1 if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
     # Equal numbers that a thread adds up one by one may be rounded the same way each time.
     MANY_ROWS: tl.constexpr = ROWS >= 32 and input.dtype.element_ty != tl.float32
     N = known_multiple(N, VECTOR, PAIRS)
-    input_strides = times(input_strides, VECTOR, WIDE)
-    grad_out_strides = times(grad_out_strides, VECTOR, WIDE)
-    grad_input_strides = times(grad_input_strides, VECTOR, WIDE)
+    input_strides = scaled_strides(input_strides, row_grid, VECTOR, WIDE)
+    grad_out_strides = scaled_strides(grad_out_strides, row_grid, VECTOR, WIDE)
+    grad_input_strides = scaled_strides(grad_input_strides, row_grid, VECTOR, WIDE)
     team, part, columns, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
     per_row = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
     tensors = (input, grad_out, mean, rstd)
     strides = (input_strides, grad_out_strides)
-    offsets = (offsets_in(input_strides, ROWS, WORDS, WIDE), offsets_in(grad_out_strides, ROWS, WORDS, WIDE))
-    written = offsets_in(grad_input_strides, ROWS, WORDS, WIDE)
+    x_offsets = offsets_within(row_grid, input_strides, ROWS, WORDS, WIDE)
+    dy_offsets = offsets_within(row_grid, grad_out_strides, ROWS, WORDS, WIDE)
+    offsets = (x_offsets, dy_offsets)
+    written = offsets_within(row_grid, grad_input_strides, ROWS, WORDS, WIDE)
     weight_sum = tl.zeros((COLUMNS,), tl.float64)
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
     WIDTH: tl.constexpr = 32 * VECTOR * (1 if PAIRS == SINGLE else 2)  # columns that a cluster's warp has side by side
-    small_rows = tl.zeros((ROWS, WARPS, 32) if CLUSTER else (ROWS,), tl.uint32)
-    turn = tl.full((), 1, tl.uint32)
     scale = None
     if weight is not None:
         scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
@@ -155,7 +154,7 @@ def layer_norm_backward(
             let_next_launch_begin()
     if PREFETCH:
         next_x, next_dy, next_mean, next_rstd = _loaded(
-            tensors, offsets, strides, team, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, True
+            tensors, offsets, strides, row_grid, team, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, WIDE, True
         )
     if LAG:
         x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
@@ -163,20 +162,24 @@ def layer_norm_backward(
         mu_before = tl.zeros((ROWS,), tl.float32)
         rs_before = tl.zeros((ROWS,), tl.float32)
         wait_for_launch_before()
-    if LAG == 2:
-        # Zeros of their own, since Triton carries on what a first turn, which starts with these, has changed.
-        x_earlier = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
-        dy_earlier = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
-        mu_earlier = tl.zeros((ROWS,), tl.float32)
-        rs_earlier = tl.zeros((ROWS,), tl.float32)
     for tile in tl.range(team, tiles + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
-        if LAG == 2:  # they were written a turn ago, so what is seen here will be there when it is needed
-            places, given = slots_of(slots, indices(done, ROWS), M, PARTS, PADDED_PARTS, 1)
-            seen = look(places, given)
         ahead = tile + teams if PREFETCH else tile
         x, dy, mu, rs = _loaded(
-            tensors, offsets, strides, ahead, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, PREFETCH
+            tensors,
+            offsets,
+            strides,
+            row_grid,
+            ahead,
+            part,
+            M,
+            word_in_row,
+            ROWS,
+            WORDS,
+            VECTOR,
+            MASKED,
+            WIDE,
+            PREFETCH,
         )
         if PREFETCH:
             x, next_x = next_x, x
@@ -223,13 +226,7 @@ def layer_norm_backward(
                     dy, dy_before = dy_before, dy
                     mu, mu_before = mu_before, mu
                     rs, rs_before = rs_before, rs
-                if LAG == 2:
-                    x, x_earlier = x_earlier, kept(x)
-                    dy, dy_earlier = dy_earlier, kept(dy)
-                    mu, mu_earlier = mu_earlier, kept(mu)
-                    rs, rs_earlier = rs_earlier, kept(rs)
-                    all_g, all_gx = two_of(look_again(seen, places))
-                elif CLUSTER:
+                if CLUSTER:
                     sum_g, sum_gx = warp_sums.sums_of_all(told, turns, ROWS, PARTS, WARPS)
                     turns += 1
                 elif SLOTS:
@@ -250,13 +247,6 @@ def layer_norm_backward(
                 if SLOTS:
                     mean_g = settled(mean_g, ROWS)
                     mean_gx = settled(mean_gx, ROWS)
-                if doubtful is not None:
-                    size, share, there = tl.abs(high(mean_g)), tl.minimum(tl.abs(rs), 1.0), known
-                    if CLUSTER:  # every thread has marks of its own, as it has the sums
-                        size, share, there = size[:, :, None], share[:, None, None], there[:, None, None]
-                    small = tl.broadcast_to((size * share < NEAR_ZERO) & there, small_rows.shape)
-                    small_rows = marked(small_rows, small, turn)
-                    turn = next_turn(turn)
                 if CLUSTER:
                     mean_g = warp_sums.over_columns(mean_g, COLUMNS, WIDTH)
                     mean_gx = warp_sums.over_columns(mean_gx, COLUMNS, WIDTH)
@@ -264,24 +254,10 @@ def layer_norm_backward(
                     mean_g, mean_gx = mean_g[:, None], mean_gx[:, None]
                 g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
                 result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
-                target = first_of(grad_input, done, part, grad_input_strides, ROWS, WORDS, VECTOR)
-                mask = row_mask(known, word_in_row, MASKED)
-                put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
-    if doubtful is not None:
-        some = 0
-        if CLUSTER:
-            small_rows = tl.max(tl.max(small_rows, axis=2), axis=1)
-        if any_of(small_rows != 0):
-            turn = tl.full((), 1 << LAG, tl.uint32)
-            for tile in range(team, tiles, teams):
-                rows = indices(tile, ROWS)
-                small = (small_rows & turn != 0) & (rows < M)
-                turn = next_turn(turn)
-                if any_of(small):  # gradients that are 0 are right as they are
-                    first = first_of(grad_out, tile, part, grad_out_strides, ROWS, WORDS, VECTOR)
-                    dy = tl.load(first + offsets[1], mask=row_mask(small, word_in_row, MASKED), other=0)
-                    some |= any_of(~are_zeros(dy)).to(tl.int32)
-        tl.store(doubtful + tl.program_id(0), some)
+                target = tile_at(
+                    grad_input, written, done, part, row_grid, grad_input_strides, ROWS, WORDS, VECTOR, WIDE
+                )
+                put_numbers(target, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
     if PHASE != OUTPUTS:
         line = partial + int64(team) * N + columns
         if WANT_WEIGHT:

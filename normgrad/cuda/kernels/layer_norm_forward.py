@@ -17,121 +17,25 @@ from normgrad.cuda.kernels.common import (
     float64_of_bits,
     indices,
     numbers,
-    offsets_in,
     publish_wide,
+    put,
+    put_numbers,
     settled,
     wait_for_launch_before,
 )
 from normgrad.cuda.kernels.formulas import near_and_rest, normalised
 from normgrad.cuda.kernels.layer_norm_tiles import (
-    first_of,
     known_multiple,
     of_columns,
+    offsets_within,
     part_of_team,
     row_mask,
     rows_of,
+    scaled_strides,
     slots_of,
-    times,
+    tile_at,
     unpacked,
 )
-from normgrad.cuda.kernels.near_zero import (
-    NEAR_MEAN,
-    any_of,
-    marked,
-    mean_size,
-    next_turn,
-    put_float64,
-    put_results,
-)
-
-# Half of what marks a row, so that every row below it was marked, whatever other rows there are.
-_NEARER = tl.constexpr(2.0**-61)
-
-
-@triton.jit
-def _some_columns(
-    input,
-    rows,
-    tile,
-    place,
-    N,
-    strides,
-    FEW: tl.constexpr,
-    VECTOR: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """A few columns of some rows of a tile in float64, and which of their words there are."""
-    ROWS: tl.constexpr = rows.shape[0]
-    WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
-    mask = rows[:, None] & (indices(place, WORDS) < (N if PAIRS == SINGLE else N // 2))[None, :]
-    source = first_of(input, tile, place, strides, ROWS, WORDS, VECTOR)
-    x = tl.load(source + offsets_in(strides, ROWS, WORDS, WIDE), mask=mask, other=0)
-    return numbers(x, PAIRS).to(tl.float64), mask
-
-
-@triton.jit
-def _statistics(
-    input,
-    rows,
-    tile,
-    chunks,
-    N,
-    strides,
-    FEW: tl.constexpr,
-    VECTOR: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """The means of some rows of a tile and the sums of their squares about them, in float64."""
-    total = tl.zeros((rows.shape[0], FEW), tl.float64)
-    for chunk in range(chunks):
-        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, VECTOR, WIDE, PAIRS)
-        total += values
-    centre = tl.sum(total, axis=1) / float64(N)
-    squares = tl.zeros((rows.shape[0], FEW), tl.float64)
-    for chunk in range(chunks):
-        values, _ = _some_columns(input, rows, tile, chunk, N, strides, FEW, VECTOR, WIDE, PAIRS)
-        away = tl.where((indices(chunk, FEW) < N)[None, :], values - centre[:, None], 0.0)
-        squares += away * away
-    return centre, tl.sum(squares, axis=1)
-
-
-@triton.jit
-def _once_more(
-    rows,
-    centre,
-    inverse,
-    input,
-    weight,
-    bias,
-    output,
-    tile,
-    part,
-    N,
-    input_strides,
-    output_strides,
-    CHUNKS: tl.constexpr,
-    FEW: tl.constexpr,
-    VECTOR: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """Some rows of a tile by way of float64, a few columns at a time."""
-    ROWS: tl.constexpr = rows.shape[0]
-    WORDS: tl.constexpr = FEW if PAIRS == SINGLE else FEW // 2
-    written = offsets_in(output_strides, ROWS, WORDS, WIDE)
-    for chunk in range(CHUNKS):
-        place = part * CHUNKS + chunk
-        values, mask = _some_columns(input, rows, tile, place, N, input_strides, FEW, VECTOR, WIDE, PAIRS)
-        factor, term = None, None
-        if weight is not None:
-            factor = unpacked(of_columns(weight, place, N, FEW), PAIRS)
-        if bias is not None:
-            term = unpacked(of_columns(bias, place, N, FEW), PAIRS)
-        result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-        target = first_of(output, tile, place, output_strides, ROWS, WORDS, VECTOR)
-        put_results(target + written, result, mask, (ROWS, WORDS, 2), PAIRS)
 
 
 @triton.jit
@@ -192,7 +96,8 @@ def layer_norm_forward(
     N,
     eps_bits,  # float64
     teams,
-    input_strides,  # of row, in vectors, and column
+    row_grid,  # sizes of the outer dimensions that cannot be merged into one, the last fastest: M is their product
+    input_strides,  # of each of these, in vectors, and of columns
     output_strides,
     mean_stride,
     rstd_stride,
@@ -208,20 +113,19 @@ def layer_norm_forward(
     CLUSTER: tl.constexpr,
     FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
     PAIRS: tl.constexpr,
-    EXACT: tl.constexpr,  # all is computed as float64, for an eps beside which the smallest squares count
+    EXACT: tl.constexpr,  # all is float64, for an eps so small that squares below float32's range decide about rstd
     PHASE: tl.constexpr,
 ):
     """The normalised rows of a team and their statistics."""
     SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
     LAG: tl.constexpr = 1 if SLOTS and PHASE == WHOLE else 0
     WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
-    CAREFUL: tl.constexpr = not EXACT and input.dtype.element_ty == tl.float32
     N = known_multiple(N, VECTOR, PAIRS)
-    input_strides = times(input_strides, VECTOR, WIDE)
-    output_strides = times(output_strides, VECTOR, WIDE)
+    input_strides = scaled_strides(input_strides, row_grid, VECTOR, WIDE)
+    output_strides = scaled_strides(output_strides, row_grid, VECTOR, WIDE)
     team, part, _, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
-    read = offsets_in(input_strides, ROWS, WORDS, WIDE)
-    written = offsets_in(output_strides, ROWS, WORDS, WIDE)
+    read = offsets_within(row_grid, input_strides, ROWS, WORDS, WIDE)
+    written = offsets_within(row_grid, output_strides, ROWS, WORDS, WIDE)
     eps = float64_of_bits(eps_bits)
     whole = float64(N)
     per_row = 1.0 / whole
@@ -239,17 +143,16 @@ def layer_norm_forward(
     if CLUSTER:
         told = open_slots()
         turns = 0
-    nearest = tl.full((ROWS,), float("inf"), tl.float32)
-    near_rows = tl.zeros((ROWS,), tl.uint32)
-    turn = tl.full((), 1, tl.uint32)
     if PREFETCH:
         mask = row_mask(indices(team, ROWS) < M, word_in_row, MASKED)
-        next_x = tl.load(first_of(input, team, part, input_strides, ROWS, WORDS, VECTOR) + read, mask=mask, other=0)
+        x_at = tile_at(input, read, team, part, row_grid, input_strides, ROWS, WORDS, VECTOR, WIDE)
+        next_x = tl.load(x_at, mask=mask, other=0)
     for tile in tl.range(team, tl.cdiv(M, ROWS) + LAG * teams, teams, num_stages=STAGES):
         done = tile - LAG * teams
         ahead = tile + teams if PREFETCH else tile
         mask = row_mask(indices(ahead, ROWS) < M, word_in_row, MASKED)
-        x = tl.load(first_of(input, ahead, part, input_strides, ROWS, WORDS, VECTOR) + read, mask=mask, other=0)
+        x_at = tile_at(input, read, ahead, part, row_grid, input_strides, ROWS, WORDS, VECTOR, WIDE)
+        x = tl.load(x_at, mask=mask, other=0)
         if PREFETCH:
             x, next_x = next_x, x
         rows = indices(tile, ROWS)
@@ -284,13 +187,6 @@ def layer_norm_forward(
                 centre = settled(centre, ROWS)
                 squares = settled(squares, ROWS)
             inverse = 1.0 / tl.sqrt(squares * per_row + eps)
-            if CAREFUL:
-                size = mean_size(centre, inverse)
-                if SLOTS:  # what is cheaper beside the waiting
-                    nearest = tl.where((size < nearest) & known, size, nearest)
-                else:
-                    near_rows = marked(near_rows, (size < NEAR_MEAN) & known, turn)
-                    turn = next_turn(turn)
             factor = None
             term = None
             if weight is not None:
@@ -301,41 +197,10 @@ def layer_norm_forward(
             if EXACT:
                 values = values.to(tl.float64)
             result = normalised(values, centre[:, None], inverse[:, None], factor, term)
-            target = first_of(output, done, part, output_strides, ROWS, WORDS, VECTOR)
-            put_results(target + written, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
+            target = tile_at(output, written, done, part, row_grid, output_strides, ROWS, WORDS, VECTOR, WIDE)
+            put_numbers(target, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
             first = known & (part == 0)
             if mean is not None:
-                put_float64(mean + rows * mean_stride, centre, first)
+                put(mean + rows * mean_stride, centre, first)
             if rstd is not None:
-                put_float64(rstd + rows * rstd_stride, inverse, first)
-    if CAREFUL and PHASE != SUMS:
-        CHUNKS: tl.constexpr = 8 if COLUMNS >= 256 else 1
-        FEW: tl.constexpr = COLUMNS // CHUNKS
-        if any_of(nearest < NEAR_MEAN if SLOTS else near_rows != 0):
-            tl.debug_barrier()  # what is written once more must be what stays
-            turn = tl.full((), 1, tl.uint32)
-            for tile in range(team, tl.cdiv(M, ROWS), teams):
-                rows = indices(tile, ROWS)
-                near = rows < M
-                if not SLOTS:
-                    near = near & (near_rows & turn != 0)
-                    turn = next_turn(turn)
-                if any_of(near):
-                    if SLOTS:
-                        centre, squares = _of_parts(
-                            slots, rows, M, counts, whole, per_row, PARTS, PADDED_PARTS, PHASE == WHOLE
-                        )
-                    else:
-                        chunks = PARTS * CHUNKS
-                        centre, squares = _statistics(
-                            input, near, tile, chunks, N, input_strides, FEW, VECTOR, WIDE, PAIRS
-                        )
-                        near = near & ((centre != 0.0) | (squares != 0.0))  # zeros are right as they are
-                    inverse = 1.0 / tl.sqrt(squares * per_row + eps)
-                    near = near & (mean_size(centre, inverse) < _NEARER)
-                    tensors = (input, weight, bias, output)
-                    strides = (input_strides, output_strides)
-                    if any_of(near):
-                        _once_more(
-                            near, centre, inverse, *tensors, tile, part, N, *strides, CHUNKS, FEW, VECTOR, WIDE, PAIRS
-                        )
+                put(rstd + rows * rstd_stride, inverse, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import SINGLE, apart, indices, int64, wide
+from normgrad.cuda.kernels.common import SINGLE, apart, indices, int64, offsets_in, wide
 
 
 @triton.jit
@@ -50,6 +50,58 @@ def first_of(pointer, tile, part, strides, ROWS: tl.constexpr, COLUMNS: tl.const
     """Where a tile begins; the compiler is told of no more alignment than every row has."""
     first = pointer + int64(tile) * ROWS * strides[0] + int64(part) * COLUMNS * strides[1]
     return tl.multiple_of(first, VECTOR * (pointer.dtype.element_ty.primitive_bitwidth // 8))
+
+
+@triton.jit
+def scaled_strides(strides, row_grid, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """A tensor's strides as ``tile_at`` takes them: of rows on one stride in elements, of others still in vectors."""
+    if len(row_grid) == 1:
+        result = times(strides, VECTOR, WIDE)
+    else:
+        result = strides
+    return result
+
+
+@triton.jit
+def offsets_within(row_grid, strides, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+    """What of a tile's offsets is the same for all tiles: of rows on one stride all of it, else that of the columns."""
+    if len(row_grid) == 1:
+        result = offsets_in(strides, ROWS, COLUMNS, WIDE)
+    else:
+        result = offsets_in((0, strides[len(row_grid)]), 1, COLUMNS, WIDE)
+    return result
+
+
+@triton.jit
+def tile_at(
+    pointer,
+    within,  # as of ``offsets_within``
+    tile,
+    part,
+    row_grid,
+    strides,  # as of ``scaled_strides``
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Pointers to a tile's elements. Rows of several outer dimensions have an offset each, made of their indices."""
+    if len(row_grid) == 1:
+        result = first_of(pointer, tile, part, strides, ROWS, COLUMNS, VECTOR) + within
+    else:
+        first = pointer + int64(part) * COLUMNS * strides[len(row_grid)]
+        first = tl.multiple_of(first, VECTOR * (pointer.dtype.element_ty.primitive_bitwidth // 8))
+        rest = indices(tile, ROWS)
+        if not WIDE:  # there are fewer than 2³¹ rows, and a 32-bit division takes a third of the instructions
+            rest = rest.to(tl.int32)
+        offset = tl.zeros((ROWS,), tl.int64)
+        for step in tl.static_range(len(row_grid) - 1):
+            axis: tl.constexpr = len(row_grid) - 1 - step
+            offset += int64(rest % row_grid[axis]) * strides[axis]
+            rest = rest // row_grid[axis]
+        offset += int64(rest) * strides[0]
+        result = (first + offset * VECTOR)[:, None] + within
+    return result
 
 
 @triton.jit

@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.common import EMPTY, indices, let_next_launch_begin, wait_for_launch_before
-from normgrad.cuda.kernels.near_zero import put_float64
+from normgrad.cuda.kernels.common import EMPTY, indices, let_next_launch_begin, put, wait_for_launch_before
 
 
 @triton.jit
@@ -63,10 +62,10 @@ def put_sums(first, second, which, place, result, first_stride, second_stride, m
     """Store sums as the first or the second of two tensors, if there is that one."""
     if which == 0:
         if first is not None:
-            put_float64(first + place * first_stride, result, mask)
+            put(first + place * first_stride, result, mask)
     else:
         if second is not None:
-            put_float64(second + place * second_stride, result, mask)
+            put(second + place * second_stride, result, mask)
 
 
 @triton.jit

@@ -1,0 +1,73 @@
+"""LayerNorm on a GPU reads and writes rows on any outer strides in place; as interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from support.interpreted import backend as backend
+from support.interpreted import judge, only_elsewhere, only_there, random_data, run_with_it, scales
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.view import contiguous_strides
+from normgrad.cuda.launch import Given
+from normgrad.cuda.problem import Operand
+from normgrad.cuda.rows import merged_rows
+
+SHAPE = (2, 3, 4)  # of the outer dimensions
+ORDERS = [(0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1)]  # of these in memory
+
+
+@only_elsewhere
+def test_with_the_interpreter_on() -> None:
+    run_with_it(__file__)
+
+
+def _ordered(data: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+    """The same elements with the outer dimensions in another order in memory."""
+    axes = (*order, 3)
+    return np.ascontiguousarray(data.transpose(axes)).transpose(np.argsort(axes))
+
+
+@only_there
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("dtype", "columns"), [(np.float32, 7), (np.float32, 300), (ml_dtypes.bfloat16, 96)])
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_on_any_strides(dtype: Any, columns: int, order: tuple[int, ...]) -> None:
+    shape = (*SHAPE, columns)
+    x, dy = _ordered(random_data(shape, dtype, 1), order), random_data(shape, dtype, 2)
+    weight, bias = random_data((columns,), dtype, 3), random_data((columns,), dtype, 4)
+    statistics = random_data((*SHAPE, 1), np.float32, 5), scales((*SHAPE, 1), 6)
+    target = _ordered(np.empty(shape, dtype), ORDERS[2])
+    vectors = np.empty(columns, dtype), np.empty(columns, dtype)
+    judge("layer_norm", x, [columns], weight, bias, out=(target, None, None))
+    judge("layer_norm_backward", dy, x, [columns], *statistics, weight, bias, out=(target, *vectors))
+
+
+def _operand(strides: tuple[int, ...]) -> Operand:
+    return Operand(Given("input", FLOAT32, True), strides)
+
+
+def test_outer_dimensions_are_merged_where_all_tensors_allow_it() -> None:
+    sizes = (128, 197, 768)
+    dense, swapped = _operand(contiguous_strides(sizes)), _operand((768, 128 * 768, 1))
+    absent = Operand(None, (1, 1, 1))
+    grid, operands = merged_rows(sizes, [dense, dense, absent])
+    assert grid == (128 * 197,)
+    assert [operand.strides for operand in operands[:2]] == [(768, 1)] * 2
+    grid, operands = merged_rows(sizes, [dense, swapped, absent])
+    assert grid == (128, 197)
+    assert [operand.strides for operand in operands[:2]] == [dense.strides, swapped.strides]
+
+
+def test_dimensions_of_size_one_are_left_out() -> None:
+    grid, (operand,) = merged_rows((1, 6, 1, 5), [_operand((7, 10, 3, 1))])
+    assert (grid, operand.strides) == ((6,), (10, 1))
+    grid, (operand,) = merged_rows((1, 5), [_operand((7, 1))])
+    assert (grid, operand.strides) == ((1,), (5, 1))
