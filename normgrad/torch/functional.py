@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from normgrad.cuda import devices
 from normgrad.torch.choices import (
     group_norm_is_pytorchs,
     layer_norm_is_pytorchs,
@@ -102,10 +103,16 @@ def _is_taken(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool
     given = [parameter.dtype for parameter in (weight, bias) if parameter is not None]
     return (
         dtype in DTYPES
-        and (input.is_cpu or input.is_cuda)
+        and (input.is_cpu or (input.is_cuda and runs_on_gpu(input.device.index)))
         and input.dim() <= _MOST_DIMENSIONS
         and (not given or (given[0] in (dtype, torch.float32) and given[0] == given[-1]))
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def runs_on_gpu(index: int) -> bool:
+    """Whether our kernels run on a GPU; what is on another is PyTorch's."""
+    return devices.problem(index) is None
 
 
 def _is_eager(input: Tensor) -> bool:
