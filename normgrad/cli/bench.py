@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="measure torch.compile too, which takes seconds for each case; with --grid in float32 at the default sizes",
+        help="measure torch.compile too, which takes seconds a case; with --grid in float32 at the default sizes",
     )
     parser.add_argument("--startup", action="store_true", help="time the first call in new processes too")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
