@@ -22,6 +22,8 @@ PYTHON = os.path.join(VENV, *(("Scripts", "python.exe") if os.name == "nt" else 
 OLDEST = (3, 10)
 # The one place where PyTorch is pinned: another version may bring gigabytes for GPUs.
 TORCH = "torch==2.13.0"
+# The Triton whose compiled layouts the tests were written for, where PyTorch does not bring its own.
+TRITON = "triton>=3.6,<3.7; sys_platform == 'linux'"
 
 
 def main(argv):
@@ -43,7 +45,7 @@ def demo(arguments):
 
 def test(arguments):
     """Install the package with what the checks need, and run them all; the tests come last."""
-    status = set_up(["-e", ".[dev]"], [TORCH])
+    status = set_up(["-e", ".[dev]", TRITON], [TORCH])
     if status:
         return status
     checks = [

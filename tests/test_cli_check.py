@@ -326,7 +326,7 @@ def test_names_with_control_characters_are_shown_escaped(capsys: pytest.CaptureF
 
 def test_the_product_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     written(name="group_norm")
-    argv = ("group_norm", "in/normal-float32.npz", "out/normal-float32.npz", "--product", "Atlas inference")
+    argv = ("group_norm", "in/normal-float32.npz", "out/normal-float32.npz", "--product", "Atlas 200I/500 A2")
     assert "561003" in refused(capsys, *argv)
 
 

@@ -279,18 +279,18 @@ def test_a_plain_value_under_a_tensors_name(capsys, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--oracle",)])
 def test_the_product_is_asked(capsys, tmp_path, flags, monkeypatch):
     call = calls()["group_norm"]
-    for product in ("Atlas inference", "Ascend310P3"):
+    for product in ("Atlas 200I/500 A2", "Ascend310B1"):
         err = refused(capsys, tmp_path, call, "--product", product, *flags, name="group_norm")
-        assert "Atlas inference has no GroupNorm operators" in err
+        assert "Atlas 200I/500 A2 has no aclnnGroupNorm;" in err
         assert err.endswith("(ACLNN_ERR_INNER_FIND_KERNEL_ERROR, 561003)\n")
-    monkeypatch.setenv("NORMGRAD_PRODUCT", "Atlas inference")
+    monkeypatch.setenv("NORMGRAD_PRODUCT", "Atlas 200I/500 A2")
     assert "561003" in refused(capsys, tmp_path, call, *flags, name="group_norm")
     argv = ["run", "group_norm", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), *flags]
     assert main([*argv, "--product", "Atlas A2"]) == 0
 
 
 def test_a_product_is_in_force_for_the_run_alone(capsys, tmp_path):
-    refused(capsys, tmp_path, calls()["group_norm"], "--product", "Atlas inference", name="group_norm")
+    refused(capsys, tmp_path, calls()["group_norm"], "--product", "Ascend310B", name="group_norm")
     assert normgrad.contract.products.current_product() is None
 
 

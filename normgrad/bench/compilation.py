@@ -1,4 +1,4 @@
-"""Compilation of CUDA kernels before a benchmark, in several processes: in one it would take longer than the timing."""
+"""Compilation of CUDA kernels before a benchmark, in several processes: Triton compiles one at a time in a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TypeVar
 
-#: Each process holds a CUDA context, half a gigabyte of the device's memory, beside its data.
+#: Each process holds a CUDA context, hundreds of megabytes of the device's memory, beside its data.
 _MOST_PROCESSES = 12
 
 Item = TypeVar("Item")

@@ -21,7 +21,7 @@ from normgrad.bench.patterns import NORMAL, PATTERNS
 from normgrad.bench.runner import device_clock, prepared, verified
 from normgrad.bench.workload import Workload, tensor_of, workload
 
-#: How often everything is timed. On two shared cores the median of so many ratios repeats to about 3 %.
+#: How often everything is timed: odd, so that the median is a round's own ratio; twelve disturbed rounds do no harm.
 ROUNDS = 25
 
 CONTROL = "normal, another seed"

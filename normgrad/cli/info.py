@@ -230,6 +230,7 @@ def _products() -> Table:
     table.add_column("has")
     for product in Product:
         content = _product(product)
-        has = [*content["operators"], *(["bfloat16"] if content["bfloat16"] else [])]
+        operators = ["all operators"] if len(content["operators"]) == len(Family) else content["operators"]
+        has = [*operators, *(["bfloat16"] if content["bfloat16"] else [])]
         table.add_row(content["product"], "\n".join(content["SoC names"]), ", ".join(has) or "none")
     return table
