@@ -36,6 +36,7 @@ LIBRARIES = {
     "safetensors": "files",
     "torch": "torch",
     "triton": "cuda",
+    "cuda-bindings": "cuda",
     "jax": "jax",
     "cffi": "sdk",
     "matplotlib": "plot",
