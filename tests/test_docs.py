@@ -14,7 +14,7 @@ from normgrad.operators import OPERATORS
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```([^\s`]*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(#[^)]*)?\)")
 
 page_of = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -52,11 +52,16 @@ def run_python(content: str, names: dict, page: Path, line: int) -> None:
 
 
 def run_commands(content: str, capsys: pytest.CaptureFixture) -> None:
-    """Every ``$ normgrad …`` line, against the output shown under it where there is some."""
-    for command, expected in re.findall(r"^\$ (normgrad .*)\n((?:(?!\$ ).*\n)*)", content, re.MULTILINE):
+    """Every ``$ normgrad …`` line, against the output and the exit status (``$ echo $?``) shown under it, if any."""
+    shown = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", content, re.MULTILINE)
+    for (command, expected), (following, status_shown) in zip(shown, [*shown[1:], ("", "")], strict=True):
+        if not command.startswith("normgrad "):
+            assert command == "echo $?", command
+            continue
         status = main(shlex.split(command)[1:])
         out, err = capsys.readouterr()
-        assert status == (2 if expected.startswith("normgrad: ") else 0), err
+        usual = 2 if expected.startswith("normgrad: ") else 0
+        assert status == (int(status_shown) if following == "echo $?" else usual), err
         if expected:
             assert doctest.OutputChecker().check_output(expected, out + err, OPTIONS), f"{command}\n{out}{err}"
 
