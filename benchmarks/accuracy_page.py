@@ -66,8 +66,37 @@ def write_page(store: Store, folder: Path) -> None:
         (folder / f"accuracy_{device}.svg").write_text(_plot(found), encoding="utf-8")
     parts += [_machines(store), _overview(store), *_better_peers(store)]
     parts += [_operator(devices, operator) for operator in OPERATORS]
-    parts.append(_bugs())
+    found_bugs = _bugs()
+    parts.append(_bug_table(found_bugs))
     (folder / "accuracy_tables.md").write_text("\n".join(parts), encoding="utf-8")
+    page = (folder / "accuracy.md").read_text(encoding="utf-8")
+    for marker, content in (("cases", _kept(store)), ("bugs", _caught(found_bugs))):
+        page = _replaced(page, marker, content)
+    (folder / "accuracy.md").write_text(page, encoding="utf-8")
+
+
+def _replaced(page: str, marker: str, content: str) -> str:
+    """Return the page with other content between a pair of markers."""
+    begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->\n"
+    before, rest = page.split(begin)
+    return before + begin + content + end + rest.split(end)[1]
+
+
+def _kept(store: Store) -> str:
+    """Return the summary: how many cases of every implementation and dtype are beyond the bound."""
+    rows, largest = [], 0.0
+    for name, entry in _sorted(store):
+        if name.startswith("reference"):
+            continue
+        cells = []
+        for dtype in DTYPES:
+            shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
+            cells.append(f"{sum(share > 1 for share in shares)} of {len(shares)}")
+            if entry["ours"] and dtype == "float32":
+                largest = max(largest, *shares)
+        rows.append([_shown(name), entry["machine"], *cells])
+    table = _table(["implementation", "machine", *DTYPES], rows)
+    return f"{table}\nnormgrad's largest error in float32 is {largest:.2f} of the bound.\n"
 
 
 def _by_device(store: Store) -> dict[str, Store]:
@@ -224,10 +253,10 @@ def _size(width: int) -> str:
     return f'viewBox="0 0 {width} 390" width="{width}" height="390"'
 
 
-def _bugs() -> str:
-    """What the standards make of planted bugs."""
-    trials = [Trial(case) for name in OPERATORS_TRIED for case in make_cases(name) if case.kind in _MEASURED_KINDS]
-    rows = []
+def _bugs() -> dict[str, dict[str, list[str]]]:
+    """Return the kinds of the cases that fail, for every planted bug and standard."""
+    trials = _trials()
+    found = {}
     for name, kernel in {"none": CORRECT, **BUGS}.items():
         failed: dict[str, list[str]] = {"strict": [], "cann": []}
         for trial in trials:
@@ -235,9 +264,37 @@ def _bugs() -> str:
             for standard, kinds in failed.items():
                 if not trial.passes(results, standard):
                     kinds.append(trial.case.kind)
+        found[name] = failed
+    return found
+
+
+def _trials() -> list[Trial]:
+    return [Trial(case) for name in OPERATORS_TRIED for case in make_cases(name) if case.kind in _MEASURED_KINDS]
+
+
+def _bug_table(found: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return what the standards make of planted bugs."""
+    rows = []
+    for name, failed in found.items():
         row = [name]
         for kinds in failed.values():
             row += [f"caught: {len(kinds)}" if kinds else "passes", f"{kinds.count('normal')} of 6"]
         rows.append(row)
     head = ["bug", "strict", "on normal data alone", "cann", "on normal data alone"]
-    return _BUGS.format(cases=len(trials)) + _table(head, rows)
+    return _BUGS.format(cases=len(_trials())) + _table(head, rows)
+
+
+def _caught(found: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return the summary: how many of the bugs each standard catches."""
+    bugs = [failed for name, failed in found.items() if name != "none"]
+    rows = []
+    for standard, meaning in (("strict", "normgrad's bound"), ("cann", "CANN's tolerance")):
+        caught = sum(bool(failed[standard]) for failed in bugs)
+        on_normal = sum("normal" in failed[standard] for failed in bugs)
+        rows.append([f"`{standard}`, {meaning}", f"{caught} of {len(bugs)}", f"{on_normal} of {len(bugs)}"])
+    return (
+        f"{len(bugs)} classic bugs were planted one at a time in a correct float32 kernel, which was then judged on the "
+        f"{len(_trials())} cases of\nLayerNorm and GroupNorm. A bug is caught if one case fails. "
+        "[The table](accuracy_tables.md#planted-bugs) has each bug.\n\n"
+        + _table(["standard", "bugs caught", "caught on normal data alone"], rows)
+    )

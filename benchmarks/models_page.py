@@ -35,13 +35,13 @@ SENTENCES = {
         "of the norms, not of the whole step: [Speed](evidence/speed.md) has the times and what to expect."
     ),
     ROOT / "README.zh-CN.md": (
-        "一个训练步中全部 LayerNorm 和 GroupNorm 调用（前向和反向，float32）的时间：在 {device} 上比 PyTorch eager\n"
-        "算子快 {low} 到 {high} 倍（PyTorch {torch}，Triton {triton}）。这是归一化层的时间，不是整个训练步的时间：\n"
+        "一个训练步中全部 LayerNorm 和 GroupNorm 调用（前向和反向，float32）的时间：在 {device} 上，相对 PyTorch eager\n"
+        "算子的加速比为 {low} 到 {high}（PyTorch {torch}，Triton {triton}）。这是归一化层的时间，不是整个训练步的时间：\n"
         "[速度](docs/evidence/speed.md)一页给出各项时间和可以预期的效果。"
     ),
     ROOT / "docs" / "zh" / "index.md": (
-        "一个训练步中全部 LayerNorm 和 GroupNorm 调用（前向和反向，float32）的时间：在 {device} 上比 PyTorch eager\n"
-        "算子快 {low} 到 {high} 倍（PyTorch {torch}，Triton {triton}）。这是归一化层的时间，不是整个训练步的时间：\n"
+        "一个训练步中全部 LayerNorm 和 GroupNorm 调用（前向和反向，float32）的时间：在 {device} 上，相对 PyTorch eager\n"
+        "算子的加速比为 {low} 到 {high}（PyTorch {torch}，Triton {triton}）。这是归一化层的时间，不是整个训练步的时间：\n"
         "[速度](../evidence/speed.md)一页给出各项时间和可以预期的效果。"
     ),
 }
