@@ -180,8 +180,10 @@ def _better_peers(store: Store) -> Iterator[str]:
                 if _share(case) < share - _MARGIN:
                     rows.append([key, _number(share), _shown(theirs), _number(_share(case))])
         yield f"## Where another library is more accurate than {_shown(ours)}\n"
-        nowhere = f"Nowhere, by more than {_MARGIN} of the bound. Where a library was run on other inputs (\\*), normgrad was\n"
-        nowhere += "run on the same ones for this comparison.\n"
+        nowhere = (
+            f"Nowhere, by more than {_MARGIN} of the bound. Where a library was run on other inputs (\\*), normgrad\n"
+            "was run on the same ones for this comparison.\n"
+        )
         yield _table(["case", "normgrad", "library", "its error"], rows) if rows else nowhere
 
 
@@ -293,8 +295,8 @@ def _caught(found: Mapping[str, Mapping[str, list[str]]]) -> str:
         on_normal = sum("normal" in failed[standard] for failed in bugs)
         rows.append([f"`{standard}`, {meaning}", f"{caught} of {len(bugs)}", f"{on_normal} of {len(bugs)}"])
     return (
-        f"{len(bugs)} classic bugs were planted one at a time in a correct float32 kernel, which was then judged on the "
-        f"{len(_trials())} cases of\nLayerNorm and GroupNorm. A bug is caught if one case fails. "
-        "[The table](accuracy_tables.md#planted-bugs) has each bug.\n\n"
+        f"{len(bugs)} classic bugs were planted one at a time in a correct float32 kernel, which was judged on the\n"
+        f"{len(_trials())} cases of LayerNorm and GroupNorm. A bug is caught if one case fails. "
+        "[The table](accuracy_tables.md#planted-bugs)\nhas each bug.\n\n"
         + _table(["standard", "bugs caught", "caught on normal data alone"], rows)
     )

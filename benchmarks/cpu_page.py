@@ -8,7 +8,7 @@ python benchmarks/cpu_page.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,11 @@ def cases(rows: Iterable[Row]) -> Iterator[Case]:
         found = {row["contender"]: row for row in group if row["seconds"] is not None}
         if "normgrad" in found:
             yield found
+
+
+def measured(path: Path) -> list[Case]:
+    """Return the cases of a file of results; none where it is not there."""
+    return list(cases(json.loads(path.read_text(encoding="utf-8"))["results"])) if path.exists() else []
 
 
 def table(titles: list[str], rows: Iterable[list[str]]) -> list[str]:
@@ -167,14 +172,15 @@ def ratios(default: list[Case], others: list[Case]) -> dict[tuple[str, str], dic
     return groups
 
 
+def mean_and_range(found: Sequence[float]) -> str:
+    """Return the geometric mean of factors with the least and the largest; a dash where there is none."""
+    return f"{geometric_mean(found):.1f} ({min(found):.1f} to {max(found):.1f})" if found else "–"
+
+
 def summary(groups: dict[tuple[str, str], dict[str, list[float]]]) -> list[str]:
     """Return a table with a row for each operator and memory format."""
-
-    def cell(found: list[float] | None) -> str:
-        return f"{geometric_mean(found):.1f} ({min(found):.1f} to {max(found):.1f})" if found else "–"
-
     rows = [
-        [f"`{operator}`", layout, *(cell(by.get(dtype)) for dtype in DTYPES)]
+        [f"`{operator}`", layout, *(mean_and_range(by.get(dtype, [])) for dtype in DTYPES)]
         for (operator, layout), by in groups.items()
     ]
     return table(["operator", "memory format", *DTYPES], rows)[:-1]
@@ -246,8 +252,7 @@ def main() -> None:
     if GRID.exists():
         lines += grid(GRID)
     page = replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, lines)
-    others = list(cases(json.loads(GRID.read_text(encoding="utf-8"))["results"])) if GRID.exists() else []
-    groups = ratios(found, others)
+    groups = ratios(found, measured(GRID))
     page = replaced(page, SUMMARY_BEGIN, SUMMARY_END, [*summary(groups), ""])
     PICTURE.write_text(draw(groups, machine), encoding="utf-8")
     PAGE.write_text(page, encoding="utf-8")

@@ -49,6 +49,7 @@ html_show_sourcelink = False
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "normgrad"},
     "header_links_before_dropdown": 9,
+    "navbar_persistent": ["search-button"],
     "navbar_end": ["language.html", "theme-switcher.html"],
     "show_prev_next": True,
     "footer_start": ["copyright.html"],

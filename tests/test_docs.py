@@ -1,11 +1,12 @@
 """What README.md and docs/ show is true: examples in Python and on the command line are run, links lead somewhere."""
 
 import doctest
+import importlib
 import importlib.util
-import json
 import re
 import shlex
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ page_of = pytest.mark.parametrize("page", PAGES, ids=shown)
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in CHINESE], ids=shown)
 def test_examples(page, tmp_path, monkeypatch, capsys):
-    """The blocks of a page in order, in one folder and with one set of Python names; translations have the same ones."""
+    """The blocks of a page in order, in one folder and with one set of Python names; translations have the same."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("normgrad.contract.products._choices", [])  # a page may choose one for good
     for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS"):
@@ -130,7 +131,7 @@ def test_a_translation_has_the_tables_of_its_original(page, original):
     """As many tables, each with as many rows and columns, and the same code and figures in every row."""
     ours, theirs = tables(page), tables(original)
     assert [len(rows) for rows in ours] == [len(rows) for rows in theirs]
-    for row, counterpart in zip(sum(ours, []), sum(theirs, []), strict=True):
+    for row, counterpart in zip(chain(*ours), chain(*theirs), strict=True):
         assert row.count("|") == counterpart.count("|"), row
         for pattern in (r"`[^`]+`", r"\d{3,}"):
             assert sorted(re.findall(pattern, row)) == sorted(re.findall(pattern, counterpart)), row
@@ -167,12 +168,11 @@ def test_what_is_translated():
 
 
 def test_the_chart_and_its_figures_are_those_of_the_results(monkeypatch):
-    """``python benchmarks/models_page.py`` would change nothing."""
+    """``python benchmarks/speed_page.py`` would change nothing."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    script = importlib.import_module("models_page")
-    stored = json.loads(script.RESULTS.read_text(encoding="utf-8"))
-    for path, content in script.written(stored).items():
-        assert path.read_text(encoding="utf-8") == content, f"run benchmarks/models_page.py: {path} differs"
+    script = importlib.import_module("speed_page")
+    for path, content in script.written().items():
+        assert path.read_text(encoding="utf-8") == content, f"run benchmarks/speed_page.py: {path} differs"
 
 
 @pytest.mark.parametrize("name", OPERATORS)
