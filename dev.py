@@ -23,6 +23,9 @@ PYTHON = os.path.join(VENV, *(("Scripts", "python.exe") if os.name == "nt" else 
 OLDEST = (3, 10)
 # The one place where PyTorch is pinned: another version may bring gigabytes for GPUs.
 TORCH = "torch==2.13.0"
+# The Triton whose compiled layouts the tests were written for, where PyTorch does not bring its own.
+TRITON = "triton>=3.6,<3.7; sys_platform == 'linux'"
+FOR_CHECKS = ["-e", ".[dev]", TRITON]
 # Warnings are errors: a link that leads nowhere, a docstring that does not parse.
 SPHINX = ("-m", "sphinx", "-q", "-W", "--keep-going", "-j", "auto", "docs", os.path.join("build", "docs"))
 
@@ -46,7 +49,7 @@ def demo(arguments):
 
 def test(arguments):
     """Install the package with what the checks need, and run them all; the tests come last."""
-    status = set_up(["-e", ".[dev]"], [TORCH])
+    status = set_up(FOR_CHECKS, [TORCH])
     if status:
         return status
     checks = [
@@ -62,7 +65,7 @@ def test(arguments):
 
 def docs(arguments):
     """Build the documentation."""
-    status = set_up(["-e", ".[dev]"], [TORCH]) or python(*SPHINX, *arguments)
+    status = set_up(FOR_CHECKS, [TORCH]) or python(*SPHINX, *arguments)
     if not status:
         say("open " + os.path.join(ROOT, "build", "docs", "index.html"))
     return status

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import types
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +129,13 @@ def test_status_codes() -> None:
 
 def test_types_are_shipped() -> None:
     assert resources.files("normgrad").joinpath("py.typed").is_file()
+
+
+def test_no_extra_sets_an_upper_bound_on_triton() -> None:
+    """Every PyTorch asks for one version of Triton: an extra that asks for another cannot be installed beside it."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    requirements = re.findall(
+        r'"triton([^";]*)', text[text.index("[project.optional-") : text.index("[project.scripts]")]
+    )
+    assert len(requirements) == 2
+    assert all(re.fullmatch(r">=[\d.]+", bounds) for bounds in requirements), requirements

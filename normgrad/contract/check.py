@@ -130,7 +130,7 @@ def _check_product(signature: Signature, call: Call) -> None:
     if call.product is not None and not call.product.has(signature.family):
         raise signature.error(
             None,
-            f"{call.product.label} has no {signature.family.value} operators; choose another product, or none",
+            f"{call.product.label} has no {signature.c_name}; choose another product, or none",
             NO_KERNEL,
         )
 

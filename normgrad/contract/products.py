@@ -13,11 +13,13 @@ from normgrad.environment import variable
 
 
 class Family(Enum):
-    """The operator families that the products' documents list."""
+    """The operators that a product has or lacks together: each of the norms' passes, and all steps of BatchNorm."""
 
     LAYER_NORM = "LayerNorm"
+    LAYER_NORM_BACKWARD = "LayerNorm backward"
     GROUP_NORM = "GroupNorm"
-    BATCH_NORM = "BatchNormElemt"
+    GROUP_NORM_BACKWARD = "GroupNorm backward"
+    BATCH_NORM = "BatchNorm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,18 @@ class Product(Enum):
         bfloat16=True,
     )
     ATLAS_200I_500_A2 = Support(
-        "Atlas 200I/500 A2", "Atlas 200I/500 A2 inference", ("Ascend310B",), frozenset(), bfloat16=False
+        "Atlas 200I/500 A2",
+        "Atlas 200I/500 A2 inference",
+        ("Ascend310B",),
+        frozenset({Family.LAYER_NORM}),
+        bfloat16=False,
     )
     ATLAS_INFERENCE = Support(
-        "Atlas inference", "Atlas inference", ("Ascend310P",), frozenset({Family.LAYER_NORM}), bfloat16=False
+        "Atlas inference",
+        "Atlas inference",
+        ("Ascend310P",),
+        frozenset({Family.LAYER_NORM_BACKWARD, Family.GROUP_NORM}),
+        bfloat16=False,
     )
     ATLAS_TRAINING = Support(
         "Atlas training",

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from normgrad.log import warn_once
@@ -27,6 +29,7 @@ ENVIRONMENT = "NORMGRAD_CACHE_DIR"
 
 _DIGEST = hashlib.sha256().digest_size
 _UNFINISHED = ".unfinished-"
+_FILE_NAME = re.compile(r"(.+)-[0-9a-f]{24}\.code")
 _DAY = 24 * 60 * 60
 _KEPT = 90 * _DAY  # seconds after a file's last use
 _MOST_BYTES = 256 << 20  # of all files, a few thousand kernels
@@ -131,6 +134,45 @@ def keep(name: str, key: str, code: bytes) -> Path | None:
         faults.append(f"{folder} {fault}")
     warn_once(f"compiled kernels cannot be kept on disk, so every process compiles its own: {'; '.join(faults)}")
     return None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of the cache: the kernel's name, its size and when it was last used (seconds since 1970, to the day)."""
+
+    kernel: str
+    path: Path
+    nbytes: int
+    last_used: float
+
+
+def stored(folder: Path) -> list[Stored]:
+    """Return the kernels that a folder holds, by name."""
+    found = []
+    for path, status in _files(folder):
+        is_kernel = _FILE_NAME.fullmatch(path.name)
+        if is_kernel and stat.S_ISREG(status.st_mode):
+            found.append(Stored(is_kernel[1], path, status.st_size, status.st_mtime))
+    return sorted(found, key=lambda file: file.path.name)
+
+
+def problem_of(folder: Path) -> str | None:
+    """Return why a folder cannot hold the cache, or None. Permissions do not tell, so it is tried; no trace is left."""
+    created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fault = _folder_fault(folder)
+        if fault is None:
+            handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=folder)
+            os.close(handle)
+            os.unlink(name)
+        return fault
+    except OSError as error:
+        return f"cannot be written to: {error.strerror or error}"
+    finally:
+        for path in created:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _clear(folder: Path) -> None:

@@ -88,7 +88,7 @@ def _like_weight(call: Call) -> Extent:
 
 @operator(
     "aclnnGroupNormBackward",
-    Family.GROUP_NORM,
+    Family.GROUP_NORM_BACKWARD,
     (
         Tensor("grad_out", "gradOut", floats, _RANKS, _whole),
         Tensor("input", "input", dtype_of("grad_out"), _RANKS, _whole),

@@ -61,7 +61,7 @@ _statistics_dtype = preferring_float32(not_narrower_than("input"))
 
 @operator(
     "aclnnLayerNormBackward",
-    Family.LAYER_NORM,
+    Family.LAYER_NORM_BACKWARD,
     (
         Tensor("grad_out", "gradOut", floats, _RANKS),
         Tensor("input", "input", dtype_of("grad_out"), _RANKS, shape_of("grad_out")),

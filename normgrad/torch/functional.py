@@ -8,8 +8,8 @@ mode a node of autograd's graph calls the kernels; where something watches or tr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,19 @@ _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _MOST_DIMENSIONS = 8
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
+
+    A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
+    trace the first call of a kernel down to Numba and LLVM, and fail.
+    """
+    wrapped: _Function = torch.compiler.disable(function)
+    return wrapped
 
 
 def layer_norm(
@@ -125,6 +138,7 @@ class _LayerNorm(torch.autograd.Function):  # type: ignore[misc]
         return output
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         input, weight, bias, mean, rstd = ctx.saved_tensors
         shape, eps = ctx.attributes
@@ -152,6 +166,7 @@ class _GroupNorm(torch.autograd.Function):  # type: ignore[misc]
         return output
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         input, weight, bias, mean, rstd = ctx.saved_tensors
         sizes, eps = ctx.attributes

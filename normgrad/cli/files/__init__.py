@@ -53,6 +53,36 @@ def format_of(path: Path) -> Format:
     return found
 
 
+def in_folder(folder: Path) -> dict[str, Path]:
+    """The files of a folder that can be read, by their names without the suffix."""
+    found: dict[str, Path] = {}
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in FORMATS:
+                if path.stem in found:
+                    raise BadInput(f"{folder}: has two files of the name {path.stem}")
+                found[path.stem] = path
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be read: {reason(error)}") from None
+    return found
+
+
+def cases_in(folder: Path) -> dict[str, Path]:
+    """The same of a folder of cases, which must hold some."""
+    found = in_folder(folder)
+    if not found:
+        raise BadInput(f"{folder}: holds no cases ({', '.join(FORMATS)})")
+    return found
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder to write to, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be created: {reason(error)}") from None
+
+
 def read(path: Path, accept: Accept = list) -> dict[str, Any]:
     """What a file holds, by name; ``accept`` may refuse its names."""
     file_format = format_of(path)
