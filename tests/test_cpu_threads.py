@@ -170,7 +170,7 @@ def call_again(step, descriptor, address):
     call(step, descriptor, address)
     if step._shared:
         seen.add(step._kernel.name)
-        for at, *_ in (*step.fills, *step.scratch):
+        for at, *_ in (*step._fills, *step._scratch):
             descriptor[at] = 64 if descriptor[at] else 0  # no memory is there
         assert step._loaded()(address) == 0
 

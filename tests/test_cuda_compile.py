@@ -146,7 +146,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.configurations import Chip
-    from normgrad.cuda.series import _parameters
+    from normgrad.cuda.driver_launch import parameters_of
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -157,7 +157,7 @@ def test_every_launch_compiles(
         assert kernel.asm["cubin"]
         assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
         # And two pointers to memory that Triton may bring.
-        assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
+        assert [*(size for size, _ in parameters_of(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.resident:  # those that wait for each other have to be there together
             assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
 

@@ -78,6 +78,7 @@ def _raw_store(element, numba_type):
 
 load_f64, store_f64 = _raw_load(DOUBLE_TYPE, types.float64), _raw_store(DOUBLE_TYPE, types.float64)
 load_i32 = _raw_load(I32_TYPE, types.int32)
+load_i64, store_i64 = _raw_load(I64_TYPE, types.int64), _raw_store(I64_TYPE, types.int64)
 
 
 @intrinsic

@@ -32,10 +32,14 @@ _entries: dict[tuple[Kernel, tuple[type, ...]], Entry] = {}
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function under the decorator ``kernel``, by the module that holds it and its name there."""
+    """A function under the decorator ``kernel``, by the module that holds it and its name there.
+
+    The body of a parallel loop takes the first and the last number of its part of the loop before the descriptor.
+    """
 
     module: str
     name: str
+    is_loop_body: bool = False
 
     def entry(self, tags: tuple[Any, ...]) -> Entry:
         """The compiled function for the types of the tags. It takes a descriptor's address and returns 0."""
@@ -61,7 +65,7 @@ def _load(kernel: Kernel, tags: tuple[Any, ...]) -> Entry:
         with announced(kernel.name):
             from normgrad.cpu.compilation import compiled
 
-            code = compiled(kernel.module, kernel.name, tags, symbol)
+            code = compiled(kernel.module, kernel.name, tags, symbol, kernel.is_loop_body)
         if native.needs_only_c(code):
             store.keep(name, key, code)
     return native.loaded(code, symbol)

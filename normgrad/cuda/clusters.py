@@ -1,47 +1,48 @@
-"""How many clusters of programs a GPU runs side by side: they need multiprocessors that lie together."""
+"""How many clusters of CTAs a GPU runs side by side: a cluster needs multiprocessors of one GPC."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from array import array
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from normgrad.cuda.driver_launch import NotLaunchable, allow_cluster, cluster_attribute, launch_config, load_driver
 from normgrad.cuda.kernels.memory import empty_slots
 from normgrad.cuda.launch import INT64, Scratch, Step, compiled
-from normgrad.cuda.series import CLUSTER, allow_cluster, driver_library
 
 _THREADS = 128
-_RESERVED = 1024  # bytes of shared memory that the hardware takes for a program
+_RESERVED = 1024  # bytes of shared memory that the hardware takes for a CTA
 
 
 def clusters(device: int) -> Callable[[int, int], int] | None:
-    """A function of the programs of a cluster, and how many run on a multiprocessor; None on GPUs without clusters."""
-    if torch.cuda.get_device_capability(device) < (9, 0):
+    """Return a function of the CTAs of a cluster and how many of them run on a multiprocessor.
+
+    None on a GPU without clusters, and where cuda-bindings, which launches them, is not installed.
+    """
+    if torch.cuda.get_device_capability(device) < (9, 0) or load_driver() is None:
         return None
     return functools.partial(_side_by_side, device)
 
 
 @functools.cache
-def _side_by_side(device: int, programs: int, resident: int) -> int:
-    """Asked for a kernel that takes as much shared memory as leaves room for so many; 0 where there is no answer."""
+def _side_by_side(device: int, ctas: int, resident: int) -> int:
+    """Ask the driver, for a kernel with as much shared memory as leaves room for so many; 0 where it has no answer."""
     kernel = compiled(Step(empty_slots, (1, 1, 1), [Scratch(0, INT64), 1], {"BLOCK": 1024}), device)
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_multiprocessor // (resident + 1) + _RESERVED
     with torch.cuda.device(device):
-        return _asked(driver_library(), kernel.function, programs, shared)
+        return max_active_clusters(load_driver(), kernel.function, ctas, shared)
 
 
-def _asked(driver: Any, function: int, programs: int, shared: int) -> int:
-    attribute = array("q", [CLUSTER, programs | 1 << 32, 1, *[0] * 6])
-    threads = [programs | 1 << 32, 1 | _THREADS << 32, 1 | 1 << 32]
-    configuration = array("q", [*threads, shared, 0, attribute.buffer_info()[0], 1])
-    found = ctypes.c_int()
-    refused = allow_cluster(driver, function, programs, shared)
-    refused = refused or driver.cuOccupancyMaxActiveClusters(
-        ctypes.byref(found), ctypes.c_void_p(function), ctypes.c_void_p(configuration.buffer_info()[0])
-    )
-    return 0 if refused else found.value
+def max_active_clusters(driver: Any, function: int, ctas: int, shared: int) -> int:
+    """Return how many clusters of a kernel are resident at once; 0 where the driver does not say."""
+    handle = driver.CUfunction(function)
+    config = launch_config(driver, (ctas, 1, 1), _THREADS, shared, [cluster_attribute(driver, ctas)])
+    try:
+        allow_cluster(driver, handle, ctas, shared)
+    except NotLaunchable:
+        return 0
+    status, found = driver.cuOccupancyMaxActiveClusters(handle, config)
+    return 0 if status else int(found)

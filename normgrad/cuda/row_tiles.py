@@ -167,17 +167,18 @@ def _alone_or_shared(
     return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
 
 
-def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
-    """The tile for M rows, with fewer of them at a time where they are so few that each program has one tile.
+def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip, share: int = 1) -> RowTile:
+    """The tile for M rows, with fewer of them at a time where they are so few that each CTA has one tile.
 
-    Threads keep whole vectors, and so their columns: the order in which a row is summed up stays the same.
+    No more CTAs than a ``share``-th of the multiprocessors are made that way. Threads keep whole vectors, and so their
+    columns: the order in which a row is summed up stays the same.
     """
     if tile.parts > 1 and not tile.cluster:
         return tile
     at_once = tile.warps * 32 * vector
     room = chip.clusters(tile.parts, tile.resident) if chip.clusters and tile.cluster else chip.multiprocessors
     rows = tile.rows
-    while rows > 1 and rows * tile.columns >= 2 * at_once and blocks(M, rows // 2) <= room:
+    while rows > 1 and rows * tile.columns >= 2 * at_once and share * blocks(M, rows // 2) <= room:
         rows //= 2
     return replace(tile, rows=rows)
 

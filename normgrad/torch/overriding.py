@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgrad.contract.status import RUNTIME, ContractError
 from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
 from normgrad.torch.functional import untraced
-from normgrad.torch.kernels import TorchKernel, are_plain
+from normgrad.torch.kernels import TorchKernel
 from normgrad.torch.outputs import DTYPES, Results, order_of
 
 
@@ -65,15 +64,11 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
 
     @untraced
     def function(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
-        found = kernel.recalled(args) if _in_force else None
+        # Modes, transforms and subclasses have been handled under keys above this one. What is left and is no plain
+        # memory, such as a nested tensor, the contract refuses.
+        found = kernel.if_taken(*args) if _in_force and args[1].dtype in DTYPES else None
         if found is not None:
             return found
-        if _in_force and args[1].dtype in DTYPES and are_plain(args):
-            try:
-                return kernel(*args)
-            except ContractError as error:
-                if error.status == RUNTIME:
-                    raise
         return op.redispatch(keyset.remove(select), *args)
 
     return function

@@ -30,8 +30,7 @@ class Counter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         for kernel in overriding._OPERATORS.values():
-            for owner, method in ((kernel, "recalled"), (kernel._calls, "in_full")):
-                monkeypatch.setattr(owner, method, self._counting(getattr(owner, method)))
+            monkeypatch.setattr(kernel, "dispatch", self._counting(kernel.dispatch))
 
     def _counting(self, function: Any) -> Any:
         def counted(*args: Any) -> Any:
