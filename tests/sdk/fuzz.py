@@ -75,7 +75,7 @@ class Fuzzer:
             return self.address(copies)
         if stars:
             return self.pointer()
-        if argument.code == "d":
+        if kind in ("float", "double"):
             return self.random.choice([0.0, 1e-5, 0.1, -1.0, float("inf"), float("nan"), 1e308])
         if kind == "size_t":
             return self.random.choice(SIZES + COUNTS)
