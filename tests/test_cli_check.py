@@ -182,6 +182,14 @@ def test_nothing_is_lost_on_a_narrow_terminal() -> None:
 
 
 @on_posix
+def test_a_dumb_terminal_gets_every_line_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    written("dtypes")
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 0
+    assert run_on_terminal("check", NAME, "in", "out", columns=40, TERM="dumb") == capsys.readouterr().out
+
+
+@on_posix
 def test_progress_is_shown_on_a_terminal() -> None:
     written()
     assert "Judging" in run_on_terminal("check", NAME, "in", "out")

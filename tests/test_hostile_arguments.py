@@ -212,8 +212,8 @@ def test_the_base_of_a_foreign_holder_says_nothing(base: Any, backend: str) -> N
 
 
 def test_bases_in_a_circle(backend: str) -> None:
-    storage = np.full((2, 4), 3, np.float32)  # which the circle does not keep alive
-    x = as_strided(storage, (2, 4))
+    memory = np.full((2, 4), 3, np.float32)  # held here, since nothing else does once the bases lead nowhere
+    x = as_strided(memory, (2, 4))
     if not isinstance(x.base, np.ndarray):
         x.base.base = x
     assert normgrad.layer_norm(x, [4])[1].tolist() == [[3], [3]]

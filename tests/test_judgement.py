@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,15 @@ def test_what_is_rounded_once_passes_on_every_case(operator: str) -> None:
         for output in judgement.outputs:
             assert output.errors.rounded == 1
             assert output.errors.clusters == []
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cases_as_numpy_loads_them(operator: str, tmp_path: Path) -> None:
+    """Attributes are then arrays without axes."""
+    case = one_case(operator)
+    np.savez(tmp_path / "case.npz", **{name: value for name, value in case.arguments.items() if value is not None})
+    with np.load(tmp_path / "case.npz") as archive:
+        assert judge(operator, dict(archive), right_results(case))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -76,12 +76,12 @@ SIGNATURES = {
     "layer_norm_backward": "grad_out input normalized_shape mean rstd weight bias output_mask out product",
     "group_norm_backward": "grad_out input mean rstd weight N C HxW group output_mask out product",
     "batch_norm_elemt_backward": "grad_out input mean invstd weight sum_dy sum_dy_xmu counter out product",
-    "layer_norm": "input normalized_shape weight bias eps out",
-    "group_norm": "input weight bias N C HxW group eps out",
-    "batch_norm_stats": "input eps out",
-    "batch_norm_gather_stats_with_counts": "input mean invstd running_mean running_var momentum eps counts out",
-    "batch_norm_elemt": "input weight bias mean invstd eps out",
-    "batch_norm_reduce_backward": "grad_out input mean invstd weight input_g weight_g bias_g out",
+    "layer_norm": "input normalized_shape weight bias eps out product",
+    "group_norm": "input weight bias N C HxW group eps out product",
+    "batch_norm_stats": "input eps out product",
+    "batch_norm_gather_stats_with_counts": "input mean invstd running_mean running_var momentum eps counts out product",
+    "batch_norm_elemt": "input weight bias mean invstd eps out product",
+    "batch_norm_reduce_backward": "grad_out input mean invstd weight input_g weight_g bias_g out product",
 }
 
 

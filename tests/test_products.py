@@ -10,6 +10,7 @@ import pytest
 import normgrad
 from normgrad import ContractError, Product, use_product
 from normgrad.contract.products import current_product, parse_product
+from normgrad.testing.cases import make_cases
 from support.dtypes import BF16, F16, F32, FLOATS
 from support.processes import run_python
 from support.refusals import INVALID, NO_KERNEL, OUTPUTS, a, base_call, check_error, planned
@@ -214,3 +215,13 @@ def test_a_calls_own_product_goes_before_the_chosen_one(monkeypatch: pytest.Monk
 def test_the_environment_of_a_new_process() -> None:
     code = "from normgrad.contract.products import current_product; print(current_product().label)"
     assert run_python(code, NORMGRAD_PRODUCT="Ascend910B").strip() == "Atlas training"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_takes_a_product(name: str) -> None:
+    """Every one by the same keyword, the forward passes too."""
+    arguments = next(iter(make_cases(name, kinds=["normal"]))).arguments
+    with pytest.raises(ValueError, match="unknown product 'Abacus'"):
+        getattr(normgrad, name)(**arguments, product="Abacus")
+    assert getattr(normgrad, name)(**arguments, product="Ascend 950") is not None
+    assert current_product() is None

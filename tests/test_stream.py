@@ -48,6 +48,31 @@ def _plan(out: np.ndarray, x: np.ndarray = X) -> normgrad.Plan:
     )
 
 
+def test_a_stream_says_what_it_has_to_do() -> None:
+    stream, started, go_on = Stream(), threading.Event(), threading.Event()
+    assert repr(stream) == "<Stream: idle>"
+
+    def work() -> None:
+        started.set()
+        go_on.wait(60)
+
+    stream.submit(work)
+    assert started.wait(60)
+    assert repr(stream) == "<Stream: 1 task to do>"
+    stream.submit(lambda: [][0])
+    assert repr(stream) == "<Stream: 2 tasks to do>"
+    go_on.set()
+    with pytest.raises(IndexError):
+        stream.synchronize()
+    assert repr(stream) == "<Stream: idle>"
+    stream.submit(lambda: [][0])
+    while not stream.query():
+        pass
+    assert repr(stream) == "<Stream: idle, an error waits for synchronize()>"
+    with pytest.raises(IndexError):
+        stream.synchronize()
+
+
 def test_in_order(stream: Stream) -> None:
     seen: list[int] = []
     for number in range(200):

@@ -25,18 +25,18 @@ class Console(RichConsole):
 
     def __init__(self, *, stderr: bool = False) -> None:
         stream = sys.stderr if stderr else sys.stdout
-        self._is_plain = (
+        self.is_plain = (
             stream is None or not stream.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
         )
         # Without a height Rich takes a dumb terminal for one of 80 columns, and cuts off what is beyond.
-        size: dict[str, int] = {"width": _NO_LIMIT, "height": _NO_LIMIT} if self._is_plain else {}
+        size: dict[str, int] = {"width": _NO_LIMIT, "height": _NO_LIMIT} if self.is_plain else {}
         super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr, **size)  # type: ignore[arg-type]
         if self.width < _NARROWEST:
             self.width = _NARROWEST
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as Rich does; as plain text without the blanks that fill up a table's last column."""
-        if not self._is_plain:
+        if not self.is_plain:
             super().print(*objects, **options)
             return
         with self.capture() as captured:
@@ -51,14 +51,14 @@ class Console(RichConsole):
 def with_progress(items: Sequence[Item], doing: str) -> Iterable[Item]:
     """The items, with a bar on a terminal while they are worked on."""
     console = Console(stderr=True)
-    return track(items, doing, console=console, transient=True, disable=not console.is_terminal)
+    return track(items, doing, console=console, transient=True, disable=console.is_plain)
 
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show a line on a terminal while the block runs."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if console.is_plain:
         yield
         return
     with console.status(text):

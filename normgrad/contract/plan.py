@@ -78,6 +78,14 @@ class Plan:
         self._repeatable = False
         self._spent = False
 
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{name} {view.dtype} {view.shape}" for name, view in self._problem.views.items())
+        state = "has run" if self._spent else "repeatable" if self._repeatable else "runs once"
+        return (
+            f"<Plan {self._signature.name}({tensors}) on {self._problem.device} by the backend {self._backend.name}, "
+            f"workspace {self.workspace_size} bytes, {state}>"
+        )
+
     @property
     def workspace_size(self) -> int:
         """How many bytes of workspace a run needs."""

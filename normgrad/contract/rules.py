@@ -147,8 +147,10 @@ def positive(value: Any) -> int:
 
 
 def real(value: Any) -> float:
-    """A real number."""
+    """A real number; an array without axes, as ``np.load`` returns it, counts as its element."""
     try:
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value.item()
         if isinstance(value, numbers.Real):
             return float(value)
     except Exception:  # OverflowError, or any of the user's __float__

@@ -117,6 +117,14 @@ class _Queue:
         with self.lock:
             return self.changed.wait_for(lambda: task.is_done, timeout)
 
+    def state(self) -> str:
+        """What the queue has to do, in words, without waiting for it."""
+        with self.lock:
+            is_at_work = self.last_taken is not None and not self.last_taken.is_done
+            tasks = len(self.waiting) + is_at_work
+            failed = ", an error waits for synchronize()" if self.error is not None else ""
+        return (f"{tasks} task{'' if tasks == 1 else 's'} to do" if tasks else "idle") + failed
+
     def take_error(self) -> BaseException | None:
         with self.lock:
             error, self.error = self.error, None
@@ -163,6 +171,9 @@ class Stream:
 
     def __init__(self) -> None:
         self._queue = _Queue()
+
+    def __repr__(self) -> str:
+        return f"<Stream: {self._queue.state()}>"
 
     def submit(self, work: Work) -> None:
         """Give the stream work: a function without arguments."""

@@ -12,6 +12,7 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Parameter
 from normgrad.contract.plan import Plan, Problem
 from normgrad.contract.products import Family, Product, current_product, parse_product
+from normgrad.contract.status import NULLPTR, ContractError
 from normgrad.operators.dispatch import Dispatch
 
 P = ParamSpec("P")
@@ -51,7 +52,14 @@ class Operator(Generic[P, R]):
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
         arguments, out, product = self._arguments(args, kwargs)
-        call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)
+        try:
+            call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)
+        except ContractError as error:
+            if out is None and error.status == NULLPTR and self.signature.is_output(error.parameter or ""):
+                names = ", ".join(self.signature.output_names)
+                text = f"is null, and is a wanted output: a plan needs arrays to write to, out=({names})"
+                raise self.signature.error(error.parameter, text, NULLPTR) from None
+            raise
         problem = Problem(self.signature, call.views, call.attributes)
         return Plan(problem, backend_for(problem))
 

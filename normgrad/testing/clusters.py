@@ -181,17 +181,16 @@ def _left_over(tail: int, length: int) -> str:
 def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -> Iterator[_Pattern]:
     """The offsets in every block of a power of two that hold the wrong elements."""
     for segments in every:
-        longest = max(segments.length // 4, 1)
-        of_wrong = np.bincount(segments.offset(wrong), minlength=segments.length)
-        of_all = np.bincount(segments.offset(inside), minlength=segments.length)
-        for block in (block for block in _BLOCKS if block <= longest):
-            lane = np.arange(segments.length) % block
-            in_lane = np.bincount(lane, of_wrong, block).astype(np.int64)
-            all_in_lane = np.bincount(lane, of_all, block).astype(np.int64)
+        counts = [np.bincount(segments.offset(index) % _BLOCKS[-1], minlength=_BLOCKS[-1]) for index in (wrong, inside)]
+        for block in reversed(_BLOCKS):
+            if counts[0].size > block:
+                counts = [of_lane[:block] + of_lane[block:] for of_lane in counts]
+            in_lane, all_in_lane = counts
             lanes = np.flatnonzero(in_lane)
             elements = int(np.sum(all_in_lane[lanes]))
             evidence = _evidence(wrong.size, wrong.size, elements, inside.size)
-            if evidence is None or np.min(in_lane[lanes] / all_in_lane[lanes]) < _WHOLE:
+            is_whole = np.min(in_lane[lanes] / all_in_lane[lanes]) >= _WHOLE
+            if evidence is None or not is_whole or 4 * block > segments.length:
                 continue
             blocks = "every block" if wrong.size == elements else f"{percent(wrong.size, elements)} of the blocks"
             text = f"at {_named('position', lanes)} of {blocks} of {block} {segments.noun}"
