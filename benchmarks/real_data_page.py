@@ -1,6 +1,6 @@
 """Put what was measured on real data into a page: the patterns of values, and the calls of models.
 
-    python benchmarks/real_data_page.py docs/performance_gpu.md --patterns data.json --models model_calls.json
+    python benchmarks/real_data_page.py docs/evidence/gpu.md --patterns data.json --models model_calls.json
 
 ``normgrad bench --data --json`` writes the one file, ``benchmarks/model_calls.py --json`` the other. Each table
 replaces what stands between its two markers in the page: ``<!-- patterns -->`` and ``<!-- end of patterns -->``,

@@ -172,6 +172,7 @@ def test_a_plan_runs_on_the_stream_that_it_is_given(backend: Backend, monkeypatc
     out = tuple(torch.empty(shape) for shape in ((4, COLUMNS), COLUMNS, COLUMNS))
     plan = normgrad.layer_norm_backward.plan(*args, out=out)
     plan.repeatable = True
+    monkeypatch.setattr(Problem, "device", f"cuda:{DEVICE}")  # the tensors are the host's
     for stream in (None, 7, SimpleNamespace(cuda_stream=8)):
         plan.run(stream=stream)
     assert [launch["stream"] for launch in backend.driver.launches] == [1000 + DEVICE] * 2 + [7, 7, 8, 8]

@@ -23,6 +23,7 @@ from normgrad.cli.terminal import Console
 from normgrad.contract import products
 from normgrad.contract.products import Family, Product
 from normgrad.cpu import store
+from normgrad.cuda import devices
 
 NAME = "info"
 HELP = "print version, machine, libraries, backends, environment and products"
@@ -163,13 +164,22 @@ def _installed(name: str, extra: str | None) -> str:
 
 
 def _state(name: str, device: str) -> str:
+    problems = _gpu_problems() if device == "cuda" else []
+    if problems and all(problems):
+        return f"does not run: {'; '.join(dict.fromkeys(map(str, problems)))}"
     try:
         backends.load(name)
     except Exception as error:  # whatever keeps a backend away is what the user wants to read
         return f"missing: {reason(error)}"
-    if device == "cuda" and not _every_gpu():
-        return "ready, without a GPU that PyTorch sees"
+    if any(problems):
+        return "; ".join(f"cuda:{i} {f'does not run: {p}' if p else 'in use'}" for i, p in enumerate(problems))
     return "in use" if _or_problem(lambda: backends.chosen(device) or "") == name else "ready"
+
+
+def _gpu_problems() -> list[str | None]:
+    """Why the kernels do not run, for each GPU that PyTorch sees; one reason where it sees none."""
+    problem = devices.installation_problem()
+    return [problem] if problem is not None else [devices.problem(index) for index in range(len(_every_gpu()))]
 
 
 def _environment() -> Section:

@@ -96,16 +96,12 @@ def _row_moments(kind, x, count, shift):
 def _long_rows(kind, rows, count, x, step, sums, squares):
     """Moments of up to _ROWS rows."""
     lanes, shifts, pairs = _lanes(), _shifts(), count // 128 + 1
+    share = np.float32(1.0 / (32 * pairs))
     if not is_bfloat(kind):
         for r in range(rows):
             vstore(F32, lanes, 16 * r, _beginning(kind, x + r * step, pairs))
         for r in range(rows):
-            store(
-                F32,
-                shifts,
-                r,
-                load(kind, x + r * step, 0) + hsum(vload(F32, lanes, 16 * r)) * np.float32(1.0 / (32 * pairs)),
-            )
+            store(F32, shifts, r, load(kind, x + r * step, 0) + share * hsum(vload(F32, lanes, 16 * r)))
     for r in range(rows):
         shift = np.float32(0) if is_bfloat(kind) else load(F32, shifts, r)
         s, q = _row_moments(kind, x + r * step, count, shift)

@@ -135,6 +135,18 @@ def saturated(typingctx, value):
 
 
 @intrinsic
+def not_below(typingctx, value, least):
+    """The value, or `least` where it is negative: NaN stays; float64 or f64x16."""
+
+    def codegen(context, builder, sig, args):
+        kind = args[0].type
+        zero = splat_constant(kind, 0.0) if isinstance(kind, ir.VectorType) else ir.Constant(kind, 0.0)
+        return builder.select(builder.fcmp_ordered("<", args[0], zero), args[1], args[0])
+
+    return value(value, value), codegen
+
+
+@intrinsic
 def square_roots(typingctx, value):
     return f64x16(f64x16), lambda context, builder, sig, args: call_intrinsic(
         builder, f"llvm.sqrt.{type_suffix(args[0].type)}", args[0].type, list(args)

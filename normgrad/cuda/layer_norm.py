@@ -23,9 +23,9 @@ from normgrad.cuda.teams import Slots, Teams, assemble
 # Rows, or columns, of which float32 weight gradients are summed up without a rounding.
 _FEW_ROWS = 64
 _FEW_COLUMNS = NARROW.columns
-# Of few rows a quarter of the multiprocessors take part where weight gradients are wanted: the second-stage reduction
-# then has fewer partial sums (128×768 in float32 on an H200: 7.8 µs, and 10.0 with a CTA for every row).
-_FEW_ROWS_SHARE = 4
+# Of few rows half of the multiprocessors take part where weight gradients are wanted: the second-stage reduction then
+# has fewer partial sums (128×768 in float32 on an H200: 8.0 µs, and 10.0 with a CTA for every row).
+_FEW_ROWS_SHARE = 2
 # Below this eps the variance is computed in float64: float32 squares that underflow to 0 would make rstd infinite.
 _SMALL_EPS = 2.0**-90
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from normgrad.cuda import devices
 from normgrad.torch.choices import (
     group_norm_is_pytorchs,
     layer_norm_is_pytorchs,
@@ -60,6 +61,8 @@ def layer_norm(
     if is_eager and layer_norm_is_pytorchs(input, weight):
         theirs = torch.nn.functional.layer_norm if _is_seen((weight, bias)) else torch.layer_norm
         return theirs(input, normalized_shape, weight, bias, eps)
+    if _is_no_tensor(input):
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     rows = input.dim() - len(normalized_shape)
     if not _is_taken(input, weight, bias) or rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
@@ -78,6 +81,8 @@ def group_norm(
         is_refused = input.dim() < 2 or not 0 < num_groups < input.numel()
         theirs = torch.nn.functional.group_norm if is_refused or _is_seen((weight, bias)) else torch.group_norm
         return theirs(input, num_groups, weight, bias, eps)
+    if _is_no_tensor(input):
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     one_value_a_group = input.numel() <= num_groups  # which PyTorch refuses
     if not _is_taken(input, weight, bias) or input.dim() < 2 or one_value_a_group or input.shape[1] % num_groups:
@@ -86,6 +91,11 @@ def group_norm(
     if is_eager:
         return _group_norm(input, weight, bias, sizes, eps)
     return torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)[0]
+
+
+def _is_no_tensor(input: Any) -> bool:
+    """Whether PyTorch is to refuse the input in its own words: neither a tensor nor what stands for one."""
+    return not isinstance(input, Tensor) and not _is_seen((input,))
 
 
 def _as_autocast_has_it(*tensors: Tensor | None) -> tuple[Any, ...]:
@@ -102,10 +112,16 @@ def _is_taken(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool
     given = [parameter.dtype for parameter in (weight, bias) if parameter is not None]
     return (
         dtype in DTYPES
-        and (input.is_cpu or input.is_cuda)
+        and (input.is_cpu or (input.is_cuda and runs_on_gpu(input.device.index)))
         and input.dim() <= _MOST_DIMENSIONS
         and (not given or (given[0] in (dtype, torch.float32) and given[0] == given[-1]))
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def runs_on_gpu(index: int) -> bool:
+    """Whether our kernels run on a GPU; what is on another is PyTorch's."""
+    return devices.problem(index) is None
 
 
 def _is_eager(input: Tensor) -> bool:

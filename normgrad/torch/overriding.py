@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
-from normgrad.torch.functional import untraced
+from normgrad.torch.functional import runs_on_gpu, untraced
 from normgrad.torch.kernels import TorchKernel
 from normgrad.torch.outputs import DTYPES, Results, order_of
 
@@ -66,12 +66,16 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
     def function(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
         # Modes, transforms and subclasses have been handled under keys above this one. What is left and is no plain
         # memory, such as a nested tensor, the contract refuses.
-        found = kernel.if_taken(*args) if _in_force and args[1].dtype in DTYPES else None
+        found = kernel.if_taken(*args) if _in_force and _is_ours(args[1]) else None
         if found is not None:
             return found
         return op.redispatch(keyset.remove(select), *args)
 
     return function
+
+
+def _is_ours(input: Tensor) -> bool:
+    return input.dtype in DTYPES and (not input.is_cuda or runs_on_gpu(input.device.index))
 
 
 _OPERATORS = {

@@ -20,6 +20,7 @@ from normgrad.sdk import tree
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "examples" / "cpp"
+PAGE = ROOT / "docs" / "guides" / "sdk.md"
 
 
 @pytest.mark.parametrize(
@@ -57,10 +58,10 @@ def test_samples_build_with_cmake_after_set_env_and_print_what_is_right(home: Pa
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:
-    """The commands of docs/sdk.md, one after the other, print what it shows under them."""
+    """The commands of docs/guides/sdk.md, one after the other, print what it shows under them."""
     if shutil.which("cmake") is None:
         pytest.skip("there is no cmake")
-    blocks = re.findall(r"^```(sh|text)\n(.*?)^```$", (ROOT / "docs" / "sdk.md").read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(sh|text)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     commands = "".join(content for language, content in blocks if language == "sh")
     shown = [content for language, content in blocks if language == "text"]
     script = f'set -e\nnormgrad() {{ "{sys.executable}" -m normgrad "$@"; }}\n{commands}'
@@ -69,6 +70,17 @@ def test_the_page_is_true(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(shown) == 2
     assert all(text in done.stdout for text in shown), done.stdout
+
+
+def test_the_page_shows_the_sample_and_the_headers() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"```cpp\n{(SAMPLES / 'minimal.cpp').read_text(encoding='utf-8')}```\n" in page
+    plans = 0
+    for header in (tree.INCLUDE / "aclnnop").glob("*.h"):
+        for plan in re.findall(r"aclnnStatus \w+GetWorkspaceSize\([^;]*;", header.read_text(encoding="utf-8")):
+            plans += 1
+            assert f"// aclnnop/{header.name}\n{plan}\n" in page, plan
+    assert plans == 9
 
 
 def test_set_env_keeps_what_was_on_the_path(home: Path) -> None:

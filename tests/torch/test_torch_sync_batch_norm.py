@@ -263,6 +263,18 @@ def test_running_statistics_of_float64_without_momentum(tmp_path: Path) -> None:
     assert max(run_ranks(2, train_in_float64, tmp_path)) < 1e-13
 
 
+def train_by_the_formulas() -> dict[str, Tensor]:
+    """As on a GPU on which our kernels do not run."""
+    from normgrad.torch import formulas, synchronised
+
+    synchronised._steps = lambda data: formulas
+    return train_on_rank(cases(2)["uneven"])
+
+
+def test_without_our_kernels(tmp_path: Path) -> None:
+    assert_one_batch_norm("by the formulas", cases(2)["uneven"], run_ranks(2, train_by_the_formulas, tmp_path))
+
+
 SHORT = 4.0  # seconds that a rank waits for one that does not come
 
 

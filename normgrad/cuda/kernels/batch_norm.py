@@ -30,19 +30,21 @@ def _total(counter, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gradient(dy, xmu, inverse, mean_dy, mean_dy_xmu, scale):
-    """``(dy − mean_dy − xmu·inverse²·mean_dy_xmu)·inverse·scale`` from statistics in float64.
+def _gradient(dy, xmu, inverse, sum_dy, sum_dy_xmu, per_element, scale):
+    """``(dy − sum_dy/n − xmu·inverse²·sum_dy_xmu/n)·inverse·scale``, with ``per_element`` 1/n in float64.
 
     Of float32 data in the order of the formula: a coefficient like inverse² may overflow where none of the terms does.
     """
     if dy.dtype == tl.float64:
+        inverse = inverse.to(tl.float64)
         factor = inverse
         if scale is not None:
             factor = factor * scale
-        result = (dy - mean_dy - xmu * (inverse * inverse * mean_dy_xmu)) * factor
+        slope = inverse * inverse * (sum_dy_xmu * per_element)
+        result = (dy - sum_dy * per_element - xmu * slope) * factor
     else:
-        inverse = inverse.to(tl.float32)
-        result = (dy - mean_dy.to(tl.float32) - xmu * inverse * inverse * mean_dy_xmu.to(tl.float32)) * inverse
+        share = per_element.to(tl.float32)
+        result = (dy - sum_dy * share - xmu * inverse * inverse * (sum_dy_xmu * share)) * inverse
         if scale is not None:
             result = result * scale
     return result
@@ -97,14 +99,13 @@ def batch_norm_elemt_backward(
     # In float64 where float32 is written, so that it is rounded once.
     PRECISION: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     per_element = 1.0 / _total(counter, ranks, RANKS)
-    inverse = load_vector(invstd, channels, C // run).to(tl.float64)
-    mean_dy = load_vector(sum_dy, channels, C // run) * per_element
-    mean_dy_xmu = load_vector(sum_dy_xmu, channels, C // run) * per_element
+    inverse = load_vector(invstd, channels, C // run)
+    sums = load_vector(sum_dy, channels, C // run), load_vector(sum_dy_xmu, channels, C // run)
     scale = None
     if weight is not None:
         scale = load_vector(weight, channels, C // run)
     xmu = wide(x).to(PRECISION) - load_vector(mean, channels, C // run)
-    result = _gradient(wide(dy).to(PRECISION), xmu, inverse, mean_dy, mean_dy_xmu, scale)
+    result = _gradient(wide(dy).to(PRECISION), xmu, inverse, sums[0], sums[1], per_element, scale)
     put(
         tile_at(grad_input, rows, place_blocks, block, grad_input_strides, PLACES, CHANNELS, STRETCH, WIDE, VECTOR),
         result,
