@@ -317,6 +317,17 @@ def test_a_report_to_a_device(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz", "--json", os.devnull]) == 0
 
 
+@on_posix
+def test_reports_of_files_whose_names_are_no_text() -> None:
+    written()
+    name = os.fsdecode(b"\xff\x1b.npz")
+    for folder in ("in", "out"):
+        Path(folder, "normal-float32.npz").rename(Path(folder, name))
+    assert main(["check", NAME, f"in/{name}", f"out/{name}", "--json", "r.json", "--html", "r.html"]) == 0
+    assert "out/\\udcff\\x1b.npz" in json.loads(Path("r.json").read_text(encoding="utf-8"))["command"]
+    assert "out/\\udcff\\x1b.npz" in Path("r.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no such names there")
 def test_names_with_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     written()

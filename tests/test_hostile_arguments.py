@@ -268,3 +268,24 @@ def test_a_stream_that_is_none(stream: Any) -> None:
     assert (out == 7).all()
     plan.run()  # the plan is not spent
     assert (out != 7).all()
+
+
+@pytest.mark.parametrize("columns", [1 << 40, 1 << 50, 1 << 58, 1 << 60])
+def test_results_that_no_memory_holds(columns: int, backend: str) -> None:
+    """Without rows the data has no bytes, and the sums over the rows have terabytes."""
+    x, statistics = np.empty((0, columns), np.float32), np.empty((0, 1), np.float32)
+    with pytest.raises(ContractError, match="there is no memory for") as caught:
+        normgrad.layer_norm_backward(x, x, [columns], statistics, statistics)
+    assert caught.value.status == 361001
+    x, statistics = torch.empty(0, columns), torch.empty(0, 1)
+    with pytest.raises(ContractError, match="there is no memory for") as caught:
+        normgrad.layer_norm_backward(x, x, [columns], statistics, statistics)
+    assert caught.value.status == 361001
+
+
+def test_a_real_tensor_while_pytorch_fakes_its_results() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    real = torch.ones(2, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ContractError, match="FakeTensor"):
+        normgrad.layer_norm(real, [4])

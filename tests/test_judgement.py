@@ -389,6 +389,17 @@ def test_errors_that_only_look_alike_are_no_constant(dtype: str) -> None:
     assert {"factor", "offset", "swap", "shift"}.isdisjoint(found_in("layer_norm_backward", change, dtype))
 
 
+def test_wrong_values_beyond_any_ratio() -> None:
+    """The wrong values over the exact ones are beyond float64."""
+    case = one_case("batch_norm_elemt", "tiny")
+    case.arguments["invstd"][:] = 1e-38
+    case.arguments["mean"][:] = case.arguments["bias"][:] = 0
+    results = right_results(case)
+    results["output"][:] = 1e38
+    (output,) = judge("batch_norm_elemt", case.arguments, results).outputs
+    assert {cluster.kind for cluster in output.errors.clusters} <= {"everywhere", "offset"}
+
+
 def test_swapped_elements_channels_and_rows() -> None:
     elements = found_in("layer_norm_backward", swapped("grad_weight", 0, 0, 1))
     assert elements["swap"] == "elements 0 and 1 are swapped"

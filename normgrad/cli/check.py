@@ -251,7 +251,7 @@ def _write(arguments: argparse.Namespace, outcomes: Sequence[Outcome], sections:
     origin = Origin(
         f"normgrad {normgrad.__version__}",
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        f"normgrad {shlex.join(arguments.argv)}",
+        printable(f"normgrad {shlex.join(arguments.argv)}"),
     )
     if arguments.json is not None:
         cases = [
@@ -268,7 +268,7 @@ def _write(arguments: argparse.Namespace, outcomes: Sequence[Outcome], sections:
         level = f", level {arguments.level}" if arguments.standard == _NEEDS_BASELINE else ""
         subtitle = f"{arguments.actual} against the float64 oracle on {arguments.inputs}, "
         subtitle += f"by the standard {arguments.standard}{level}"
-        _write_text(arguments.html, page(arguments.operator, subtitle, sections, origin))
+        _write_text(arguments.html, page(arguments.operator, printable(subtitle), sections, origin))
 
 
 def _write_text(path: Path, text: str) -> None:

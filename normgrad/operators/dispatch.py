@@ -16,6 +16,7 @@ threads, and signal handlers and finalizers that call an operator in the middle 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Call, Tensor
 from normgrad.contract.plan import Backend, Kernel, Problem, launch
 from normgrad.contract.products import Product
+from normgrad.contract.status import RUNTIME, quote, shown_error
 from normgrad.contract.view import Memory, View
 from normgrad.operators.aliasing import Aliasing
 from normgrad.operators.cache_key import ATTRIBUTES, TENSORS, NoKey
@@ -40,6 +42,10 @@ ChooseOutputs = Callable[[Mapping[str, Any], Call, Product | None], Mapping[str,
 
 #: How many entries a cache holds. A model has tens of layouts; an entry takes some kilobytes.
 MAX_ENTRIES = 1024
+
+#: How many bytes an output may have: the address space of a process on x86-64 and AArch64. Kernels compute offsets in
+#: 64 bits, and a multiple of this still fits.
+_MAX_BYTES = 1 << 47
 
 _clock = itertools.count()
 
@@ -95,7 +101,13 @@ class CacheEntry:
 
     def run(self, arguments: Arguments, addresses: list[int]) -> list[Any]:
         """Allocate outputs, launch the kernel on them and on the arrays at these addresses, and return all outputs."""
-        allocated = [layout.allocate() for layout in self.fresh]
+        try:
+            allocated = [layout.allocate() for layout in self.fresh]
+        except (MemoryError, RuntimeError) as error:  # NumPy's and PyTorch's
+            if type(error).__name__ == "OutOfMemoryError":  # of a GPU, which training loops catch
+                raise
+            text = f"there is no memory for the results: {quote(shown_error(error))}"
+            raise self.problem.signature.error(None, text, RUNTIME) from error
         try:
             addresses += [layout.address(array) for layout, array in zip(self.fresh, allocated)]  # noqa: B905
         except NotAnArray as error:
@@ -196,6 +208,10 @@ class Dispatch:
     def _prepare(self, named: Mapping[str, Any], call: Call, product: Product | None) -> CacheEntry:
         """Choose the layouts of outputs, and prepare the kernel."""
         fresh = self._choose_outputs(named, call, product)
+        for name, layout in fresh.items():
+            if math.prod(layout.shape) * layout.dtype.itemsize > _MAX_BYTES:
+                text = f"has the shape {layout.shape}, and there is no memory for it"
+                raise self._signature.error(name, text, RUNTIME)
         device = next(iter(call.views.values())).device
         views = {name: view.disowned() for name, view in call.views.items()}
         views |= {name: _unallocated(layout, device, number) for number, (name, layout) in enumerate(fresh.items())}

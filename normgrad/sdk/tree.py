@@ -94,6 +94,8 @@ def _refuse_foreign_files(home: Path, files: Iterable[Path]) -> None:
     for folder in sorted({folder for file in files for folder in file.parents} - {Path()}):
         if (home / folder).is_symlink():
             raise _foreign(home / folder, "is a symbolic link")
+        if (home / folder).exists() and not (home / folder).is_dir():
+            raise _foreign(home / folder, "is no folder")
     for file in files:
         path = home / file
         if path.is_symlink():

@@ -102,7 +102,7 @@ def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...]) -> Cl
     if wrong.size == size > 1:
         return Cluster("everywhere", f"all {size} elements are wrong")
     if wrong.size <= _MOST_NAMED:
-        named = [_index(place, shape) for place in wrong]
+        named = [_index(index, shape) for index in wrong]
         kind, plural = ("single", "") if wrong.size == 1 else ("scattered", "s")
         return Cluster(kind, f"{wrong.size} wrong element{plural}, at {_listed(named)}")
     if 2 * wrong.size > size:
@@ -273,8 +273,8 @@ def _runs(numbers: np.ndarray) -> str:
     return ", ".join(texts)
 
 
-def _index(place: int, shape: tuple[int, ...]) -> str:
-    return f"({', '.join(str(i) for i in np.unravel_index(place, shape))})"
+def _index(index: int, shape: tuple[int, ...]) -> str:
+    return f"({', '.join(str(i) for i in np.unravel_index(index, shape))})"
 
 
 def _listed(texts: Sequence[str]) -> str:

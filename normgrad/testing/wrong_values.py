@@ -31,7 +31,8 @@ def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
     allowed = np.ravel(measured.limit)[wrong] + ulp(actual, measured.dtype)
     if not np.all(np.isfinite(allowed)):
         return found
-    constant = _constant(actual, exact, allowed)
+    with np.errstate(all="ignore"):  # what overflows is in no interval
+        constant = _constant(actual, exact, allowed)
     return [constant] if constant else list(_exchanged(measured, wrong, layout))
 
 

@@ -61,6 +61,8 @@ def layer_norm(
     if is_eager and layer_norm_is_pytorchs(input, weight):
         theirs = torch.nn.functional.layer_norm if _is_seen((weight, bias)) else torch.layer_norm
         return theirs(input, normalized_shape, weight, bias, eps)
+    if _is_no_tensor(input):
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     rows = input.dim() - len(normalized_shape)
     if not _is_taken(input, weight, bias) or rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
@@ -79,6 +81,8 @@ def group_norm(
         is_refused = input.dim() < 2 or not 0 < num_groups < input.numel()
         theirs = torch.nn.functional.group_norm if is_refused or _is_seen((weight, bias)) else torch.group_norm
         return theirs(input, num_groups, weight, bias, eps)
+    if _is_no_tensor(input):
+        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     input, weight, bias = _as_autocast_has_it(input, weight, bias)
     one_value_a_group = input.numel() <= num_groups  # which PyTorch refuses
     if not _is_taken(input, weight, bias) or input.dim() < 2 or one_value_a_group or input.shape[1] % num_groups:
@@ -87,6 +91,11 @@ def group_norm(
     if is_eager:
         return _group_norm(input, weight, bias, sizes, eps)
     return torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)[0]
+
+
+def _is_no_tensor(input: Any) -> bool:
+    """Whether PyTorch is to refuse the input in its own words: neither a tensor nor what stands for one."""
+    return not isinstance(input, Tensor) and not _is_seen((input,))
 
 
 def _as_autocast_has_it(*tensors: Tensor | None) -> tuple[Any, ...]:

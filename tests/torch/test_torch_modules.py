@@ -250,6 +250,12 @@ def test_what_pytorch_refuses_is_refused_as_it_does(name: str) -> None:
         with pytest.raises(type(expected.value)) as found:
             ours(x)
         assert str(found.value) == str(expected.value)
+    for x in (None, [1.0, 2.0], random(2, 10).numpy(), "x"):
+        with pytest.raises((TypeError, AttributeError)) as expected:
+            theirs(x)
+        with pytest.raises(type(expected.value)) as found:
+            ours(x)
+        assert str(found.value) == str(expected.value)
     single = random(1, 6)
     if name == "GroupNorm":
         with pytest.raises(ValueError, match="more than 1 value per channel"):
