@@ -14,10 +14,13 @@ from unittest import mock
 import torch
 
 import normgrad
-from normgrad.cuda import batch_norm, group_norm, group_norm_channels, layer_norm
-from normgrad.cuda.channel_tiles import StreamTile, SumsTile
-from normgrad.cuda.group_tiles import ChannelsTile, GroupTile
-from normgrad.cuda.row_tiles import RowTile
+from normgrad.cuda.batch_norm import launches as batch_norm
+from normgrad.cuda.batch_norm.tiles import StreamTile, SumsTile
+from normgrad.cuda.group_norm import channels_last_launches as group_norm_channels
+from normgrad.cuda.group_norm import launches as group_norm
+from normgrad.cuda.group_norm.tiles import ChannelsTile, GroupTile
+from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.layer_norm.tiles import RowTile
 from normgrad.testing import oracle, terms
 
 CACHED = 256_000_000  # bytes: several times the L2 cache

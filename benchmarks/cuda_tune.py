@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from cuda_cases import Case, Tile, compile_ahead, copying, median_time, outputs, planned, tensors
 
-from normgrad.cuda.channel_tiles import StreamTile, SumsTile, stretches, sums_tile
-from normgrad.cuda.channel_tiles import _stream_shape as stream_shape
-from normgrad.cuda.configurations import Chip, blocks, power_of_two, staged
-from normgrad.cuda.group_tiles import ChannelsTile, GroupTile
-from normgrad.cuda.row_tiles import RowTile
+from normgrad.cuda.batch_norm.tiles import StreamTile, SumsTile, stretches, sums_tile
+from normgrad.cuda.batch_norm.tiles import _stream_shape as stream_shape
+from normgrad.cuda.chip import Chip, blocks, power_of_two, staged
+from normgrad.cuda.group_norm.tiles import ChannelsTile, GroupTile
+from normgrad.cuda.layer_norm.tiles import RowTile
 
 DTYPES = ("bfloat16", "float32")
 # Rows, columns, warps, residents, stages (0: prefetch into registers).

@@ -18,8 +18,7 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
 from normgrad.cuda import series
-from normgrad.cuda.launch import Given, Scratch
-from normgrad.cuda.problem import ALIGNMENT
+from normgrad.cuda.launch import ALIGNMENT, Given, Scratch
 from normgrad.cuda.series import Series
 from support.driver import Driver, current_stream, kernel, step
 

@@ -56,7 +56,8 @@ def _told_by(part, told):  # type: ignore[no-untyped-def]
 def clustered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were run as clusters of one program."""
     from normgrad.cuda import interpreter
-    from normgrad.cuda.kernels import group_norm, group_norm_forward
+    from normgrad.cuda.group_norm import contiguous_backward_kernel as group_norm
+    from normgrad.cuda.group_norm import contiguous_forward_kernel as group_norm_forward
 
     for module in (group_norm, group_norm_forward):
         for double in (_open_slots, _tell, _wait_for_all, _sums_of_all, _told_by):

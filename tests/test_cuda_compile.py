@@ -123,7 +123,7 @@ CALLS = [
 
 def _with_clusters() -> Any:
     """A chip with clusters, all of whose multiprocessors have room for them."""
-    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.chip import Chip
 
     return Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
 
@@ -145,7 +145,7 @@ def test_every_launch_compiles(
     operator: str, arguments: tuple[Any, ...], concurrent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.chip import Chip
     from normgrad.cuda.series import _parameters
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
@@ -211,8 +211,8 @@ def test_every_thread_of_a_cluster_has_what_it_tells(
     Bytes are counted there.
     """
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.kernels.clusters import LARGEST, MOST_ROWS
-    from normgrad.cuda.kernels.warp_sums import MOST_WARPS
+    from normgrad.cuda.device.clusters import LARGEST, MOST_ROWS
+    from normgrad.cuda.device.warp_sums import MOST_WARPS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     chip = _with_clusters()
@@ -250,7 +250,7 @@ def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
 ) -> None:
     """A thread writes a pair of sums, of every channel one: the first program waits for all their bytes."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.kernels.clusters import LARGEST, MOST_SUMS
+    from normgrad.cuda.device.clusters import LARGEST, MOST_SUMS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     arguments = _batch_norm(dtype, True, shape)[operator]
@@ -278,8 +278,8 @@ def test_ctas_that_wait_for_each_other_are_resident(
 ) -> None:
     """CUDA promises no order in which CTAs start: only a cluster or a cooperative launch has all of them at once."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
-    from normgrad.cuda.kernels.common import WHOLE
+    from normgrad.cuda.chip import Chip
+    from normgrad.cuda.device.common import WHOLE
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     chip = _with_clusters() if clusters else Chip(132)

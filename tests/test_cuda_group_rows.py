@@ -16,12 +16,12 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.dtypes import FLOAT16
-from normgrad.cuda import group_norm_flat
-from normgrad.cuda.configurations import Chip
-from normgrad.cuda.group_norm_flat import rows_of
+from normgrad.cuda.chip import Chip
+from normgrad.cuda.group_norm import rows_launches as group_norm_flat
+from normgrad.cuda.group_norm.rows_launches import rows_of
 from normgrad.cuda.launch import Given
-from normgrad.cuda.problem import Operand
-from normgrad.cuda.row_tiles import as_rows, flat_forward_tile, flat_tile
+from normgrad.cuda.layer_norm.tiles import as_rows, flat_forward_tile, flat_tile
+from normgrad.cuda.steps import Operand
 
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
@@ -98,7 +98,7 @@ def test_teams_have_several_samples_each_and_no_multiprocessor_is_idle(
 @pytest.fixture
 def by_rows(poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are taken as rows, of whatever sizes they are; memory starts as NaN."""
-    monkeypatch.setattr("normgrad.cuda.group_norm.as_rows", lambda *sizes: True)
+    monkeypatch.setattr("normgrad.cuda.group_norm.launches.as_rows", lambda *sizes: True)
 
 
 @only_there

@@ -190,7 +190,7 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, place: in
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a GPU's size."""
     from normgrad.cuda import interpreter
-    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.chip import Chip
 
     monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, concurrent=False))
 

@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import contiguous_strides
 from normgrad.cuda.launch import Given
-from normgrad.cuda.problem import Operand
-from normgrad.cuda.rows import merged_rows
+from normgrad.cuda.operands import merged_rows
+from normgrad.cuda.steps import Operand
 
 SHAPE = (2, 3, 4)  # of the outer dimensions
 ORDERS = [(0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1)]  # of these in memory

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda.clusters import _asked
+from normgrad.cuda.cluster_occupancy import _asked
 from normgrad.cuda.launch import Given, Options, Scratch, Step
 from normgrad.cuda.series import DoesNotFit, Series, allow_cluster
 from support.driver import Driver, at, current_stream, kernel, step

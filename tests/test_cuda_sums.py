@@ -37,7 +37,7 @@ def _add_as_threads_do(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.
     from triton.runtime.interpreter import ReduceOps
 
     from normgrad.cuda import interpreter
-    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.chip import Chip
 
     summed = ReduceOps.sum
 
@@ -217,9 +217,12 @@ def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Told:
     """BatchNorm's programs in clusters of three, one after the other: what the first hears is of the call before."""
     import triton.language as tl
 
-    from normgrad.cuda import batch_norm, interpreter
-    from normgrad.cuda.configurations import Chip
-    from normgrad.cuda.kernels import batch_norm_moments, batch_norm_sums, clusters
+    from normgrad.cuda import interpreter
+    from normgrad.cuda.batch_norm import launches as batch_norm
+    from normgrad.cuda.batch_norm import reduce_backward_kernels as batch_norm_sums
+    from normgrad.cuda.batch_norm import stats_kernels as batch_norm_moments
+    from normgrad.cuda.chip import Chip
+    from normgrad.cuda.device import clusters
 
     told: Told = {}
 

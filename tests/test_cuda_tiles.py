@@ -15,22 +15,22 @@ pytest.importorskip("torch")
 
 from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
-from normgrad.cuda.batch_norm import _folds
-from normgrad.cuda.batch_norm import _vector as batch_vector
-from normgrad.cuda.channel_tiles import channels_within, entries, even_share, stream_tile, sums_tile
-from normgrad.cuda.configurations import Chip
-from normgrad.cuda.group_norm import _folds as group_folds
-from normgrad.cuda.group_norm import _vector
-from normgrad.cuda.group_norm_channels import Blocks
-from normgrad.cuda.group_tiles import ChannelsTile, channels_tile, group_tile
-from normgrad.cuda.kernels.clusters import MOST_SUMS
-from normgrad.cuda.kernels.common import FLOAT16_PAIRS, SINGLE
+from normgrad.cuda.batch_norm.launches import _folds
+from normgrad.cuda.batch_norm.launches import _vector as batch_vector
+from normgrad.cuda.batch_norm.tiles import channels_within, entries, even_share, stream_tile, sums_tile
+from normgrad.cuda.chip import Chip
+from normgrad.cuda.cta_groups import Teams
+from normgrad.cuda.device.clusters import MOST_SUMS
+from normgrad.cuda.device.common import FLOAT16_PAIRS, SINGLE
+from normgrad.cuda.group_norm.channels_last_launches import Blocks
+from normgrad.cuda.group_norm.launches import _folds as group_folds
+from normgrad.cuda.group_norm.launches import _vector
+from normgrad.cuda.group_norm.tiles import ChannelsTile, channels_tile, group_tile
 from normgrad.cuda.launch import Given
-from normgrad.cuda.problem import Operand, Steps, grid_strides, paired, zero_bits
-from normgrad.cuda.row_tiles import forward_row_tile, row_tile
-from normgrad.cuda.rows import fold_of as row_fold
-from normgrad.cuda.rows import row_vector
-from normgrad.cuda.teams import Teams
+from normgrad.cuda.layer_norm.tiles import forward_row_tile, row_tile
+from normgrad.cuda.operands import fold_of as row_fold
+from normgrad.cuda.operands import row_vector
+from normgrad.cuda.steps import Operand, Steps, grid_strides, paired, zero_bits
 
 CHIPS = [Chip(132), Chip(2, concurrent=False, largest_tile=128)]
 

@@ -12,12 +12,14 @@ import torch
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
-from normgrad.cuda import batch_norm, group_norm, layer_norm
-from normgrad.cuda.clusters import clusters
-from normgrad.cuda.configurations import Chip
-from normgrad.cuda.launch import Launcher, compiled, launcher
-from normgrad.cuda.problem import Steps, aligned, zero_bits
+from normgrad.cuda.batch_norm import launches as batch_norm
+from normgrad.cuda.chip import Chip
+from normgrad.cuda.cluster_occupancy import clusters
+from normgrad.cuda.group_norm import launches as group_norm
+from normgrad.cuda.launch import Launcher, aligned, compiled, launcher
+from normgrad.cuda.layer_norm import launches as layer_norm
 from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
+from normgrad.cuda.steps import Steps, zero_bits
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,

@@ -12,10 +12,9 @@ from triton.runtime import interpreter as triton_interpreter
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
 from normgrad.cuda.backend import OPERATORS
-from normgrad.cuda.configurations import Chip
-from normgrad.cuda.kernels.common import INTERPRETED
-from normgrad.cuda.launch import Step, interpret
-from normgrad.cuda.problem import aligned
+from normgrad.cuda.chip import Chip
+from normgrad.cuda.device.common import INTERPRETED
+from normgrad.cuda.launch import Step, aligned, interpret
 
 if not INTERPRETED:
     raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")

@@ -12,8 +12,9 @@ import torch
 from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
 from normgrad.contract.view import Memory
-from normgrad.cuda.kernels.common import OVERLAPS
+from normgrad.cuda.device.common import OVERLAPS
 
+ALIGNMENT = 256  # bytes: of every block of workspace memory, as from cudaMalloc
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
 
@@ -180,6 +181,11 @@ def _host_tensor(address: int, dtype: DType) -> torch.Tensor:
     if address == 0:  # of a tensor without elements
         return torch.empty(1, dtype=_TORCH[dtype])
     return torch.frombuffer(bytes_at(Memory(address, dtype.itemsize)), dtype=_TORCH[dtype])
+
+
+def aligned(workspace: int) -> int:
+    """Return the first aligned address in the workspace; offsets of ``Scratch`` count from there."""
+    return -(-workspace // ALIGNMENT) * ALIGNMENT
 
 
 def float64_bits(value: float) -> int:

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from normgrad.cpu.native import translated
-from normgrad.cuda.launch import Given, Scratch, Step
-from normgrad.cuda.problem import ALIGNMENT, aligned
+from normgrad.cuda.launch import ALIGNMENT, Given, Scratch, Step, aligned
 from normgrad.operators import gathering
 
 _COOPERATIVE, CLUSTER, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # of CUlaunchAttributeID

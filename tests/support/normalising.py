@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.kernels.group_norm_forward import _normalised
+from normgrad.cuda.group_norm.contiguous_forward_kernel import _normalised
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""BatchNorm: launches, tile sizes and kernels."""

@@ -1,0 +1,1 @@
+"""GroupNorm: launches, tile sizes and kernels."""

@@ -1,0 +1,1 @@
+"""LayerNorm: launches, tile sizes and kernels."""
