@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda.cluster_occupancy import _asked
+from normgrad.cuda.cluster_occupancy import _occupancy
 from normgrad.cuda.launch import Given, Options, Scratch, Step
 from normgrad.cuda.series import DoesNotFit, Series, allow_cluster
 from support.driver import Driver, at, current_stream, kernel, step
@@ -81,7 +81,7 @@ def test_only_large_clusters_have_to_be_allowed() -> None:
     assert driver.allowed == [(77, 8, 512), (77, 8, 512), (77, 14, 1)]
     refusing = Driver(status=7)
     assert allow_cluster(refusing, 77, 16, 512) == 7
-    assert _asked(refusing, 77, 16, 50000) == 0
+    assert _occupancy(refusing, 77, 16, 50000) == 0
 
 
 class Occupancy:
@@ -106,9 +106,9 @@ class Occupancy:
 
 def test_how_many_clusters_there_is_room_for() -> None:
     driver = Occupancy()
-    assert _asked(driver, 77, 8, 50000) == 30
+    assert _occupancy(driver, 77, 8, 50000) == 30
     assert driver.asked == [50000, 50000, 4, 8 | 1 << 32]
-    assert _asked(Occupancy(status=1), 77, 8, 50000) == 0
+    assert _occupancy(Occupancy(status=1), 77, 8, 50000) == 0
 
 
 @pytest.mark.parametrize("pointers", [0, 1, 2])

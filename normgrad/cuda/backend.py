@@ -14,12 +14,13 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda.batch_norm import launches as batch_norm
 from normgrad.cuda.chip import Chip
-from normgrad.cuda.cluster_occupancy import clusters
+from normgrad.cuda.cluster_occupancy import max_active_clusters
 from normgrad.cuda.group_norm import launches as group_norm
 from normgrad.cuda.launch import Launcher, aligned, compiled, launcher
 from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.operands import alignment_mask
 from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
-from normgrad.cuda.steps import Steps, zero_bits
+from normgrad.cuda.steps import Steps
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,
@@ -30,7 +31,7 @@ OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "batch_norm_elemt": batch_norm.elemt,
     "batch_norm_reduce_backward": batch_norm.reduce_backward,
     "batch_norm_stats": batch_norm.stats,
-    "batch_norm_gather_stats_with_counts": batch_norm.gather,
+    "batch_norm_gather_stats_with_counts": batch_norm.gather_stats,
 }
 
 
@@ -82,12 +83,12 @@ _device = functools.cache(torch.device)
 
 @functools.cache
 def chip(device: int) -> Chip:
-    """What the tiles have to know of a GPU."""
+    """Return the properties of a GPU that tile sizes depend on."""
     properties = torch.cuda.get_device_properties(device)
     return Chip(
         properties.multi_processor_count,
         shared_memory=properties.shared_memory_per_multiprocessor,
-        clusters=clusters(device),
+        max_active_clusters=max_active_clusters(device),
     )
 
 
@@ -99,10 +100,10 @@ class _Cuda:
         lay_out = OPERATORS[problem.signature.name]
         steps = lay_out(problem, chip(device))
         names = list(problem.views)
-        counted_on = [zero_bits(address) for address in problem.addresses]
+        counted_on = [alignment_mask(address) for address in problem.addresses]
         series = _series(steps, names, device)
         if series is None:  # Triton's launcher starts no clusters
-            steps = lay_out(problem, replace(chip(device), clusters=None))
+            steps = lay_out(problem, replace(chip(device), max_active_clusters=None))
         launchers = [] if series is not None else [launcher(step, names, device) for step in steps.steps]
         return _Kernel(steps.workspace_size, problem, device, counted_on, series, launchers)
 

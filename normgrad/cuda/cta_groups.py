@@ -1,84 +1,105 @@
-"""Programs that share rows or groups, and whether they can wait for each other."""
+"""CTA groups: the CTAs that share rows of LayerNorm or groups of GroupNorm, and how they exchange partial sums.
+
+CTAs that wait for each other are a cluster, which is resident as a whole, or belong to a cooperative launch, which
+starts all of its CTAs or none. Where neither is possible, one launch computes the sums and the next one the results.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from normgrad.cuda.chip import Chip, blocks
-from normgrad.cuda.device.common import OUTPUTS, SUMS, WHOLE
-from normgrad.cuda.group_norm.tiles import GroupTile
-from normgrad.cuda.helper_kernels import empty_slots
+from normgrad.cuda.chip import Chip, cdiv
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
+from normgrad.cuda.helper_kernels import clear_mailbox
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
-from normgrad.cuda.layer_norm.tiles import RowTile
 from normgrad.cuda.steps import Steps
 
-Tile = RowTile | GroupTile
-_BLOCK = 1024
+_CLEAR_BLOCK = 1024
+
+
+class SharedTile(Protocol):
+    """What the tiles of rows and of groups have in common."""
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a row or group."""
+
+    @property
+    def warps(self) -> int: ...
+
+    @property
+    def ctas_per_sm(self) -> int: ...
+
+    @property
+    def cluster(self) -> bool:
+        """The CTAs that share a row or group form a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Teams:
-    """How many CTA groups ("teams") there are, of how many CTAs that exchange sums, and in how many launches.
-
-    CTAs that wait for each other are a cluster, which is resident as a whole, or belong to a cooperative launch, which
-    starts all of its CTAs or none. Where neither can be had, one launch makes the sums and the next one the results.
-    """
+class CtaGroups:
+    """How many CTA groups there are, how many of their CTAs exchange sums, and in how many launches."""
 
     count: int
-    parts: int
-    together: bool
+    parts: int  # CTAs of a group that exchange sums; 1 if none do
+    fused: bool  # one launch computes sums and results
     cluster: bool = False
 
     @classmethod
-    def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> Teams:
-        """As many teams as run side by side, and no more than there are items of work."""
-        room = chip.multiprocessors * tile.resident
+    def of(cls, parts: int, items: int, tile: SharedTile, chip: Chip) -> CtaGroups:
+        """Return as many groups as can be resident at once, and no more than there are work items."""
+        resident_ctas = chip.multiprocessors * tile.ctas_per_sm
         if parts > 1 and tile.cluster:
-            assert chip.clusters is not None
-            return cls(max(min(items, chip.clusters(parts, tile.resident)), 1), parts, True, cluster=True)
-        together = parts == 1 or (chip.concurrent and parts <= room)
-        return cls(max(min(items, room // tile.parts), 1), parts, together)
+            assert chip.max_active_clusters is not None
+            resident_clusters = chip.max_active_clusters(parts, tile.ctas_per_sm)
+            return cls(max(min(items, resident_clusters), 1), parts, True, cluster=True)
+        fused = parts == 1 or (chip.cooperative_launch and parts <= resident_ctas)
+        return cls(max(min(items, resident_ctas // tile.parts), 1), parts, fused)
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
-    """Room for the two sums of every part of every row or group; none where there is one part."""
+class Mailbox:
+    """Workspace for the partial sums of ``device.mailbox``; none where no sums go through global memory."""
 
     memory: Scratch | None
-    count: int
+    slots: int
 
     @classmethod
-    def of(cls, steps: Steps, teams: Teams, items: int) -> Slots:
-        if teams.parts == 1 or teams.cluster:
+    def of(cls, steps: Steps, cta_groups: CtaGroups, slots_per_part: int) -> Mailbox:
+        if cta_groups.parts == 1 or cta_groups.cluster:
             return cls(None, 0)
-        count = items * teams.parts
-        return cls(steps.scratch(count, INT64), count)
+        slots = slots_per_part * cta_groups.parts
+        return cls(steps.scratch(slots, INT64), slots)
 
 
-def assemble(
-    steps: Steps,
-    teams: Teams,
-    slots: Slots,
-    kernel: Any,
-    tile: Tile,
-    arguments: Sequence[Argument],
-    constants: Mapping[str, Any],
-) -> None:
-    """Add the launches of a kernel whose programs work in teams; its last constant is the phase."""
-    options = Options(tile.warps, tile.resident)
-    grid = (teams.count * tile.parts, 1, 1)
-    whole = {**constants, "PHASE": WHOLE.value}
-    if teams.parts == 1:
-        steps.add(Step(kernel, grid, arguments, whole, options))
-    elif teams.cluster:
-        steps.add(Step(kernel, grid, arguments, whole, replace(options, cluster=teams.parts)))
-    elif teams.together:
+@dataclass(frozen=True, slots=True)
+class GroupKernel:
+    """A kernel whose CTAs work in groups, with its arguments and its compile-time constants except PHASE."""
+
+    kernel: Any
+    tile: SharedTile
+    arguments: Sequence[Argument]
+    constants: Mapping[str, Any]
+
+
+def add_launches(steps: Steps, cta_groups: CtaGroups, mailbox: Mailbox, work: GroupKernel) -> None:
+    """Add the launches of a kernel whose CTAs work in groups."""
+    options = Options(work.tile.warps, work.tile.ctas_per_sm)
+    grid = (cta_groups.count * work.tile.parts, 1, 1)
+
+    def step(phase: Any, options: Options = options) -> Step:
+        return Step(work.kernel, grid, work.arguments, {**work.constants, "PHASE": phase.value}, options)
+
+    if cta_groups.parts == 1:
+        steps.add(step(FUSED))
+    elif cta_groups.cluster:
+        steps.add(step(FUSED, replace(options, cluster=cta_groups.parts)))
+    elif cta_groups.fused:
+        clear_grid = (cdiv(mailbox.slots, _CLEAR_BLOCK), 1, 1)
         steps.add(
-            Step(empty_slots, (blocks(slots.count, _BLOCK), 1, 1), [slots.memory, slots.count], {"BLOCK": _BLOCK}),
-            Step(kernel, grid, arguments, whole, replace(options, cooperative=True, follows=True)),
+            Step(clear_mailbox, clear_grid, [mailbox.memory, mailbox.slots], {"BLOCK": _CLEAR_BLOCK}),
+            step(FUSED, replace(options, cooperative=True, pdl=True)),
         )
     else:
-        for phase in (SUMS.value, OUTPUTS.value):
-            steps.add(Step(kernel, grid, arguments, {**constants, "PHASE": phase}, options))
+        steps.add(step(REDUCE), step(APPLY))

@@ -1,4 +1,7 @@
-"""Kernels around the others: slots marked as empty, strided tensors copied, partial sums summed up over their rows."""
+"""Kernels around the operators' own: clear a mailbox, copy a strided tensor, add up partial sums (second stage).
+
+``steps`` and ``cta_groups`` launch them.
+"""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -6,89 +9,91 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.common import EMPTY, indices, let_next_launch_begin, put, wait_for_launch_before
+from normgrad.cuda.device.indexing import block_indices
+from normgrad.cuda.device.mailbox import UNWRITTEN
+from normgrad.cuda.device.pack16 import store_rounded
+from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 
 
 @triton.jit
-def empty_slots(
+def clear_mailbox(
     slots,  # int64 [count]
     count,
     BLOCK: tl.constexpr,
 ):
-    """Mark slots as not yet written."""
-    let_next_launch_begin()
-    place = indices(tl.program_id(0), BLOCK)
-    tl.store(slots + place, tl.full((BLOCK,), EMPTY, tl.int64), mask=place < count)
+    """Mark all slots of a mailbox as not yet written."""
+    pdl_launch_dependents()
+    slot = block_indices(tl.program_id(0), BLOCK)
+    tl.store(slots + slot, tl.full((BLOCK,), UNWRITTEN, tl.int64), mask=slot < count)
 
 
 @triton.jit
 def copy_strided(
-    source,
-    target,
-    count,
-    sizes,  # of both, the last dimension fastest
+    source,  # [*sizes]
+    target,  # [*sizes]
+    count,  # elements: the product of the sizes
+    sizes,
     source_strides,
     target_strides,
     RANK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy a strided tensor to one of other strides."""
-    place = indices(tl.program_id(0), BLOCK)
-    inside = place < count
-    rest = place
-    read = tl.zeros((BLOCK,), tl.int64)
-    written = tl.zeros((BLOCK,), tl.int64)
+    """Copy a tensor to one of the same shape and other strides, BLOCK elements a program."""
+    element = block_indices(tl.program_id(0), BLOCK)
+    inside = element < count
+    remaining = element
+    source_offset = tl.zeros((BLOCK,), tl.int64)
+    target_offset = tl.zeros((BLOCK,), tl.int64)
     for step in tl.static_range(RANK):
-        index = rest % sizes[RANK - 1 - step]
-        rest = rest // sizes[RANK - 1 - step]
-        read += index * source_strides[RANK - 1 - step]
-        written += index * target_strides[RANK - 1 - step]
-    tl.store(target + written, tl.load(source + read, mask=inside), mask=inside)
+        index = remaining % sizes[RANK - 1 - step]
+        remaining = remaining // sizes[RANK - 1 - step]
+        source_offset += index * source_strides[RANK - 1 - step]
+        target_offset += index * target_strides[RANK - 1 - step]
+    tl.store(target + target_offset, tl.load(source + source_offset, mask=inside), mask=inside)
 
 
 @triton.jit
-def sums_over(partial, begin, end, columns, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Some columns' sums over a stretch of rows in float64, in the order of the rows."""
-    total = tl.zeros((ROWS, COLUMNS), tl.float64)
-    for start in range(begin, end, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & (columns < N)[None, :]
-        place = rows.to(tl.int64)[:, None] * N + columns[None, :]
-        total += tl.load(partial + place, mask=mask, other=0.0).to(tl.float64)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def put_sums(first, second, which, place, result, first_stride, second_stride, mask):
-    """Store sums as the first or the second of two tensors, if there is that one."""
+def store_sums(first, second, which, index, sums, first_stride, second_stride, mask):
+    """Store sums in the first or the second of two output tensors, unless that one is None."""
     if which == 0:
         if first is not None:
-            put(first + place * first_stride, result, mask)
+            store_rounded(first + index * first_stride, sums, mask)
     else:
         if second is not None:
-            put(second + place * second_stride, result, mask)
+            store_rounded(second + index * second_stride, sums, mask)
 
 
 @triton.jit
-def sum_columns(
-    partial,  # float32 or float64 [which, K, N]
-    first,  # [segments, N]
-    second,  # [segments, N], or None
-    K,
-    N,
-    segment,  # rows of `partial` per program
-    first_stride,
+def sum_partials(
+    partial,  # float32 or float64 [outputs, rows, columns]
+    first,  # [segments, columns]: the sums of partial[0]
+    second,  # [segments, columns]: the sums of partial[1], or None
+    rows,
+    columns,
+    segment,  # rows that a program adds up
+    first_stride,  # of a column
     second_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,  # rows of a tile
+    COLUMNS: tl.constexpr,  # columns of a tile
 ):
-    """Sum a stretch of rows in float64, in the order of the rows: a block of columns per program."""
-    wait_for_launch_before()
-    columns = indices(tl.program_id(0), COLUMNS)
-    stretch = tl.program_id(1)
+    """Second-stage reduction: sum a segment of the rows of a block of columns in float64.
+
+    Program (i, j, k) sums segment j of column block i of partial[k]. Each thread adds up its rows in their order; a
+    tree then adds up the threads of a column.
+    """
+    pdl_wait()
+    column = block_indices(tl.program_id(0), COLUMNS)
+    segment_index = tl.program_id(1)
     which = tl.program_id(2)
-    begin = stretch.to(tl.int64) * segment
-    end = tl.minimum(begin + segment, K)
-    result = sums_over(partial + which.to(tl.int64) * K * N, begin, end, columns, N, ROWS, COLUMNS)
-    target = stretch.to(tl.int64) * N + columns
-    put_sums(first, second, which, target, result, first_stride, second_stride, columns < N)
+    begin = segment_index.to(tl.int64) * segment
+    end = tl.minimum(begin + segment, rows)
+    partial += which.to(tl.int64) * rows * columns
+    total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    for start in range(begin, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < end)[:, None] & (column < columns)[None, :]
+        offset = row.to(tl.int64)[:, None] * columns + column[None, :]
+        total += tl.load(partial + offset, mask=mask, other=0.0).to(tl.float64)
+    sums = tl.sum(total, axis=0)
+    index = segment_index.to(tl.int64) * columns + column
+    store_sums(first, second, which, index, sums, first_stride, second_stride, column < columns)

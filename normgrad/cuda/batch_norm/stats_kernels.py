@@ -1,4 +1,4 @@
-"""The statistics of a channel, summed up as ``batch_norm_sums`` does it."""
+"""The kernels of batch_norm_stats; ``launches`` launches them. See ``reduction`` for the algorithm."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -6,210 +6,228 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.batch_norm.addressing import first_place, offset_of
-from normgrad.cuda.batch_norm.reduce_backward_kernels import (
-    by_channel,
-    centre_of,
-    put_part,
-    rows_of,
-    runs_of,
-    sums_of_rows,
-    work_of,
+from normgrad.cuda.batch_norm.addressing import first_position, row_offset
+from normgrad.cuda.batch_norm.reduction import (
+    block_channels,
+    cta_work,
+    gather_by_channel,
+    part_rows,
+    reduce_rows,
+    shift_of,
+    store_entries,
 )
-from normgrad.cuda.device.clusters import open_slots_of_first, tell_first, told_by, wait_for_all
-from normgrad.cuda.device.common import (
-    divided,
-    float64_of_bits,
-    indices,
-    int64,
-    let_next_launch_begin,
-    put,
-    wait_for_launch_before,
-    wide,
-)
+from normgrad.cuda.device.cluster_exchange import init_gather, received_from, send_to_first_cta, wait_for_ctas
+from normgrad.cuda.device.formulas import divide
+from normgrad.cuda.device.indexing import block_indices, float64_from_bits, int64
+from normgrad.cuda.device.pack16 import store_rounded, to_float32
+from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 
 
 @triton.jit
-def _about(pointer, row, place, place_blocks, P, channels, C, strides, PLACES: tl.constexpr):
-    """The number at a place of a row, or its last, in each channel."""
-    places = tl.minimum(first_place(row, place_blocks, PLACES) + place, P - 1)
-    first = offset_of(row, places, place_blocks, strides)
-    return wide(tl.load(pointer + first + channels * strides[1], mask=channels < C, other=0.0))
+def _load_candidate(pointer, row, position, work, column, strides, TILE: tl.constexpr):
+    """Load the element at a position of a row, or at its last, of each column."""
+    position_blocks, _, columns, positions = work
+    row_position = tl.minimum(first_position(row, position_blocks, TILE) + position, positions - 1)
+    offset = row_offset(row, row_position, position_blocks, strides)
+    return to_float32(tl.load(pointer + offset + column * strides[1], mask=column < columns, other=0.0))
 
 
 @triton.jit
-def _places_of(begin, end, place_blocks, P, PLACES: tl.constexpr):
-    """How many places rows have; the last of a sample may have fewer than the others."""
-    if place_blocks is None:
-        number = tl.minimum(int64(end) * PLACES, P) - int64(begin) * PLACES
+def _count_positions(begin, end, position_blocks, positions, TILE: tl.constexpr):
+    """Return how many positions rows have in all; the last row of a sample may have fewer than the others."""
+    if position_blocks is None:
+        count = tl.minimum(int64(end) * TILE.positions, positions) - int64(begin) * TILE.positions
     else:
-        short = int64(end // place_blocks - begin // place_blocks) * (int64(place_blocks) * PLACES - P)
-        number = int64(end - begin) * PLACES - short
-    return number
+        samples = int64(end // position_blocks - begin // position_blocks)
+        missing = samples * (int64(position_blocks) * TILE.positions - positions)
+        count = int64(end - begin) * TILE.positions - missing
+    return count
 
 
 @triton.jit
-def _put_statistics(centre, variance, channels, C, mean, invstd, strides, eps_bits):
-    """Store the mean and reciprocal deviation of a block of channels."""
-    inverse = 1.0 / tl.sqrt(variance + float64_of_bits(eps_bits))
-    put(mean + channels * strides[0], centre.to(tl.float32), channels < C)
-    put(invstd + channels * strides[1], inverse.to(tl.float32), channels < C)
+def _store_statistics(channel_mean, variance, channels, C, outputs, eps_bits):
+    """Store mean and invstd of a block of channels; ``outputs`` are (mean, invstd, their strides)."""
+    mean, invstd, strides = outputs
+    channel_invstd = 1.0 / tl.sqrt(variance + float64_from_bits(eps_bits))
+    store_rounded(mean + channels * strides[0], channel_mean.to(tl.float32), channels < C)
+    store_rounded(invstd + channels * strides[1], channel_invstd.to(tl.float32), channels < C)
 
 
 @triton.jit
-def _of_cluster(places, length, cut, PLACES: tl.constexpr, WIDE: tl.constexpr, CLUSTER: tl.constexpr):
-    """The mean and variance of channels of which each program has told its part's mean and sum of squares.
+def _part_count(part, split, TILE: tl.constexpr):
+    """Return how many elements of a column a part has, as float64.
 
-    ``length``: how many numbers of a channel lie side by side in a tile over several channels.
+    ``split`` is (rows of a part, N, blocks of a sample, the same or None where N is 1, positions).
     """
-    rows_of_part, N, several, place_blocks, P = cut
-    counted = tl.zeros((), tl.float64)
-    total = tl.zeros(places.shape, tl.float64)
-    for part in tl.static_range(CLUSTER):
-        number = _places_of(*rows_of(part, rows_of_part, N, several, WIDE), place_blocks, P, PLACES).to(tl.float64)
-        part_mean, _ = told_by(part, places)
-        counted += number
-        total += number * part_mean
-    centre = total / counted
-    squares = tl.zeros(places.shape, tl.float64)
-    for part in tl.static_range(CLUSTER):
-        number = _places_of(*rows_of(part, rows_of_part, N, several, WIDE), place_blocks, P, PLACES).to(tl.float64)
-        part_mean, spread = told_by(part, places)
-        squares += spread + length * number * (part_mean - centre) * (part_mean - centre)
-    return centre, squares / (length * counted)
+    rows_per_part, N, blocks_of_sample, position_blocks, positions = split
+    begin, end = part_rows(part, rows_per_part, N, blocks_of_sample, TILE)
+    return _count_positions(begin, end, position_blocks, positions, TILE).to(tl.float64)
 
 
 @triton.jit
-def batch_norm_part_moments(
-    input,  # [N, C, P]
-    moments,  # float64 [3, parts, over, C]: how many elements, their mean, Σ(x − mean)²; or None, as for sums
-    mean,  # [C], or None where there are moments
+def _combine_cluster(received, length, split, TILE: tl.constexpr, CLUSTER: tl.constexpr):
+    """Return mean and variance of channels from the parts' means and squares, by Chan's formula.
+
+    ``length``: columns of each channel in the block.
+    """
+    count = tl.zeros((), tl.float64)
+    total = tl.zeros(received.shape, tl.float64)
+    for part in tl.static_range(CLUSTER):
+        part_count = _part_count(part, split, TILE)
+        part_mean, _ = received_from(part, received)
+        count += part_count
+        total += part_count * part_mean
+    channel_mean = total / count
+    squares = tl.zeros(received.shape, tl.float64)
+    for part in tl.static_range(CLUSTER):
+        part_count = _part_count(part, split, TILE)
+        part_mean, part_squares = received_from(part, received)
+        squares += part_squares + length * part_count * (part_mean - channel_mean) * (part_mean - channel_mean)
+    return channel_mean, squares / (length * count)
+
+
+@triton.jit
+def batch_norm_stats(
+    input,  # [N, columns, positions]
+    moments,  # float64 [3, parts, blocks_per_channel, C]: count, mean, Σ(x − mean)²; or None where a CTA or a cluster
+    # has whole channels
+    mean,  # [C], or None where there are ``moments``
     invstd,  # [C], or None
-    output_strides,
-    eps_bits,  # float64
+    output_strides,  # of these two
+    eps_bits,  # of a float64
     N,
-    C,
-    P,
-    rows_of_part,
-    run,
-    over,
-    strides,  # of sample, channel and place
-    ROWS: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STRETCH: tl.constexpr,
-    ALONE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    RUNS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    VECTOR: tl.constexpr,
-    FOLDS: tl.constexpr,
-    STAGES: tl.constexpr,
-    CLUSTER: tl.constexpr,
+    columns,
+    positions,
+    rows_per_part,
+    channel_length,  # columns of a channel: 1, or HxW for segment tiles
+    blocks_per_channel,
+    strides,  # of sample, column and position
+    TILE: tl.constexpr,  # tiles.TileSpec
+    REDUCE: tl.constexpr,  # tiles.ReduceSpec
 ):
-    """The moments of a part of the rows, for a block of channels.
+    """Compute the moments of a part of the rows of a block of columns a program.
 
-    Its sums are about the middle one of three of its numbers: so a constant channel has no variance at all, and a
-    number that is far from the rest spoils none.
+    Shifted moments, about the median of three elements of the column: so a constant channel has a variance of exactly
+    0, and an outlier does not become the shift. At the end they are converted to the mean and the squares about it, and
+    those of a channel's columns are combined by Chan's formula.
+
+    With one part, the statistics follow at once. With a cluster, each CTA sends its moments to the first, which
+    combines them in the order of the CTAs. Otherwise ``moments`` takes them, and the combine kernel does so.
     """
-    let_next_launch_begin()
+    pdl_launch_dependents()
+    CHANNELS: tl.constexpr = REDUCE.channels
+    ELEMENTS: tl.constexpr = REDUCE.channel_elements
+    CLUSTER: tl.constexpr = REDUCE.cluster
+    COLUMNS: tl.constexpr = TILE.columns
+    POSITIONS: tl.constexpr = TILE.positions
     if CLUSTER > 1:
-        told = open_slots_of_first(RUNS[0], CLUSTER)
-    block, part, parts, several, begin, end = work_of(rows_of_part, N, C, P, PLACES, STRETCH, WHOLE, WIDE, CLUSTER)
-    if ALONE:
-        place_blocks: tl.constexpr = None
+        exchange = init_gather(CHANNELS, CLUSTER)
+    block, part, parts, blocks_of_sample, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
+    if TILE.one_sample:
+        position_blocks: tl.constexpr = None
     else:
-        place_blocks = several
-    across = int64(block) * STRETCH + tl.arange(0, CHANNELS)
-    given = (
-        _about(input, begin, 0, place_blocks, P, across, C, strides, PLACES),
-        _about(input, (begin + end) // 2, PLACES // 2, place_blocks, P, across, C, strides, PLACES),
-        _about(input, end - 1, PLACES - 1, place_blocks, P, across, C, strides, PLACES),
+        position_blocks = blocks_of_sample
+    work = (position_blocks, block, columns, positions)
+    column = int64(block) * TILE.segment + tl.arange(0, COLUMNS)
+    candidates = (
+        _load_candidate(input, begin, 0, work, column, strides, TILE),
+        _load_candidate(input, (begin + end) // 2, POSITIONS // 2, work, column, strides, TILE),
+        _load_candidate(input, end - 1, POSITIONS - 1, work, column, strides, TILE),
     )
-    # An odd number's square is 1 more than a multiple of 8: as float32, those of float16 were nearly all rounded down.
-    WIDER: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
-    data = (None, input, place_blocks, block, C, P, strides, strides)
-    away, squares = sums_of_rows(
-        begin, end, given, data, WIDER, ROWS, PLACES, CHANNELS, STRETCH, MASKED, WIDE, VECTOR, FOLDS, STAGES
+    # The square of an odd integer is 1 more than a multiple of 8: float32 squares of float16 mantissas round down.
+    ACC_DTYPE: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
+    data = (None, input, strides, strides, work)
+    sums, squares = reduce_rows(begin, end, candidates, data, ACC_DTYPE, TILE, REDUCE)
+    column_count = _count_positions(begin, end, position_blocks, positions, TILE).to(tl.float64)
+    mean_shifted = divide(sums, column_count, 1.0 / column_count)
+    squares = squares - mean_shifted * sums
+    squares = tl.where(squares < 0.0, 0.0, squares)
+    part_mean = shift_of(candidates) + mean_shifted
+    channels, first_column, length, entry, unused = block_channels(
+        block, channel_length, columns, blocks_per_channel, TILE, REDUCE
     )
-    number = _places_of(begin, end, place_blocks, P, PLACES).to(tl.float64)
-    drift = divided(away, number, 1.0 / number)
-    spread = squares - drift * away
-    spread = tl.where(spread < 0.0, 0.0, spread)
-    centre = centre_of(given) + drift
-    channels, from_, length, entry, spare = runs_of(block, run, C, over, CHANNELS, STRETCH, RUNS)
-    if RUNS[1] > 1:
-        means = by_channel(centre, from_, length, RUNS)
-        spreads = by_channel(spread, from_, length, RUNS)
-        centre = tl.sum(means, axis=1) / length.to(tl.float64)
-        apart = tl.where(tl.arange(0, RUNS[1])[None, :] < length[:, None], means - centre[:, None], 0.0)
-        spread = tl.sum(spreads + number * apart * apart, axis=1)
-    numbers = number * length.to(tl.float64)
+    if ELEMENTS > 1:
+        means = gather_by_channel(part_mean, first_column, length, REDUCE)
+        column_squares = gather_by_channel(squares, first_column, length, REDUCE)
+        part_mean = tl.sum(means, axis=1) / length.to(tl.float64)
+        inside = tl.arange(0, ELEMENTS)[None, :] < length[:, None]
+        deviation = tl.where(inside, means - part_mean[:, None], 0.0)
+        squares = tl.sum(column_squares + column_count * deviation * deviation, axis=1)
+    count = column_count * length.to(tl.float64)
+    outputs = (mean, invstd, output_strides)
     if CLUSTER > 1:
-        tell_first(centre, spread, told, part, RUNS[0], CLUSTER)
+        send_to_first_cta(part_mean, squares, exchange, part, CHANNELS, CLUSTER)
         if part == 0:
-            places = wait_for_all(told, 0, RUNS[0], CLUSTER)
-            cut = (rows_of_part, N, several, place_blocks, P)
-            whole, variance = _of_cluster(places, length.to(tl.float64), cut, PLACES, WIDE, CLUSTER)
-            _put_statistics(whole, variance, channels, C // run, mean, invstd, output_strides, eps_bits)
+            received = wait_for_ctas(exchange, 0, CHANNELS, CLUSTER)
+            split = (rows_per_part, N, blocks_of_sample, position_blocks, positions)
+            channel_mean, variance = _combine_cluster(received, length.to(tl.float64), split, TILE, CLUSTER)
+            _store_statistics(channel_mean, variance, channels, columns // channel_length, outputs, eps_bits)
     elif moments is None:
-        _put_statistics(centre, spread / numbers, channels, C // run, mean, invstd, output_strides, eps_bits)
+        _store_statistics(part_mean, squares / count, channels, columns // channel_length, outputs, eps_bits)
     else:
-        put_part(moments, (numbers, centre, spread), channels, C // run, part, parts, entry, spare, over)
+        C = columns // channel_length
+        entries = (part, parts, entry, unused)
+        store_entries(moments, (count, part_mean, squares), channels, C, entries, blocks_per_channel)
 
 
 @triton.jit
-def _moments_of(moments, start, parts, lines, channels, C, ROWS: tl.constexpr):
-    """The moments of some parts of a block of channels, and which of them there are."""
+def _load_moments(moments, start, parts, stride, channels, C, ROWS: tl.constexpr):
+    """Load count, mean and squares of ROWS parts of a block of channels, and their mask.
+
+    ``stride``: elements between the three.
+    """
     rows = start + tl.arange(0, ROWS).to(tl.int64)
     mask = (rows < parts)[:, None] & (channels < C)[None, :]
-    place = moments + rows[:, None] * C + channels[None, :]
-    number = tl.load(place, mask=mask, other=0.0)
-    means = tl.load(place + lines, mask=mask, other=0.0)
-    return number, means, tl.load(place + 2 * lines, mask=mask, other=0.0), mask
+    pointers = moments + rows[:, None] * C + channels[None, :]
+    count = tl.load(pointers, mask=mask, other=0.0)
+    means = tl.load(pointers + stride, mask=mask, other=0.0)
+    return count, means, tl.load(pointers + 2 * stride, mask=mask, other=0.0), mask
 
 
 @triton.jit
-def _squares_about(centre, number, means, spreads, mask):
-    """The parts' sums of squares about the mean of them all."""
-    apart = means - centre[None, :]
-    return tl.where(mask, spreads + number * apart * apart, 0.0)
+def _squares_about(channel_mean, count, means, squares, mask):
+    """Return the parts' sums of squares about the mean of all of them."""
+    deviation = means - channel_mean[None, :]
+    return tl.where(mask, squares + count * deviation * deviation, 0.0)
 
 
 @triton.jit
-def batch_norm_finish_moments(
+def batch_norm_stats_combine(
     moments,  # float64 [3, parts, C]
     mean,  # [C]
     invstd,  # [C]
-    output_strides,
-    eps_bits,  # float64
-    parts,
+    output_strides,  # of these two
+    eps_bits,  # of a float64
+    parts,  # and entries of each
     C,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    ONCE: tl.constexpr,  # there are no more parts than ROWS
+    ROWS: tl.constexpr,  # parts of a tile
+    CHANNELS: tl.constexpr,  # of a tile
+    ONE_TILE: tl.constexpr,  # there are no more parts than ROWS
 ):
-    """The mean and reciprocal deviation of a block of channels from the moments of their parts."""
-    wait_for_launch_before()
-    channels = indices(tl.program_id(0), CHANNELS)
-    lines = int64(parts) * C
-    number, means, spreads, mask = _moments_of(moments, 0, parts, lines, channels, C, ROWS)
-    counted = number
-    total = number * means
-    if not ONCE:
+    """Second-stage reduction: combine the moments of a block of channels a program, by Chan's formula.
+
+    First the means, weighted by their counts, give the mean of all; then, in a second pass over the parts, to each
+    part's squares comes its count times the squared distance of the means. Both in a fixed order.
+    """
+    pdl_wait()
+    channels = block_indices(tl.program_id(0), CHANNELS)
+    stride = int64(parts) * C
+    count, means, part_squares, mask = _load_moments(moments, 0, parts, stride, channels, C, ROWS)
+    total_count = count
+    total = count * means
+    if not ONE_TILE:
         for start in range(ROWS, parts, ROWS):
-            more, means, _, _ = _moments_of(moments, start, parts, lines, channels, C, ROWS)
-            counted += more
-            total += more * means
-    n = tl.sum(counted, axis=0)
-    centre = tl.sum(total, axis=0) / n
-    if not ONCE:
-        number, means, spreads, mask = _moments_of(moments, 0, parts, lines, channels, C, ROWS)
-    squares = _squares_about(centre, number, means, spreads, mask)
-    if not ONCE:
+            part_count, means, _, _ = _load_moments(moments, start, parts, stride, channels, C, ROWS)
+            total_count += part_count
+            total += part_count * means
+    n = tl.sum(total_count, axis=0)
+    channel_mean = tl.sum(total, axis=0) / n
+    if not ONE_TILE:
+        count, means, part_squares, mask = _load_moments(moments, 0, parts, stride, channels, C, ROWS)
+    squares = _squares_about(channel_mean, count, means, part_squares, mask)
+    if not ONE_TILE:
         for start in range(ROWS, parts, ROWS):
-            number, means, spreads, mask = _moments_of(moments, start, parts, lines, channels, C, ROWS)
-            squares += _squares_about(centre, number, means, spreads, mask)
+            count, means, part_squares, mask = _load_moments(moments, start, parts, stride, channels, C, ROWS)
+            squares += _squares_about(channel_mean, count, means, part_squares, mask)
     variance = tl.sum(squares, axis=0) / n
-    _put_statistics(centre, variance, channels, C, mean, invstd, output_strides, eps_bits)
+    _store_statistics(channel_mean, variance, channels, C, (mean, invstd, output_strides), eps_bits)

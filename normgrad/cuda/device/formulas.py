@@ -1,4 +1,7 @@
-"""The formulas and their arithmetic: float32 is made float64 where its roundings would be seen, 16 bits are float32."""
+"""The normalization formulas, each in the order of operations that keeps its rounding errors small.
+
+float32 data is computed in float64, 16-bit data in float32; the dtype of the arguments decides.
+"""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -6,85 +9,74 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.common import INTERPRETED, SINGLE, high, numbers
+from normgrad.cuda.device.pack16 import UNPACKED, unpack_acc_dtype
 
 
 @triton.jit
-def precise(data, KIND: tl.constexpr):
-    """Loaded data as the formulas take it: float32 as float64, so that results have one rounding; 16 bits as float32.
+def divide(value, divisor, reciprocal):
+    """Divide float64 by a divisor whose reciprocal is given: faster than a division, and exact for short quotients."""
+    quotient = value * reciprocal
+    corrected = quotient + tl.fma(-quotient, divisor, value) * reciprocal
+    # Not `quotient - quotient == 0`: the compiler contracts that to an FMA, which returns the rounding error.
+    return tl.where(tl.abs(quotient) < float("inf"), corrected, quotient)
 
-    Made anew wherever it is needed, as ``numbers`` are.
+
+@triton.jit
+def input_gradient(dy, x, mean, rstd, weight, mean_g, mean_gx):
+    """Return ``rstd·(dy·weight − mean_g − (x − mean)·rstd·mean_gx)``, where g is dy·weight; weight may be None.
+
+    float64: the fewest operations. float32: the small terms first, so that with fused multiply-adds only two rounding
+    errors have the size of the result.
     """
-    if data.dtype != tl.float32:
-        result = numbers(data, KIND)
-    elif INTERPRETED:
-        result = data.to(tl.float64)
+    if x.dtype == tl.float64:
+        factor = rstd.to(tl.float64)
+        if weight is not None:
+            factor = factor * unpack_acc_dtype(weight, UNPACKED)
+        slope = -(rstd.to(tl.float64) * rstd * mean_gx)
+        result = dy * factor + ((x - mean) * slope - rstd * mean_g)
     else:
-        result = tl.inline_asm_elementwise("cvt.f64.f32 $0, $1;", "=d,f", [data], tl.float64, is_pure=False, pack=1)
+        # In the order of the formula: a product like rstd·mean_gx may overflow where none of the terms does.
+        small = (x - mean) * rstd * mean_gx.to(tl.float32) + mean_g.to(tl.float32)
+        if weight is not None:
+            dy = dy * weight
+        result = rstd * (dy - small)
     return result
 
 
 @triton.jit
-def wider(data, KIND: tl.constexpr, EXACT: tl.constexpr):
-    """Loaded data in float32, or where it is to be EXACT in float64."""
-    return precise(data, KIND).to(tl.float64) if EXACT else numbers(data, KIND)
+def split_mean(mean, dtype: tl.constexpr):
+    """Split a float64 mean into the nearest value of a dtype and the remainder.
+
+    A sum of n squares about the rounded mean exceeds the one about the mean itself by n·remainder².
+    """
+    rounded = mean.to(dtype)
+    return rounded, mean - rounded.to(tl.float64)
 
 
 @triton.jit
-def gradient(dy, x, mu, rs, scale, mean_g, mean_gx):
-    """``rs·(dy·scale − mean_g − (x − mu)·rs·mean_gx)``: of float64 in few steps, of float32 with the small terms first.
+def remainder_term(remainder, rstd):
+    """Return what the remainder of a mean contributes to the normalized values, in float32; 0 for an infinite mean."""
+    term = (-remainder * rstd).to(tl.float32)
+    return tl.where(term == term, term, 0.0)
 
-    So two roundings are of the size of the result, where products and sums are rounded once.
+
+@triton.jit
+def normalize(x, mean, rstd, weight, bias):
+    """Return ``(x − mean)·rstd·weight + bias`` from float64 statistics; weight and bias may be None.
+
+    float32: about the float32 nearest to the mean. The remainder of the mean is added to the normalized value, where
+    the rounding of a subnormal remainder matters least.
     """
     if x.dtype == tl.float64:
-        factor = rs.to(tl.float64)
-        if scale is not None:
-            factor = factor * precise(scale, SINGLE)
-        steep = -(rs.to(tl.float64) * rs * mean_gx)
-        result = dy * factor + ((x - mu) * steep - rs * mean_g)
+        factor = rstd
+        if weight is not None:
+            factor = factor * weight
+        result = (x - mean) * factor
     else:
-        # In the order of the formula: a product like rs·mean_gx may overflow where none of the terms does.
-        small = (x - mu) * rs * mean_gx.to(tl.float32) + mean_g.to(tl.float32)
-        if scale is not None:
-            dy = dy * scale
-        result = rs * (dy - small)
-    return result
-
-
-@triton.jit
-def near_and_rest(centre, dtype: tl.constexpr):
-    """The number of a dtype that is nearest to a centre of float64, and what the centre is more than that.
-
-    The sum of the squares about that number is as much more than about the centre itself as the square of the rest, for
-    each of them.
-    """
-    near = centre.to(dtype)
-    return near, centre - near.to(tl.float64)
-
-
-@triton.jit
-def left_out_of(rest, inverse):
-    """What the rest of a centre takes off the results, in float32; nothing where the centre is infinite."""
-    left_out = high(-rest * inverse)
-    return tl.where(left_out == left_out, left_out, 0.0)
-
-
-@triton.jit
-def normalised(x, centre, inverse, scale, shift):
-    """``(x − centre)·inverse·scale + shift``: of float64 in few steps, of float32 by the float32 next to the centre.
-
-    What that leaves out of the centre comes in as a part of the result, where a subnormal's rounding counts least.
-    """
-    if x.dtype == tl.float64:
-        factor = inverse
-        if scale is not None:
-            factor = factor * scale
-        result = (x - centre) * factor
-    else:
-        near, rest = near_and_rest(centre, tl.float32)
-        result = (x - near) * high(inverse) + left_out_of(rest, inverse)
-        if scale is not None:
-            result = result * scale
-    if shift is not None:
-        result = result + shift
+        rounded, remainder = split_mean(mean, tl.float32)
+        result = (x - rounded) * rstd.to(tl.float32) + remainder_term(remainder, rstd)
+        if weight is not None:
+            result = result * weight
+    if bias is not None:
+        result = result + bias
     return result

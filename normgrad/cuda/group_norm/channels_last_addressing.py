@@ -1,8 +1,9 @@
-"""Blocks of channels that lie side by side in memory: which elements a tile of them has, and sums by group.
+"""Device functions on blocks of contiguous channels: tiles, the groups that a block belongs to, and partial sums.
 
-A block has CHANNELS channels, whatever groups they belong to; a group has channels in up to OVER blocks. The places of
-a sample are cut into PARTS parts, and what a group's channels in a block come to over a part is an entry of a list [N,
-group, PARTS, OVER].
+TILE is a ``tiles.ChannelsLastTileSpec``, ENTRIES a ``tiles.EntrySpec``. A block has TILE.channels channels, whatever
+groups they belong to: several whole groups, a part of one, or an end of one and the beginning of the next. A tile is
+[positions, words] of a block; a *word* is an element or a packed pair of 16-bit elements along the channels, and
+pointers, offsets and strides count words. The positions of a sample are split into parts of several tiles.
 """
 
 # mypy: ignore-errors
@@ -11,69 +12,78 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.common import int64, offsets_in, sum_pair
+from normgrad.cuda.device.indexing import int64, tile_offsets
+from normgrad.cuda.device.sums import sum_pair
 
 
 @triton.jit
-def work_at(work, blocks, parts, WIDE: tl.constexpr):
-    """The sample, the part of its places and the block of its channels that a number stands for, the blocks fastest."""
-    block = work % blocks
-    if WIDE:
+def cta_work(program, blocks, parts, TILE: tl.constexpr):
+    """Return the sample, the part of its positions and the block of channels of a program; the blocks go fastest."""
+    block = program % blocks
+    if TILE.offset64:
         block = int64(block)
-    return work // (parts * blocks), work // blocks % parts, block
+    return program // (parts * blocks), program // blocks % parts, block
 
 
 @triton.jit
-def channels_of(group, D: tl.constexpr, WIDE: tl.constexpr):
-    """How many channels there are."""
-    C = group * D
-    if WIDE:
-        C = int64(group) * D
+def channel_count(group, TILE: tl.constexpr):
+    """Return the number of channels."""
+    C = group * TILE.D
+    if TILE.offset64:
+        C = int64(group) * TILE.D
     return C
 
 
 @triton.jit
-def tile_offsets(strides, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
-    """The offsets of a tile's elements from its first."""
-    _, channel_stride, place_stride = strides
-    return offsets_in((place_stride, channel_stride), PLACES, CHANNELS, WIDE)
+def offsets_in_tile(strides, TILE: tl.constexpr):
+    """Return the offsets [positions, words] of a tile's words; strides are of sample, channel and position."""
+    POSITIONS: tl.constexpr = TILE.positions
+    WORDS: tl.constexpr = TILE.words
+    OFFSET64: tl.constexpr = TILE.offset64
+    _, channel_stride, position_stride = strides
+    return tile_offsets((position_stride, channel_stride), POSITIONS, WORDS, OFFSET64)
 
 
 @triton.jit
-def tile_at(pointer, sample, place, word, strides):
-    """Where a tile begins."""
-    sample_stride, channel_stride, place_stride = strides
-    return pointer + int64(sample) * sample_stride + int64(word) * channel_stride + int64(place) * place_stride
+def tile_start(pointer, sample, position, word, strides):
+    """Return the address of a tile's first word."""
+    sample_stride, channel_stride, position_stride = strides
+    return pointer + int64(sample) * sample_stride + int64(word) * channel_stride + int64(position) * position_stride
 
 
 @triton.jit
-def tile_mask(places_left, channels_left, PLACES: tl.constexpr, CHANNELS: tl.constexpr, MASKED: tl.constexpr):
-    """Which elements of a tile there are: all where MASKED is off."""
-    mask = tl.full((PLACES, CHANNELS), True, tl.int1)
-    if MASKED:
-        places = tl.arange(0, PLACES) < tl.minimum(places_left, PLACES).to(tl.int32)
-        mask = places[:, None] & (tl.arange(0, CHANNELS) < channels_left)[None, :]
+def element_mask(positions_left, left, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return which of [positions, SIZE] elements or words there are, ``left`` of which are in a block."""
+    POSITIONS: tl.constexpr = TILE.positions
+    mask = tl.full((POSITIONS, SIZE), True, tl.int1)
+    if TILE.masked:
+        positions = tl.arange(0, POSITIONS) < tl.minimum(positions_left, POSITIONS).to(tl.int32)
+        mask = positions[:, None] & (tl.arange(0, SIZE) < left)[None, :]
     return mask
 
 
 @triton.jit
-def presummed(first, second, PLACES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The sums of two tiles over the places that a thread has, where ROWS of them are those of different threads."""
-    shape: tl.constexpr = (PLACES // ROWS, ROWS, CHANNELS)
-    return sum_pair(tl.reshape(first, shape), tl.reshape(second, shape), 0)
+def sum_within_threads(first, second, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Sum two tiles [positions, channels] to [ROWS, channels] each; different threads hold different ROWS."""
+    POSITIONS: tl.constexpr = TILE.positions
+    CHANNELS: tl.constexpr = TILE.channels
+    SHAPE: tl.constexpr = (POSITIONS // ROWS, ROWS, CHANNELS)
+    return sum_pair(tl.reshape(first, SHAPE), tl.reshape(second, SHAPE), 0)
 
 
 @triton.jit
-def block_groups(block, group, D: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
-    """The groups that have channels in a block, and which of them there are."""
-    begin = block * CHANNELS
-    groups = begin // D + tl.arange(0, GROUPS)
-    return groups, (groups < group) & (groups * D < begin + CHANNELS)
+def block_groups(block, group, GROUPS: tl.constexpr, TILE: tl.constexpr):
+    """Return the GROUPS groups from a block's first channel on, and which of them have channels in the block."""
+    begin = block * TILE.channels
+    groups = begin // TILE.D + tl.arange(0, GROUPS)
+    return groups, (groups < group) & (groups * TILE.D < begin + TILE.channels)
 
 
 @triton.jit
-def of_groups(first, second, block, D: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
-    """Sums of two values per channel of a block over the channels of each of its groups."""
+def sum_by_group(first, second, block, GROUPS: tl.constexpr, TILE: tl.constexpr):
+    """Sum two values for each channel of a block, [channels], over the channels of each of its groups, [GROUPS]."""
+    D: tl.constexpr = TILE.D
+    CHANNELS: tl.constexpr = TILE.channels
     if CHANNELS % D == 0:
         first = tl.reshape(first, (GROUPS, D))
         second = tl.reshape(second, (GROUPS, D))
@@ -86,35 +96,29 @@ def of_groups(first, second, block, D: tl.constexpr, CHANNELS: tl.constexpr, GRO
 
 
 @triton.jit
-def of_channels(values, block, D: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
-    """For each channel of a block the value of its group."""
+def expand_to_channels(values, block, GROUPS: tl.constexpr, TILE: tl.constexpr):
+    """Expand values of a block's groups, [GROUPS], to its channels, [channels]."""
+    D: tl.constexpr = TILE.D
+    CHANNELS: tl.constexpr = TILE.channels
     begin = block * CHANNELS
     return tl.gather(values, tl.minimum((begin + tl.arange(0, CHANNELS)) // D - begin // D, GROUPS - 1), 0)
 
 
 @triton.jit
-def entry_of(
-    sample, groups, part, block, group, D: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr, OVER: tl.constexpr
-):
-    """The places in the list of a block's entries for a part."""
-    return ((int64(sample) * group + groups) * PARTS + part) * OVER + block - groups * D // CHANNELS
+def entry_of_block(sample, groups, part, block, group, ENTRIES: tl.constexpr):
+    """Return the indices of the entries of a block's groups for a part."""
+    row = (int64(sample) * group + groups) * ENTRIES.parts + part
+    return row * ENTRIES.blocks_per_group + block - groups * ENTRIES.D // ENTRIES.channels
 
 
 @triton.jit
-def entries_of(
-    begin,
-    sample,
-    groups,
-    known,
-    group,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OVER: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    """ENTRIES of each group's entries, from a first one on: their places in the list, and which of them there are."""
-    entry = (begin + tl.arange(0, ENTRIES))[None, :]
+def entries_of_groups(begin, sample, groups, group_inside, group, COUNT: tl.constexpr, ENTRIES: tl.constexpr):
+    """Return the indices [groups, COUNT] of the groups' entries from ``begin`` on, and which of them there are."""
+    D: tl.constexpr = ENTRIES.D
+    CHANNELS: tl.constexpr = ENTRIES.channels
+    PER_PART: tl.constexpr = ENTRIES.blocks_per_group
+    PER_GROUP: tl.constexpr = ENTRIES.parts * PER_PART
+    entry = (begin + tl.arange(0, COUNT))[None, :]
     blocks = (groups * D + D - 1) // CHANNELS - groups * D // CHANNELS + 1
-    there = known[:, None] & (entry < PARTS * OVER) & (entry % OVER < blocks[:, None])
-    return (int64(sample) * group + groups)[:, None] * (PARTS * OVER) + entry, there
+    inside = group_inside[:, None] & (entry < PER_GROUP) & (entry % PER_PART < blocks[:, None])
+    return (int64(sample) * group + groups)[:, None] * PER_GROUP + entry, inside

@@ -1,7 +1,9 @@
-"""GroupNorm's backward pass where the channels of a place lie side by side; blocks as in ``group_norm_blocks``.
+"""The two kernels of GroupNorm backward for contiguous channels; ``channels_last_launches`` launches them.
 
-One launch makes the sums of every part of a block. The next reads the data again, last first, since what was read last
-is still in the L2 cache, and makes the sums of the groups of those of their parts.
+A group's channels are interleaved with those of other groups, so a CTA that held a whole group would read scattered
+memory. Instead one launch reduces blocks of contiguous channels, whatever groups they belong to, and a second one adds
+up the sums of each group and computes grad_input. The second launch reads the data again, in reverse order: what was
+read last is still in the L2 cache.
 """
 
 # mypy: ignore-errors
@@ -10,190 +12,187 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.common import (
-    SINGLE,
-    add_with_rest,
-    collect,
-    collect_wide,
-    float64,
-    int64,
-    let_next_launch_begin,
-    publish,
-    publish_wide,
-    put_numbers,
-    rounded_sum,
-    sum_pair,
-    wait_for_launch_before,
-    wide,
-)
-from normgrad.cuda.device.formulas import gradient, precise, wider
+from normgrad.cuda.device.formulas import input_gradient
+from normgrad.cuda.device.indexing import float64, int64
+from normgrad.cuda.device.mailbox import publish, publish_float64, receive, receive_float64
+from normgrad.cuda.device.pack16 import store_elements, to_float32, unpack, unpack_acc_dtype
+from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
+from normgrad.cuda.device.sums import compensated_add, compensated_total, sum_pair
 from normgrad.cuda.group_norm.channels_last_addressing import (
     block_groups,
-    channels_of,
-    entries_of,
-    entry_of,
-    of_channels,
-    of_groups,
-    presummed,
-    tile_at,
-    tile_mask,
-    tile_offsets,
-    work_at,
+    channel_count,
+    cta_work,
+    element_mask,
+    entries_of_groups,
+    entry_of_block,
+    expand_to_channels,
+    offsets_in_tile,
+    sum_by_group,
+    sum_within_threads,
+    tile_start,
 )
 
 
 @triton.jit
-def group_norm_channel_sums(
+def group_norm_backward_channels_last_reduce(
     grad_out,  # [N, C, HxW]
     input,  # [N, C, HxW]
     mean,  # [N, group]
     rstd,  # [N, group]
     weight,  # [C], or None
-    partial,  # float32 or, of EXACT sums, float64 [wanted, N·PARTS, C]: the weight sums of each part
-    sums,  # int64 [N, group, PARTS, OVER]: Σ grad_out·weight and Σ grad_out·weight·x̂ of each entry, in float32; or of
-    # EXACT sums [N, group, PARTS, OVER, 2], in float64
-    samples,
+    partial,  # float32, or float64 for FLOAT64, [outputs, N·parts, C]: Σ dy·x̂ and Σ dy of each part
+    sums,  # Σ dy·weight and Σ dy·weight·x̂ of each entry: int64 [N, group, parts, blocks_per_group], both in float32;
+    # or [N, group, parts, blocks_per_group, 2] in float64 for FLOAT64
+    N,
     group,
-    blocks,
+    blocks,  # of channels
     HxW,
-    grad_out_strides,  # of sample, channel and place
+    grad_out_strides,  # of sample, channel and position
     input_strides,
-    D: tl.constexpr,  # channels of a group
-    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
+    ENTRIES: tl.constexpr,  # tiles.EntrySpec
     GROUPS: tl.constexpr,  # that may have channels in a block
-    PARTS: tl.constexpr,
-    OVER: tl.constexpr,
-    PLACES: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr,  # positions of a tile that different threads hold
     STEPS: tl.constexpr,  # tiles of a part
-    STAGES: tl.constexpr,
-    MASKED: tl.constexpr,  # the tiles are more than the places or channels
-    WIDE: tl.constexpr,  # offsets in a tile need 64 bits
-    PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
-    EXACT: tl.constexpr,  # the sums are float64
+    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
+    FLOAT64: tl.constexpr,  # sums are computed in float64
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
 ):
-    """The sums of a part of a block."""
-    let_next_launch_begin()
-    PRECISION: tl.constexpr = tl.float64 if EXACT else tl.float32
-    PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
-    WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = channels_of(group, D, WIDE)
-    sample, part, block = work_at(tl.program_id(0), blocks, PARTS, WIDE)
+    """Reduce one part of the positions of one block of channels a program.
+
+    Every thread keeps float32 sums of its own with a compensation term, or float64 ones; a tree adds up the threads of
+    a channel at the end. The channels' sums go to ``partial`` for the weight gradients; times the weight and summed by
+    group they go to ``sums``. No two programs write the same element, so the result is deterministic.
+    """
+    pdl_launch_dependents()
+    D: tl.constexpr = TILE.D
+    CHANNELS: tl.constexpr = TILE.channels
+    WORDS: tl.constexpr = TILE.words
+    POSITIONS: tl.constexpr = TILE.positions
+    PACKING: tl.constexpr = TILE.packing
+    PARTS: tl.constexpr = ENTRIES.parts
+    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    ACC_DTYPE: tl.constexpr = tl.float64 if FLOAT64 else tl.float32
+    C = channel_count(group, TILE)
+    sample, part, block = cta_work(tl.program_id(0), blocks, PARTS, TILE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
-    known = channels < C
+    channel_inside = channels < C
     statistic = int64(sample) * group + channels // D
-    mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
-    rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
-    begin = int64(part) * (PLACES * STEPS)
-    x_at = tile_at(input, sample, begin, block * WORDS, input_strides)
-    x_at = x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE)
-    dy_at = tile_at(grad_out, sample, begin, block * WORDS, grad_out_strides)
-    dy_at = dy_at + tile_offsets(grad_out_strides, PLACES, WORDS, WIDE)
-    all_g = tl.zeros((ROWS, CHANNELS), PRECISION)
-    all_gx = tl.zeros((ROWS, CHANNELS), PRECISION)
-    rest_g = tl.zeros((ROWS, CHANNELS), tl.float32)
-    rest_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
+    channel_mean = to_float32(tl.load(mean + statistic, mask=channel_inside, other=0.0))[None, :]
+    channel_rstd = to_float32(tl.load(rstd + statistic, mask=channel_inside, other=0.0))[None, :]
+    begin = int64(part) * (POSITIONS * STEPS)
+    x_pointers = tile_start(input, sample, begin, block * WORDS, input_strides)
+    x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
+    dy_pointers = tile_start(grad_out, sample, begin, block * WORDS, grad_out_strides)
+    dy_pointers = dy_pointers + offsets_in_tile(grad_out_strides, TILE)
+    total_g = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
+    total_gx = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
+    compensation_g = tl.zeros((ROWS, CHANNELS), tl.float32)
+    compensation_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        left = HxW - begin - step * PLACES
-        mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-        x = tl.load(x_at + int64(step) * PLACES * input_strides[2], mask=mask, other=0)
-        dy = tl.load(dy_at + int64(step) * PLACES * grad_out_strides[2], mask=mask, other=0)
-        g = wider(dy, PAIRS, EXACT)
-        x_hat = (wider(x, PAIRS, EXACT) - mu) * rs
-        if MASKED:  # 0·Inf must not reach the sums
-            x_hat = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), x_hat, 0.0)
-        sum_g, sum_gx = presummed(g, g * x_hat, PLACES, ROWS, CHANNELS)
-        all_g, rest_g = add_with_rest(all_g, rest_g, sum_g)
-        all_gx, rest_gx = add_with_rest(all_gx, rest_gx, sum_gx)
-    sum_g, sum_gx = sum_pair(rounded_sum(all_g, rest_g), rounded_sum(all_gx, rest_gx), 0)
-    line = partial + (int64(sample) * PARTS + part) * C + channels
+        left = HxW - begin - step * POSITIONS
+        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
+        x = tl.load(x_pointers + int64(step) * POSITIONS * input_strides[2], mask=mask, other=0)
+        dy = tl.load(dy_pointers + int64(step) * POSITIONS * grad_out_strides[2], mask=mask, other=0)
+        g = unpack(dy, PACKING, FLOAT64)
+        x_hat = (unpack(x, PACKING, FLOAT64) - channel_mean) * channel_rstd
+        if TILE.masked:  # 0·Inf must not reach the sums
+            x_hat = tl.where(element_mask(left, C - block * CHANNELS, CHANNELS, TILE), x_hat, 0.0)
+        sum_g, sum_gx = sum_within_threads(g, g * x_hat, ROWS, TILE)
+        total_g, compensation_g = compensated_add(total_g, compensation_g, sum_g)
+        total_gx, compensation_gx = compensated_add(total_gx, compensation_gx, sum_gx)
+    total_g = compensated_total(total_g, compensation_g)
+    sum_g, sum_gx = sum_pair(total_g, compensated_total(total_gx, compensation_gx), 0)
+    target = partial + (int64(sample) * PARTS + part) * C + channels
     if WANT_WEIGHT:
-        tl.store(line, sum_gx, mask=known)
-        line += int64(samples) * PARTS * C
+        tl.store(target, sum_gx, mask=channel_inside)
+        target += int64(N) * PARTS * C
     if WANT_BIAS:
-        tl.store(line, sum_g, mask=known)
+        tl.store(target, sum_g, mask=channel_inside)
     if WANT_INPUT:
         if weight is not None:
-            scale = wide(tl.load(weight + channels, mask=known, other=0.0))
-            sum_g = sum_g.to(tl.float64) * scale
-            sum_gx = sum_gx.to(tl.float64) * scale
-        sum_g, sum_gx = of_groups(sum_g, sum_gx, block, D, CHANNELS, GROUPS)
-        groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
-        entry = entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER)
-        if EXACT:
-            publish_wide(sum_g, sum_gx, sums + entry * 2, there)
+            w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))
+            sum_g = sum_g.to(tl.float64) * w
+            sum_gx = sum_gx.to(tl.float64) * w
+        sum_g, sum_gx = sum_by_group(sum_g, sum_gx, block, GROUPS, TILE)
+        groups, group_inside = block_groups(block, group, GROUPS, TILE)
+        entry = entry_of_block(sample, groups, part, block, group, ENTRIES)
+        if FLOAT64:
+            publish_float64(sum_g, sum_gx, sums + entry * 2, group_inside)
         else:
-            publish(sum_g, sum_gx, sums + entry, there)
+            publish(sum_g, sum_gx, sums + entry, group_inside)
 
 
 @triton.jit
-def group_norm_channel_gradients(
+def group_norm_backward_channels_last_apply(
     grad_out,  # [N, C, HxW]
     input,  # [N, C, HxW]
     mean,  # [N, group]
     rstd,  # [N, group]
     weight,  # [C], or None
     grad_input,  # [N, C, HxW]
-    sums,  # int64 [N, group, PARTS, OVER], or of EXACT sums [N, group, PARTS, OVER, 2]
+    sums,  # of the reduce kernel
     group,
-    blocks,
-    tiles,  # of a block's places
+    blocks,  # of channels
+    tiles,  # of a sample's positions
     HxW,
-    grad_out_strides,
+    grad_out_strides,  # of sample, channel and position
     input_strides,
     grad_input_strides,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OVER: tl.constexpr,
-    PLACES: tl.constexpr,
-    ENTRIES: tl.constexpr,  # of a group that are added up at a time
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    EXACT: tl.constexpr,
+    TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
+    ENTRIES: tl.constexpr,  # tiles.EntrySpec
+    GROUPS: tl.constexpr,  # that may have channels in a block
+    ENTRIES_AT_ONCE: tl.constexpr,  # of a group that are added up at a time
+    FLOAT64: tl.constexpr,  # ``sums`` are float64
 ):
-    """The gradients of a tile."""
-    let_next_launch_begin()
-    PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
-    WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = channels_of(group, D, WIDE)
-    sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, WIDE)
-    place = int64(tile) * PLACES
-    x_at = tile_at(input, sample, place, block * WORDS, input_strides)
-    dy_at = tile_at(grad_out, sample, place, block * WORDS, grad_out_strides)
-    mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-    x = tl.load(x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE), mask=mask, other=0)
-    dy = tl.load(dy_at + tile_offsets(grad_out_strides, PLACES, WORDS, WIDE), mask=mask, other=0)
+    """Compute grad_input of one tile a program: rstd·(g − mean(g) − x̂·mean(g·x̂)), the means over a group.
+
+    The tile is loaded before the program waits for the reduce kernel. It then adds up the entries of its block's
+    groups, in their order and in float64, and expands the means to the channels.
+    """
+    pdl_launch_dependents()
+    D: tl.constexpr = TILE.D
+    CHANNELS: tl.constexpr = TILE.channels
+    WORDS: tl.constexpr = TILE.words
+    POSITIONS: tl.constexpr = TILE.positions
+    PACKING: tl.constexpr = TILE.packing
+    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    GROUP_ENTRIES: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
+    C = channel_count(group, TILE)
+    sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
+    position = int64(tile) * POSITIONS
+    x_start = tile_start(input, sample, position, block * WORDS, input_strides)
+    dy_start = tile_start(grad_out, sample, position, block * WORDS, grad_out_strides)
+    mask = element_mask(HxW - position, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
+    x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
+    dy = tl.load(dy_start + offsets_in_tile(grad_out_strides, TILE), mask=mask, other=0)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
-    known = channels < C
+    channel_inside = channels < C
     statistic = int64(sample) * group + channels // D
-    mu = wide(tl.load(mean + statistic, mask=known, other=0.0))[None, :]
-    rs = wide(tl.load(rstd + statistic, mask=known, other=0.0))[None, :]
-    scale = None
+    channel_mean = to_float32(tl.load(mean + statistic, mask=channel_inside, other=0.0))[None, :]
+    channel_rstd = to_float32(tl.load(rstd + statistic, mask=channel_inside, other=0.0))[None, :]
+    w = None
     if weight is not None:
-        scale = wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
-    wait_for_launch_before()
-    groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
-    all_g = tl.zeros((GROUPS, ENTRIES), tl.float64)
-    all_gx = tl.zeros((GROUPS, ENTRIES), tl.float64)
-    for begin in range(0, PARTS * OVER, ENTRIES):
-        entries, given = entries_of(begin, sample, groups, there, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-        if EXACT:
-            more_g, more_gx = collect_wide(sums + entries * 2, given, False)
+        w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))[None, :]
+    pdl_wait()
+    groups, group_inside = block_groups(block, group, GROUPS, TILE)
+    total_g = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
+    total_gx = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
+    for begin in range(0, GROUP_ENTRIES, ENTRIES_AT_ONCE):
+        entries, entry_mask = entries_of_groups(begin, sample, groups, group_inside, group, ENTRIES_AT_ONCE, ENTRIES)
+        if FLOAT64:
+            more_g, more_gx = receive_float64(sums + entries * 2, entry_mask, False)
         else:
-            more_g, more_gx = collect(sums + entries, given, False)
-        all_g += more_g
-        all_gx += more_gx
-    per_group = 1.0 / (float64(D) * float64(HxW))
-    sum_g, sum_gx = sum_pair(all_g, all_gx, 1)
-    mean_g = of_channels(sum_g * per_group, block, D, CHANNELS, GROUPS)[None, :]
-    mean_gx = of_channels(sum_gx * per_group, block, D, CHANNELS, GROUPS)[None, :]
-    result = gradient(precise(dy, PAIRS), precise(x, PAIRS), mu, rs, scale, mean_g, mean_gx)
-    target = tile_at(grad_input, sample, place, block * WORDS, grad_input_strides)
-    written = tile_offsets(grad_input_strides, PLACES, WORDS, WIDE)
-    put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)
+            more_g, more_gx = receive(sums + entries, entry_mask, False)
+        total_g += more_g
+        total_gx += more_gx
+    reciprocal_count = 1.0 / (float64(D) * float64(HxW))
+    sum_g, sum_gx = sum_pair(total_g, total_gx, 1)
+    mean_g = expand_to_channels(sum_g * reciprocal_count, block, GROUPS, TILE)[None, :]
+    mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, GROUPS, TILE)[None, :]
+    dy_values, x_values = unpack_acc_dtype(dy, PACKING), unpack_acc_dtype(x, PACKING)
+    result = input_gradient(dy_values, x_values, channel_mean, channel_rstd, w, mean_g, mean_gx)
+    start = tile_start(grad_input, sample, position, block * WORDS, grad_input_strides)
+    store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, (POSITIONS, WORDS, 2), PACKING)

@@ -1,4 +1,8 @@
-"""GroupNorm's forward pass where the channels of a place lie side by side in memory, in launches as the backward's."""
+"""The three kernels of GroupNorm forward for contiguous channels; ``channels_last_launches`` launches them.
+
+As backward, one launch reduces blocks of channels (moments) and a last one reads the data again and computes the output
+(apply). Between them a small one combines the moments of each group (statistics).
+"""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -6,256 +10,241 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.common import (
-    SINGLE,
-    collect_wide,
-    divided,
-    first_of_pair,
-    float64,
-    float64_of_bits,
-    high,
-    int64,
-    let_next_launch_begin,
-    numbers,
-    publish_wide,
-    put,
-    put_numbers,
-    sum_pair,
-    wait_for_launch_before,
-    wide,
+from normgrad.cuda.device.formulas import divide, normalize
+from normgrad.cuda.device.indexing import float64, float64_from_bits, int64
+from normgrad.cuda.device.mailbox import publish_float64, receive_float64
+from normgrad.cuda.device.pack16 import (
+    UNPACKED,
+    store_elements,
+    store_rounded,
+    to_float32,
+    unpack16_low,
+    unpack_acc_dtype,
+    unpack_float32,
 )
-from normgrad.cuda.device.formulas import normalised, precise
+from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
+from normgrad.cuda.device.sums import sum_pair
 from normgrad.cuda.group_norm.channels_last_addressing import (
     block_groups,
-    channels_of,
-    entries_of,
-    entry_of,
-    of_groups,
-    presummed,
-    tile_at,
-    tile_mask,
-    tile_offsets,
-    work_at,
+    channel_count,
+    cta_work,
+    element_mask,
+    entries_of_groups,
+    entry_of_block,
+    offsets_in_tile,
+    sum_by_group,
+    sum_within_threads,
+    tile_start,
 )
 
 
 @triton.jit
-def _number(x_at, groups, block, mask, channel_stride, D: tl.constexpr, CHANNELS: tl.constexpr, PAIRS: tl.constexpr):
-    """The first number of each group at a place of a block, in float32."""
-    first = tl.maximum(groups * D - block * CHANNELS, 0)
-    if PAIRS == SINGLE:
-        number = wide(tl.load(x_at + first * channel_stride, mask=mask, other=0))
+def _load_first_element(start, groups, block, mask, channel_stride, TILE: tl.constexpr):
+    """Load the first element that each group has in a block at one position, as float32."""
+    first = tl.maximum(groups * TILE.D - block * TILE.channels, 0)
+    if TILE.packing == UNPACKED:
+        element = to_float32(tl.load(start + first * channel_stride, mask=mask, other=0))
     else:
-        pair = tl.load(x_at + first // 2 * channel_stride, mask=mask, other=0)
-        number = first_of_pair(pair >> (first % 2 * 16).to(tl.int32), PAIRS)
-    return number
+        PACKING: tl.constexpr = TILE.packing
+        word = tl.load(start + first // 2 * channel_stride, mask=mask, other=0)
+        element = unpack16_low(word >> (first % 2 * 16).to(tl.int32), PACKING)
+    return element
 
 
 @triton.jit
-def _usual_number(
-    x_at,
-    groups,
-    block,
-    mask,
-    last,
-    strides,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
-    """The middle one of three numbers of each group, those of the first places up to the last; 0 for NaN and Inf."""
-    _, channel_stride, place_stride = strides
-    a = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
-    x_at += tl.minimum(last, 1) * place_stride
-    b = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
-    x_at += (tl.minimum(last, 2) - tl.minimum(last, 1)) * place_stride
-    c = _number(x_at, groups, block, mask, channel_stride, D, CHANNELS, PAIRS)
-    middle = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
-    return tl.where(middle - middle == 0.0, middle, 0.0)
+def _shift_of_groups(start, groups, block, mask, last, strides, TILE: tl.constexpr):
+    """Return the median of three elements of each group, from the first positions up to ``last``; 0 if not finite."""
+    _, channel_stride, position_stride = strides
+    a = _load_first_element(start, groups, block, mask, channel_stride, TILE)
+    start += tl.minimum(last, 1) * position_stride
+    b = _load_first_element(start, groups, block, mask, channel_stride, TILE)
+    start += (tl.minimum(last, 2) - tl.minimum(last, 1)) * position_stride
+    c = _load_first_element(start, groups, block, mask, channel_stride, TILE)
+    median = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+    return tl.where(median - median == 0.0, median, 0.0)
 
 
 @triton.jit
-def _count(groups, part, block, HxW, D: tl.constexpr, CHANNELS: tl.constexpr, PART: tl.constexpr):
-    """How many elements of each group a part of a block has, as float64."""
-    begin = block * CHANNELS
-    channels = tl.minimum((groups + 1) * D, begin + CHANNELS) - tl.maximum(groups * D, begin)
-    return tl.minimum(HxW - int64(part) * PART, PART).to(tl.float64) * channels.to(tl.float64)
+def _entry_count(groups, part, block, HxW, PART_POSITIONS: tl.constexpr, ENTRIES: tl.constexpr):
+    """Return how many elements each group's entry for a block and part sums up, as float64."""
+    begin = block * ENTRIES.channels
+    end = tl.minimum((groups + 1) * ENTRIES.D, begin + ENTRIES.channels)
+    channels = end - tl.maximum(groups * ENTRIES.D, begin)
+    positions = tl.minimum(HxW - int64(part) * PART_POSITIONS, PART_POSITIONS)
+    return positions.to(tl.float64) * channels.to(tl.float64)
 
 
 @triton.jit
-def group_norm_channel_moments(
+def group_norm_forward_channels_last_moments(
     input,  # [N, C, HxW]
-    moments,  # int64 [N, group, PARTS, OVER, 2]: Σx and Σ(x − mean)² of each entry, in float64
+    moments,  # int64 [N, group, parts, blocks_per_group, 2]: Σx and Σ(x − mean)² of each entry, in float64
     group,
-    blocks,
+    blocks,  # of channels
     HxW,
-    input_strides,  # of sample, channel and place
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OVER: tl.constexpr,
-    PLACES: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEPS: tl.constexpr,
-    STAGES: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAIRS: tl.constexpr,
+    input_strides,  # of sample, channel and position
+    TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
+    ENTRIES: tl.constexpr,  # tiles.EntrySpec
+    GROUPS: tl.constexpr,  # that may have channels in a block
+    ROWS: tl.constexpr,  # positions of a tile that different threads hold
+    STEPS: tl.constexpr,  # tiles of a part
+    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
 ):
-    """The moments of a part of a block."""
-    let_next_launch_begin()
-    PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
-    WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = channels_of(group, D, WIDE)
-    sample, part, block = work_at(tl.program_id(0), blocks, PARTS, WIDE)
+    """Compute the moments of one part of the positions of one block of channels a program.
+
+    Shifted moments: Σ(x − shift) and Σ(x − shift)² in float64, about the median of three elements of the group. So a
+    constant group has a variance of exactly 0, and an outlier does not become the shift. At the end they are converted
+    to the sum and the squares about the part's own mean.
+    """
+    pdl_launch_dependents()
+    D: tl.constexpr = TILE.D
+    CHANNELS: tl.constexpr = TILE.channels
+    WORDS: tl.constexpr = TILE.words
+    POSITIONS: tl.constexpr = TILE.positions
+    PACKING: tl.constexpr = TILE.packing
+    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    PART_POSITIONS: tl.constexpr = POSITIONS * STEPS
+    C = channel_count(group, TILE)
+    sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
-    groups, there = block_groups(block, group, D, CHANNELS, GROUPS)
-    begin = int64(part) * (PLACES * STEPS)
-    x_at = tile_at(input, sample, begin, block * WORDS, input_strides)
-    # About a number of the group: a constant one has no variance at all, and a number far from the rest spoils none.
+    groups, group_inside = block_groups(block, group, GROUPS, TILE)
+    begin = int64(part) * PART_POSITIONS
+    x_pointers = tile_start(input, sample, begin, block * WORDS, input_strides)
     last = HxW - begin - 1
-    about = _usual_number(x_at, channels // D, block, channels < C, last, input_strides, D, CHANNELS, PAIRS)
-    origin = _usual_number(x_at, groups, block, there, last, input_strides, D, CHANNELS, PAIRS)
-    about = about.to(tl.float64)[None, :]
-    x_at = x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE)
-    all_away = tl.zeros((ROWS, CHANNELS), tl.float64)
-    all_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
+    shift = _shift_of_groups(x_pointers, channels // D, block, channels < C, last, input_strides, TILE)
+    group_shift = _shift_of_groups(x_pointers, groups, block, group_inside, last, input_strides, TILE)
+    shift = shift.to(tl.float64)[None, :]
+    x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
+    total = tl.zeros((ROWS, CHANNELS), tl.float64)
+    total_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        left = HxW - begin - step * PLACES
-        mask = tile_mask(left, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-        x = tl.load(x_at + int64(step) * PLACES * input_strides[2], mask=mask, other=0)
-        # In float64, since the output near the mean is only as precise as the mean is.
-        away = numbers(x, PAIRS).to(tl.float64) - about
-        if MASKED:
-            away = tl.where(tile_mask(left, C - block * CHANNELS, PLACES, CHANNELS, MASKED), away, 0.0)
-        sum_away, sum_squares = presummed(away, away * away, PLACES, ROWS, CHANNELS)
-        all_away += sum_away
-        all_squares += sum_squares
-    sum_away, sum_squares = sum_pair(all_away, all_squares, 0)
-    sum_away, sum_squares = of_groups(sum_away, sum_squares, block, D, CHANNELS, GROUPS)
-    count = _count(groups, part, block, HxW, D, CHANNELS, PLACES * STEPS)
-    squares = sum_squares - sum_away / count * sum_away
+        left = HxW - begin - step * POSITIONS
+        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
+        x = tl.load(x_pointers + int64(step) * POSITIONS * input_strides[2], mask=mask, other=0)
+        # In float64, since an output near the mean is only as accurate as the mean is.
+        shifted = unpack_float32(x, PACKING).to(tl.float64) - shift
+        if TILE.masked:
+            shifted = tl.where(element_mask(left, C - block * CHANNELS, CHANNELS, TILE), shifted, 0.0)
+        sums, squares = sum_within_threads(shifted, shifted * shifted, ROWS, TILE)
+        total += sums
+        total_squares += squares
+    sums, squares = sum_pair(total, total_squares, 0)
+    sums, squares = sum_by_group(sums, squares, block, GROUPS, TILE)
+    count = _entry_count(groups, part, block, HxW, PART_POSITIONS, ENTRIES)
+    squares = squares - sums / count * sums
     squares = tl.where(squares < 0.0, 0.0, squares)
-    entry = entry_of(sample, groups, part, block, group, D, CHANNELS, PARTS, OVER)
-    publish_wide(origin.to(tl.float64) * count + sum_away, squares, moments + entry * 2, there)
+    entry = entry_of_block(sample, groups, part, block, group, ENTRIES)
+    publish_float64(group_shift.to(tl.float64) * count + sums, squares, moments + entry * 2, group_inside)
 
 
 @triton.jit
-def _moments_of(
-    moments,
-    begin,
-    sample,
-    groups,
-    known,
-    group,
-    HxW,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OVER: tl.constexpr,
-    PART: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    """The moments of ENTRIES of each group's entries, how many elements those have, and which of them there are."""
-    entries, given = entries_of(begin, sample, groups, known, group, D, CHANNELS, PARTS, OVER, ENTRIES)
-    sums, squares = collect_wide(moments + entries * 2, given, False)
-    entry = (begin + tl.arange(0, ENTRIES))[None, :]
-    block = groups[:, None] * D // CHANNELS + entry % OVER
-    return sums, squares, _count(groups[:, None], entry // OVER, block, HxW, D, CHANNELS, PART), given
+def _load_moments(moments, begin, work, HxW, COUNT: tl.constexpr, PART_POSITIONS: tl.constexpr, ENTRIES: tl.constexpr):
+    """Load the moments of COUNT entries of each group from ``begin`` on, their element counts and their mask.
+
+    ``work`` is (sample, groups, which of these there are, groups of a sample).
+    """
+    PER_PART: tl.constexpr = ENTRIES.blocks_per_group
+    sample, groups, group_inside, group = work
+    entries, entry_mask = entries_of_groups(begin, sample, groups, group_inside, group, COUNT, ENTRIES)
+    sums, squares = receive_float64(moments + entries * 2, entry_mask, False)
+    entry = (begin + tl.arange(0, COUNT))[None, :]
+    block = groups[:, None] * ENTRIES.D // ENTRIES.channels + entry % PER_PART
+    count = _entry_count(groups[:, None], entry // PER_PART, block, HxW, PART_POSITIONS, ENTRIES)
+    return sums, squares, count, entry_mask
 
 
 @triton.jit
-def group_norm_channel_statistics(
-    moments,  # int64 [N, group, PARTS, OVER, 2]
-    totals,  # float64 [N, group, 2]: mean and reciprocal deviation
+def group_norm_forward_channels_last_statistics(
+    moments,  # of the moments kernel
+    statistics,  # float64 [N, group, 2]: mean and rstd, for the apply kernel
     mean,  # [N, group]
     rstd,  # [N, group]
     group,
     HxW,
-    eps_bits,  # float64
+    eps_bits,  # of a float64
     mean_stride,
     rstd_stride,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OVER: tl.constexpr,
-    PART: tl.constexpr,  # places of a part
-    ENTRIES: tl.constexpr,  # of a group that are added up at a time
+    ENTRIES: tl.constexpr,  # tiles.EntrySpec
+    GROUPS: tl.constexpr,  # of a program
+    PART_POSITIONS: tl.constexpr,  # of a part
+    ENTRIES_AT_ONCE: tl.constexpr,  # of a group that are added up at a time
 ):
-    """The statistics of a few groups of a sample."""
-    wait_for_launch_before()
-    let_next_launch_begin()
-    shares = tl.cdiv(group, GROUPS)
-    sample = tl.program_id(0) // shares
-    groups = int64(tl.program_id(0) % shares) * GROUPS + tl.arange(0, GROUPS)
-    known = groups < group
-    whole = float64(D) * float64(HxW)
-    total = tl.zeros((GROUPS, ENTRIES), tl.float64)
-    for begin in range(0, PARTS * OVER, ENTRIES):
-        sums, _, _, _ = _moments_of(
-            moments, begin, sample, groups, known, group, HxW, D, CHANNELS, PARTS, OVER, PART, ENTRIES
-        )
+    """Combine the moments of GROUPS groups of a sample a program, by Chan's formula.
+
+    First the entries' sums give the mean; then, in a second pass over the entries, to each entry's squares about its
+    own mean comes its count times the squared distance of the means. Both in the order of the entries.
+    """
+    pdl_wait()
+    pdl_launch_dependents()
+    GROUP_ENTRIES: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
+    group_blocks = tl.cdiv(group, GROUPS)
+    sample = tl.program_id(0) // group_blocks
+    groups = int64(tl.program_id(0) % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+    group_inside = groups < group
+    work = (sample, groups, group_inside, group)
+    count = float64(ENTRIES.D) * float64(HxW)
+    total = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
+    for begin in range(0, GROUP_ENTRIES, ENTRIES_AT_ONCE):
+        sums, _, _, _ = _load_moments(moments, begin, work, HxW, ENTRIES_AT_ONCE, PART_POSITIONS, ENTRIES)
         total += sums
-    centre = divided(tl.sum(total, axis=1), whole, 1.0 / whole)
-    total = tl.zeros((GROUPS, ENTRIES), tl.float64)
-    for begin in range(0, PARTS * OVER, ENTRIES):
-        sums, squares, count, given = _moments_of(
-            moments, begin, sample, groups, known, group, HxW, D, CHANNELS, PARTS, OVER, PART, ENTRIES
+    group_mean = divide(tl.sum(total, axis=1), count, 1.0 / count)
+    total = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
+    for begin in range(0, GROUP_ENTRIES, ENTRIES_AT_ONCE):
+        sums, squares, entry_count, entry_mask = _load_moments(
+            moments, begin, work, HxW, ENTRIES_AT_ONCE, PART_POSITIONS, ENTRIES
         )
-        apart = sums - centre[:, None] * count
-        total += tl.where(given, squares + apart * apart / count, 0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(total, axis=1) / whole + float64_of_bits(eps_bits))
+        deviation = sums - group_mean[:, None] * entry_count
+        total += tl.where(entry_mask, squares + deviation * deviation / entry_count, 0.0)
+    group_rstd = 1.0 / tl.sqrt(tl.sum(total, axis=1) / count + float64_from_bits(eps_bits))
     statistic = int64(sample) * group + groups
-    put(mean + statistic * mean_stride, high(centre), known)
-    put(rstd + statistic * rstd_stride, high(inverse), known)
-    tl.store(totals + statistic * 2, centre, mask=known)
-    tl.store(totals + statistic * 2 + 1, inverse, mask=known)
+    store_rounded(mean + statistic * mean_stride, group_mean, group_inside)
+    store_rounded(rstd + statistic * rstd_stride, group_rstd, group_inside)
+    tl.store(statistics + statistic * 2, group_mean, mask=group_inside)
+    tl.store(statistics + statistic * 2 + 1, group_rstd, mask=group_inside)
 
 
 @triton.jit
-def group_norm_channel_outputs(
+def group_norm_forward_channels_last_apply(
     input,  # [N, C, HxW]
     weight,  # [C], or None
     bias,  # [C], or None
     output,  # [N, C, HxW]
-    totals,  # float64 [N, group, 2]
+    statistics,  # of the statistics kernel
     group,
-    blocks,
-    tiles,  # of a block's places
+    blocks,  # of channels
+    tiles,  # of a sample's positions
     HxW,
-    input_strides,
+    input_strides,  # of sample, channel and position
     output_strides,
-    D: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACES: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAIRS: tl.constexpr,
+    TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
 ):
-    """The normalised tile."""
-    PER_WORD: tl.constexpr = 1 if PAIRS == SINGLE else 2
-    WORDS: tl.constexpr = CHANNELS // PER_WORD
-    C = channels_of(group, D, WIDE)
-    sample, tile, block = work_at(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, WIDE)
-    place = int64(tile) * PLACES
-    x_at = tile_at(input, sample, place, block * WORDS, input_strides)
-    mask = tile_mask(HxW - place, (C - block * CHANNELS) // PER_WORD, PLACES, WORDS, MASKED)
-    x = tl.load(x_at + tile_offsets(input_strides, PLACES, WORDS, WIDE), mask=mask, other=0)
+    """Compute output = (x − mean)·rstd·weight + bias of one tile a program.
+
+    The tile is loaded before the program waits for the statistics kernel.
+    """
+    D: tl.constexpr = TILE.D
+    CHANNELS: tl.constexpr = TILE.channels
+    WORDS: tl.constexpr = TILE.words
+    POSITIONS: tl.constexpr = TILE.positions
+    PACKING: tl.constexpr = TILE.packing
+    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    C = channel_count(group, TILE)
+    sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
+    position = int64(tile) * POSITIONS
+    x_start = tile_start(input, sample, position, block * WORDS, input_strides)
+    mask = element_mask(HxW - position, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
+    x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
-    known = channels < C
+    channel_inside = channels < C
     statistic = int64(sample) * group + channels // D
-    wait_for_launch_before()
-    centre = tl.load(totals + statistic * 2, mask=known, other=0.0)[None, :]
-    inverse = tl.load(totals + statistic * 2 + 1, mask=known, other=0.0)[None, :]
-    factor = None
-    shift = None
+    pdl_wait()
+    channel_mean = tl.load(statistics + statistic * 2, mask=channel_inside, other=0.0)[None, :]
+    channel_rstd = tl.load(statistics + statistic * 2 + 1, mask=channel_inside, other=0.0)[None, :]
+    w = None
+    b = None
     if weight is not None:
-        factor = wide(tl.load(weight + channels, mask=known, other=0.0))[None, :]
+        w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))[None, :]
     if bias is not None:
-        shift = wide(tl.load(bias + channels, mask=known, other=0.0))[None, :]
-    result = normalised(precise(x, PAIRS), centre, inverse, factor, shift)
-    target = tile_at(output, sample, place, block * WORDS, output_strides)
-    written = tile_offsets(output_strides, PLACES, WORDS, WIDE)
-    put_numbers(target + written, result, mask, (PLACES, WORDS, 2), PAIRS)
+        b = to_float32(tl.load(bias + channels, mask=channel_inside, other=0.0))[None, :]
+    result = normalize(unpack_acc_dtype(x, PACKING), channel_mean, channel_rstd, w, b)
+    start = tile_start(output, sample, position, block * WORDS, output_strides)
+    store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, (POSITIONS, WORDS, 2), PACKING)

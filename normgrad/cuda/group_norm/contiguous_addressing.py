@@ -1,6 +1,11 @@
-"""Tiles of GroupNorm for any strides of sample, channel and place.
+"""Device functions on tiles of groups, for any strides of sample, channel and position.
 
-A tile is [GROUPS, CHANNELS, PLACES]: several whole groups where they are small, part of one group where they are not.
+TILE is a ``tiles.GroupTileSpec``. A tile is [groups, channels, words]: several whole groups of a sample where they are
+small, or the part of one group that a CTA of a CTA group holds. A *work item* is what a CTA group does at a time: the
+tile's groups of a sample; a sample has ``group_blocks`` of them. A *word* is an element or a packed pair of 16-bit
+elements; pointers, offsets and strides count words.
+
+``work`` is (items, group, group_blocks): the number of work items, the groups of a sample, and blocks of these.
 """
 
 # mypy: ignore-errors
@@ -9,143 +14,139 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.common import int64
+from normgrad.cuda.device.indexing import int64
 
 
 @triton.jit
-def strides_of(in_vectors, VECTOR: tl.constexpr, WIDE: tl.constexpr):
-    """A tensor's strides: those of samples and channels come in vectors, so the compiler knows what divides them."""
-    sample, channel, place = in_vectors
-    if WIDE:
-        channel = int64(channel)
-    return int64(sample) * VECTOR, channel * VECTOR, place
+def in_words(strides, TILE: tl.constexpr):
+    """Return (sample, channel, position) strides in words; the host passes the first two in vectors.
 
-
-@triton.jit
-def part_of_team(
-    HxW,
-    D: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACES: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACE_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """A program's team, its part of that, and what it has of a group.
-
-    That is: its part of the places, its first word, its channels, and which elements and words of a tile there are.
+    The multiplication shows the compiler that vectors divide them.
     """
-    PER_WORD: tl.constexpr = PLACES // WORDS
+    sample, channel, position = strides
+    if TILE.offset64:
+        channel = int64(channel)
+    return int64(sample) * TILE.vector, channel * TILE.vector, position
+
+
+@triton.jit
+def cta_position(HxW, TILE: tl.constexpr):
+    """Return the CTA's group and part, its position part, first word, channels in the group, and two masks.
+
+    The masks say which elements and which words of a tile the groups have: all, but where the sizes do not divide.
+    """
+    CHANNELS: tl.constexpr = TILE.channels
+    POSITIONS: tl.constexpr = TILE.positions
+    WORDS: tl.constexpr = TILE.words
+    PER_WORD: tl.constexpr = POSITIONS // WORDS
     program = tl.program_id(0)
-    part = program % PARTS
-    place_part = part % PLACE_PARTS
-    within = (part // PLACE_PARTS) * CHANNELS + tl.arange(0, CHANNELS)
-    place = int64(place_part) * PLACES
-    in_tile = in_tile_of(place, within, HxW, D, GROUPS, CHANNELS, PLACES, VECTOR)
-    word, word_in_tile = place, in_tile
+    part = program % TILE.parts
+    position_part = part % TILE.position_parts
+    channels = (part // TILE.position_parts) * CHANNELS + tl.arange(0, CHANNELS)
+    position = int64(position_part) * POSITIONS
+    in_group = _mask_in_group(position, channels, HxW, POSITIONS, TILE)
+    word, word_in_group = position, in_group
     if PER_WORD > 1:
-        word = int64(place_part) * WORDS
-        word_in_tile = in_tile_of(word, within, HxW // PER_WORD, D, GROUPS, CHANNELS, WORDS, VECTOR)
-    return program // PARTS, part, place_part, word, within, in_tile, word_in_tile
+        word = int64(position_part) * WORDS
+        word_in_group = _mask_in_group(word, channels, HxW // PER_WORD, WORDS, TILE)
+    return program // TILE.parts, part, position_part, word, channels, in_group, word_in_group
 
 
 @triton.jit
-def tile_offsets(
-    strides,
-    D: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACES: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """The offsets of a tile's elements from its first, in 64 bits only where they need them."""
-    _, channel_stride, place_stride = strides
-    places = tl.arange(0, PLACES)
-    channels = tl.arange(0, GROUPS)[:, None] * D + tl.arange(0, CHANNELS)[None, :]
-    if WIDE:
-        places = places.to(tl.int64)
+def _mask_in_group(first, channels, size, LENGTH: tl.constexpr, TILE: tl.constexpr):
+    """Return which of [groups, channels, LENGTH] are below D channels and ``size`` elements or words of a channel."""
+    GROUPS: tl.constexpr = TILE.groups
+    CHANNELS: tl.constexpr = TILE.channels
+    VECTOR: tl.constexpr = TILE.vector
+    left = tl.multiple_of(tl.minimum(size - first, LENGTH).to(tl.int32), VECTOR)
+    inside = tl.arange(0, LENGTH) < left
+    return tl.broadcast_to((channels < TILE.D)[None, :, None] & inside[None, None, :], (GROUPS, CHANNELS, LENGTH))
+
+
+@triton.jit
+def offsets_in_tile(strides, TILE: tl.constexpr):
+    """Return the offsets [groups, channels, words] of a tile's words, in 64 bits only where they need them."""
+    GROUPS: tl.constexpr = TILE.groups
+    CHANNELS: tl.constexpr = TILE.channels
+    WORDS: tl.constexpr = TILE.words
+    _, channel_stride, position_stride = strides
+    words = tl.arange(0, WORDS)
+    channels = tl.arange(0, GROUPS)[:, None] * TILE.D + tl.arange(0, CHANNELS)[None, :]
+    if TILE.offset64:
+        words = words.to(tl.int64)
         channels = channels.to(tl.int64)
-    return channels[:, :, None] * channel_stride + places[None, None, :] * place_stride
+    return channels[:, :, None] * channel_stride + words[None, None, :] * position_stride
 
 
 @triton.jit
-def tile_at(pointer, sample, channel, place, strides):
-    """Where a tile begins."""
-    sample_stride, channel_stride, place_stride = strides
-    return pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(place) * place_stride
+def tile_start(pointer, sample, channel, word, strides):
+    """Return the address of a tile's first word."""
+    sample_stride, channel_stride, position_stride = strides
+    return pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(word) * position_stride
 
 
 @triton.jit
-def in_tile_of(
-    place,
-    within,
-    HxW,
-    D: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACES: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Which elements of a tile its groups have: all, but where the sizes do not divide."""
-    places_left = tl.multiple_of(tl.minimum(HxW - place, PLACES).to(tl.int32), VECTOR)
-    places = tl.arange(0, PLACES) < places_left
-    return tl.broadcast_to((within < D)[None, :, None] & places[None, None, :], (GROUPS, CHANNELS, PLACES))
-
-
-@triton.jit
-def groups_of(item, items, group, group_blocks, GROUPS: tl.constexpr):
-    """The sample and the first group of an item, and which of its groups there are."""
+def item_groups(item, work, TILE: tl.constexpr):
+    """Return the sample and the groups of a work item, and which of the groups there are."""
+    GROUPS: tl.constexpr = TILE.groups
+    items, group, group_blocks = work
     groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
     return item // group_blocks, groups, (groups < group) & (item >= 0) & (item < items)
 
 
 @triton.jit
-def tile_mask(known, in_tile, MASKED: tl.constexpr):
-    """Which elements of a tile of known groups there are."""
-    mask = known[:, None, None]
-    if MASKED:
-        mask = mask & in_tile
+def first_channel(item, work, channel_in_group, TILE: tl.constexpr):
+    """Return the channel of the sample with which the CTA's tile of a work item begins."""
+    _, _, group_blocks = work
+    return (item % group_blocks) * TILE.groups * TILE.D + channel_in_group
+
+
+@triton.jit
+def element_mask(group_inside, word_in_group, TILE: tl.constexpr):
+    """Return the mask [groups, channels, words], or [groups, 1, 1] where tiles divide the groups."""
+    mask = group_inside[:, None, None]
+    if TILE.masked:
+        mask = mask & word_in_group
     return mask
 
 
 @triton.jit
-def loaded(
-    pointer,
-    offsets,  # of a tile's words
-    strides,
-    item,
-    totals,  # items, groups of a sample, and blocks of these
-    begin,  # what a program has of a group: the first channel and word, and which words there are
-    D: tl.constexpr,
-    GROUPS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """An item's tile of a tensor."""
-    items, group, group_blocks = totals
-    channel_in_group, word, word_in_tile = begin
-    sample, _, known = groups_of(item, items, group, group_blocks, GROUPS)
-    channel = (item % group_blocks) * GROUPS * D + channel_in_group
-    at = tile_at(pointer, sample, channel, word, strides)
-    return tl.load(at + offsets, mask=tile_mask(known, word_in_tile, MASKED), other=0)
+def load_tile(tensor, item, work, cta, TILE: tl.constexpr):
+    """Load the CTA's tile of a work item, [groups, channels, words].
+
+    ``tensor`` is (pointer, offsets of ``offsets_in_tile``, strides in words); ``cta`` is what the CTA holds of a group:
+    (first channel, first word, mask of words).
+    """
+    pointer, offsets, strides = tensor
+    channel_in_group, word, word_in_group = cta
+    sample, _, group_inside = item_groups(item, work, TILE)
+    channel = first_channel(item, work, channel_in_group, TILE)
+    start = tile_start(pointer, sample, channel, word, strides)
+    return tl.load(start + offsets, mask=element_mask(group_inside, word_in_group, TILE), other=0)
 
 
 @triton.jit
-def slots_of(slots, sample, groups, known, group, PARTS: tl.constexpr, PADDED: tl.constexpr, WORDS: tl.constexpr):
-    """All slots of the groups, and which of them there are."""
-    parts = tl.arange(0, PADDED)
-    first = int64(sample) * group
-    return slots + ((first + groups)[:, None] * PARTS + parts[None, :]) * WORDS, known[:, None] & (parts < PARTS)[None]
+def group_slots(slots, sample, groups, group_inside, group, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
+    """Return the addresses [groups, padded parts] of the groups' mailbox slots, and which of them there are."""
+    PADDED_PARTS: tl.constexpr = TILE.padded_parts
+    parts = tl.arange(0, PADDED_PARTS)
+    statistic = int64(sample) * group
+    slot = ((statistic + groups)[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART
+    return slots + slot, group_inside[:, None] & (parts < TILE.parts)[None]
+
+
+# The backward kernel sums a tile folded to five dimensions: groups, channels, segments, positions, adjacent positions.
+# Values beside it get their trailing dimensions one at a time: so Triton lays them out over the threads as it does the
+# sums over the tile's last three dimensions, and needs no layout conversion.
 
 
 @triton.jit
-def of_channels(values):
-    """Values of channels beside a folded tile, laid out over the threads as the sums over its last three axes are."""
+def expand_channels(values):
+    """Expand values of channels [groups, channels] to five dimensions."""
     return values[:, :, None][:, :, None, :][:, :, :, :, None]
 
 
 @triton.jit
-def of_groups(values):
-    """Values of groups beside a folded tile."""
-    return of_channels(values[:, None])
+def expand_groups(values):
+    """Expand values of groups [groups] to five dimensions."""
+    return expand_channels(values[:, None])

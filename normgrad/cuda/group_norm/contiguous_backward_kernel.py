@@ -1,9 +1,4 @@
-"""GroupNorm's backward pass.
-
-A team of PARTS programs holds the GROUPS groups of a sample between them, in registers, so that the data is read once;
-teams walk over the samples' groups. Sums go through the shared memory of a cluster, or through slots in the GPU's
-memory: then the results of a tile follow when the next is loaded and its sums are on their way.
-"""
+"""The kernel of GroupNorm backward for contiguous (or strided) positions; ``contiguous_launches`` launches it."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,212 +6,224 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.clusters import open_slots, sums_of_all, tell, wait_for_all
-from normgrad.cuda.device.common import (
-    OUTPUTS,
-    SINGLE,
-    SUMS,
-    WHOLE,
-    collect,
-    float64,
-    int64,
-    lane_zero,
-    let_next_launch_begin,
-    publish,
-    put_numbers,
-    settled,
-    sum_pair,
-    wait_for_launch_before,
-    wide,
+from normgrad.cuda.device.cluster_exchange import init_cta_exchange, send_to_ctas, sum_received, wait_for_ctas
+from normgrad.cuda.device.compiler_barriers import block_rematerialization, opaque_zero
+from normgrad.cuda.device.formulas import input_gradient
+from normgrad.cuda.device.indexing import float64, int64
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish, receive
+from normgrad.cuda.device.pack16 import store_elements, to_float32, unpack, unpack_acc_dtype
+from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
+from normgrad.cuda.device.sums import sum_pair
+from normgrad.cuda.group_norm.contiguous_addressing import (
+    cta_position,
+    element_mask,
+    expand_channels,
+    expand_groups,
+    first_channel,
+    group_slots,
+    in_words,
+    item_groups,
+    load_tile,
+    offsets_in_tile,
+    tile_start,
 )
-from normgrad.cuda.device.formulas import gradient, precise, wider
-from normgrad.cuda.group_norm import contiguous_addressing as tiles
 
 
 @triton.jit
-def _statistics(mean, rstd, item, totals, GROUPS: tl.constexpr, AHEAD: tl.constexpr):
-    """Mean and rstd of an item's groups; AHEAD: they are needed a turn later."""
-    items, group, group_blocks = totals
-    sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
-    statistic = int64(sample) * group + groups
-    if AHEAD:  # a register of the whole warp would have them at once, and the warp would wait for them
-        statistic += lane_zero()
-    mu = tl.load(mean + statistic, mask=known, other=0.0)
-    return mu, tl.load(rstd + statistic, mask=known, other=0.0)
+def _load_statistics(mean, rstd, item, work, TILE: tl.constexpr, AHEAD: tl.constexpr):
+    """Load mean and rstd of a work item's groups, [groups]; AHEAD: they are needed an iteration later."""
+    sample, groups, group_inside = item_groups(item, work, TILE)
+    statistic = int64(sample) * work[1] + groups
+    if AHEAD:  # ptxas would load warp-uniform addresses into uniform registers, and stall the warp an iteration early
+        statistic += opaque_zero()
+    group_mean = tl.load(mean + statistic, mask=group_inside, other=0.0)
+    return group_mean, tl.load(rstd + statistic, mask=group_inside, other=0.0)
 
 
 @triton.jit
-def _channels(item, totals, within, D: tl.constexpr, GROUPS: tl.constexpr):
-    """The channels of an item's tile, and which of them there are."""
-    items, group, group_blocks = totals
-    _, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
-    return groups[:, None] * D + within[None, :], known[:, None] & (within < D)[None, :]
+def _item_channels(item, work, channels_in_group, TILE: tl.constexpr):
+    """Return the channel indices [groups, channels] of a work item's tile, and which of them there are."""
+    _, groups, group_inside = item_groups(item, work, TILE)
+    channels = groups[:, None] * TILE.D + channels_in_group[None, :]
+    return channels, group_inside[:, None] & (channels_in_group < TILE.D)[None, :]
 
 
 @triton.jit
-def _weights(weight, item, totals, within, D: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr):
-    """The weights of an item's channels; AHEAD: they are needed a turn later."""
-    channels, known = _channels(item, totals, within, D, GROUPS)
-    if AHEAD:  # as above; times 16, so that they still come in vectors
-        channels += 16 * lane_zero()
-    return tl.load(weight + channels, mask=known, other=0.0)
+def _load_weight(weight, item, work, channels_in_group, TILE: tl.constexpr, AHEAD: tl.constexpr):
+    """Load the weights of a work item's channels, [groups, channels]; AHEAD: they are needed an iteration later."""
+    channels, inside = _item_channels(item, work, channels_in_group, TILE)
+    if AHEAD:  # as above; times 16, so that the loads are still vectorized
+        channels += 16 * opaque_zero()
+    return tl.load(weight + channels, mask=inside, other=0.0)
 
 
 @triton.jit
-def group_norm_backward(
+def group_norm_backward_contiguous(
     grad_out,  # [N, C, HxW]
     input,  # [N, C, HxW]
     mean,  # [N, group]
     rstd,  # [N, group]
     weight,  # [C], or None
     grad_input,  # [N, C, HxW], or None
-    partial,  # float32 or, of EXACT sums, float64 [wanted, N·place parts, C]: the weight sums of each tile
-    slots,  # int64 [N, group, PARTS]
-    samples,
+    partial,  # float32, or float64 for FLOAT64, [outputs, N·position parts, C]: sums of each tile's positions
+    slots,  # mailbox: int64 [N, group, parts]; None without one
+    N,
     group,
-    group_blocks,
+    group_blocks,  # work items of a sample
     HxW,
-    teams,
-    grad_out_strides,  # of sample, channel and place
+    cta_groups,
+    grad_out_strides,  # of sample and channel, in vectors, and of position
     input_strides,
     grad_input_strides,
-    D: tl.constexpr,  # channels of a group
-    PLACES: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACE_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,  # place parts × channel parts
-    PADDED_PARTS: tl.constexpr,
-    MASKED: tl.constexpr,  # the tiles are more than the groups
-    WIDE: tl.constexpr,  # offsets in a tile, or the number of items, need 64 bits
-    STAGES: tl.constexpr,
-    STRETCHES: tl.constexpr,  # of a tile's places; in each a thread adds up
-    NEIGHBOURS: tl.constexpr,  # those that it has side by side before the others, so that no sum is of many one by one
-    EXACT: tl.constexpr,  # the sums are float64
-    VECTOR: tl.constexpr,  # what divides strides of samples and channels, which count vectors, and a channel's words
-    CLUSTER: tl.constexpr,  # a team's programs reach each other's shared memory; they load a turn ahead, into registers
-    PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what the strides of pairs count
-    ALIKE: tl.constexpr,  # the tensors' strides of channel and place are the same
+    TILE: tl.constexpr,  # tiles.GroupTileSpec
+    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
+    SEGMENTS: tl.constexpr,  # of a tile's positions; a thread adds up its elements of each first
+    ADJACENT: tl.constexpr,  # contiguous elements that a thread adds up before others, so that no chain is long
+    FLOAT64: tl.constexpr,  # sums are computed in float64
+    CLUSTER: tl.constexpr,  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
+    SAME_STRIDES: tl.constexpr,  # all tensors have the same strides of channel and position
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
-    PHASE: tl.constexpr,
+    PHASE: tl.constexpr,  # of device.mailbox
 ):
-    """The gradients of a team's groups, and the sums over a tile's places that the weight's gradients are made of."""
-    let_next_launch_begin()
-    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
-    LAG: tl.constexpr = 1 if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
-    WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    FOLDED: tl.constexpr = (GROUPS, CHANNELS, STRETCHES, PLACES // (STRETCHES * NEIGHBOURS), NEIGHBOURS)
-    input_strides = tiles.strides_of(input_strides, VECTOR, WIDE)
-    grad_out_strides = tiles.strides_of(grad_out_strides, VECTOR, WIDE)
-    grad_input_strides = tiles.strides_of(grad_input_strides, VECTOR, WIDE)
-    team, part, place_part, word, within, in_tile, word_in_tile = tiles.part_of_team(
-        HxW, D, GROUPS, CHANNELS, PLACES, WORDS, PLACE_PARTS, PARTS, VECTOR
-    )
-    channel_in_group = (part // PLACE_PARTS) * CHANNELS
-    read_x = tiles.tile_offsets(input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-    read_dy, written = read_x, read_x
-    if not ALIKE:
-        read_dy = tiles.tile_offsets(grad_out_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-        written = tiles.tile_offsets(grad_input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-    per_group = 1.0 / (float64(D) * float64(HxW))
-    items = samples * group_blocks
-    if WIDE:
-        items = int64(samples) * group_blocks
-        team = int64(team)
-    totals = (items, group, group_blocks)
-    begin = (channel_in_group, word, word_in_tile)
+    """Compute grad_input of all groups, and the partial sums of grad_weight and grad_bias.
+
+    With g = dy·weight and x̂ = (x − mean)·rstd: grad_input = rstd·(g − mean(g) − x̂·mean(g·x̂)), the means over a group;
+    grad_weight = Σ dy·x̂ and grad_bias = Σ dy over samples and positions.
+
+    CTA group i takes the work items i, i + cta_groups, … It holds the groups of a work item in registers between its
+    CTAs, so that the data is read once. Σ dy and Σ dy·x̂ of a channel over a tile's positions serve twice: written to
+    ``partial`` they are added up over the tiles and samples by ``sum_partials``; times the weight and summed over the
+    channels they give the group's sums.
+
+    Where CTAs share a group they exchange these sums in float64: in a cluster through distributed shared memory, else
+    (as float32) through the mailbox; then results are computed one iteration later (LAG), when the next tile is being
+    reduced. Deterministic: the order of every sum follows from the tile alone; exchanged sums are added up by part.
+    """
+    pdl_launch_dependents()
+    D: tl.constexpr = TILE.D
+    GROUPS: tl.constexpr = TILE.groups
+    CHANNELS: tl.constexpr = TILE.channels
+    POSITIONS: tl.constexpr = TILE.positions
+    WORDS: tl.constexpr = TILE.words
+    PARTS: tl.constexpr = TILE.parts
+    POSITION_PARTS: tl.constexpr = TILE.position_parts
+    PACKING: tl.constexpr = TILE.packing
+    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
+    FOLDED: tl.constexpr = (GROUPS, CHANNELS, SEGMENTS, POSITIONS // (SEGMENTS * ADJACENT), ADJACENT)
+    input_strides = in_words(input_strides, TILE)
+    grad_out_strides = in_words(grad_out_strides, TILE)
+    grad_input_strides = in_words(grad_input_strides, TILE)
+    cta_group, part, position_part, word, channels_in_group, in_group, word_in_group = cta_position(HxW, TILE)
+    channel_in_group = (part // POSITION_PARTS) * CHANNELS
+    x_offsets = offsets_in_tile(input_strides, TILE)
+    dy_offsets, output_offsets = x_offsets, x_offsets
+    if not SAME_STRIDES:
+        dy_offsets = offsets_in_tile(grad_out_strides, TILE)
+        output_offsets = offsets_in_tile(grad_input_strides, TILE)
+    reciprocal_count = 1.0 / (float64(D) * float64(HxW))
+    items = N * group_blocks
+    if TILE.offset64:
+        items = int64(N) * group_blocks
+        cta_group = int64(cta_group)
+    work = (items, group, group_blocks)
+    cta = (channel_in_group, word, word_in_group)
+    x_tensor = (input, x_offsets, input_strides)
+    dy_tensor = (grad_out, dy_offsets, grad_out_strides)
     if CLUSTER:
-        told = open_slots()
-        turns = 0
-        next_x = tiles.loaded(input, read_x, input_strides, team, totals, begin, D, GROUPS, MASKED)
-        next_dy = tiles.loaded(grad_out, read_dy, grad_out_strides, team, totals, begin, D, GROUPS, MASKED)
-        next_mean, next_rstd = _statistics(mean, rstd, team, totals, GROUPS, True)
+        exchange = init_cta_exchange()
+        iteration = 0
+        next_x = load_tile(x_tensor, cta_group, work, cta, TILE)
+        next_dy = load_tile(dy_tensor, cta_group, work, cta, TILE)
+        next_mean, next_rstd = _load_statistics(mean, rstd, cta_group, work, TILE, True)
         if weight is not None:
-            next_scale = _weights(weight, team, totals, within, D, GROUPS, True)
+            next_w = _load_weight(weight, cta_group, work, channels_in_group, TILE, True)
     if LAG:
-        x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-        dy_before = tl.zeros((GROUPS, CHANNELS, WORDS), grad_out.dtype.element_ty)
-        mu_before = tl.zeros((GROUPS,), tl.float32)
-        rs_before = tl.zeros((GROUPS,), tl.float32)
+        previous_x = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
+        previous_dy = tl.zeros((GROUPS, CHANNELS, WORDS), grad_out.dtype.element_ty)
+        previous_mean = tl.zeros((GROUPS,), tl.float32)
+        previous_rstd = tl.zeros((GROUPS,), tl.float32)
         if weight is not None:
-            scale_before = tl.zeros((GROUPS, CHANNELS), tl.float32)
-    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
-        done = item - LAG * teams
-        ahead = item + teams if CLUSTER else item
-        x = tiles.loaded(input, read_x, input_strides, ahead, totals, begin, D, GROUPS, MASKED)
-        dy = tiles.loaded(grad_out, read_dy, grad_out_strides, ahead, totals, begin, D, GROUPS, MASKED)
-        mu, rs = _statistics(mean, rstd, ahead, totals, GROUPS, CLUSTER)
+            previous_w = tl.zeros((GROUPS, CHANNELS), tl.float32)
+    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=STAGES):
+        result_item = item - LAG * cta_groups
+        load_item = item + cta_groups if CLUSTER else item
+        x = load_tile(x_tensor, load_item, work, cta, TILE)
+        dy = load_tile(dy_tensor, load_item, work, cta, TILE)
+        group_mean, group_rstd = _load_statistics(mean, rstd, load_item, work, TILE, CLUSTER)
         if weight is not None:
-            scale = _weights(weight, ahead, totals, within, D, GROUPS, CLUSTER)
+            w = _load_weight(weight, load_item, work, channels_in_group, TILE, CLUSTER)
         if CLUSTER:
             x, next_x = next_x, x
             dy, next_dy = next_dy, dy
-            mu, next_mean = next_mean, mu
-            rs, next_rstd = next_rstd, rs
+            group_mean, next_mean = next_mean, group_mean
+            group_rstd, next_rstd = next_rstd, group_rstd
             if weight is not None:
-                scale, next_scale = next_scale, scale
-        mu = wide(mu)
-        rs = wide(rs)
+                w, next_w = next_w, w
+        group_mean = to_float32(group_mean)
+        group_rstd = to_float32(group_rstd)
         if weight is not None:
-            scale = wide(scale)
-        sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
-        channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        channels, known_channels = _channels(item, totals, within, D, GROUPS)
-        if PHASE != OUTPUTS:
-            g = tl.reshape(wider(dy, PAIRS, EXACT), FOLDED)
-            x_hat = tl.reshape(wider(x, PAIRS, EXACT), FOLDED)
-            x_hat = (x_hat - tiles.of_groups(mu)) * tiles.of_groups(rs)
-            if MASKED:
-                x_hat = tl.where(tl.reshape(in_tile, FOLDED), x_hat, 0.0)  # 0·Inf must not reach the sums
+            w = to_float32(w)
+        sample, groups, group_inside = item_groups(item, work, TILE)
+        channel = first_channel(item, work, channel_in_group, TILE)
+        channels, channel_inside = _item_channels(item, work, channels_in_group, TILE)
+        if PHASE != APPLY:
+            g = tl.reshape(unpack(dy, PACKING, FLOAT64), FOLDED)
+            x_hat = tl.reshape(unpack(x, PACKING, FLOAT64), FOLDED)
+            x_hat = (x_hat - expand_groups(group_mean)) * expand_groups(group_rstd)
+            if TILE.masked:
+                x_hat = tl.where(tl.reshape(in_group, FOLDED), x_hat, 0.0)  # 0·Inf must not reach the sums
             sum_g, sum_gx = sum_pair(g, g * x_hat, 4)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
-            line = partial + (int64(sample) * PLACE_PARTS + place_part) * (group * D) + channels
+            target = partial + (int64(sample) * POSITION_PARTS + position_part) * (group * D) + channels
             if WANT_WEIGHT:
-                tl.store(line, sum_gx, mask=known_channels)
-                line += int64(samples) * PLACE_PARTS * (group * D)
+                tl.store(target, sum_gx, mask=channel_inside)
+                target += int64(N) * POSITION_PARTS * (group * D)
             if WANT_BIAS:
-                tl.store(line, sum_g, mask=known_channels)
+                tl.store(target, sum_g, mask=channel_inside)
             if WANT_INPUT:
                 if weight is not None:
-                    sum_g = sum_g.to(tl.float64) * scale
-                    sum_gx = sum_gx.to(tl.float64) * scale
+                    sum_g = sum_g.to(tl.float64) * w
+                    sum_gx = sum_gx.to(tl.float64) * w
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if CLUSTER:
-                    tell(sum_g, sum_gx, told, part, turns, 1, PARTS)
-                elif SLOTS:
-                    if PHASE == WHOLE:
-                        wait_for_launch_before()
+                    send_to_ctas(sum_g, sum_gx, exchange, part, iteration, 1, PARTS)
+                elif MAILBOX:
+                    if PHASE == FUSED:
+                        pdl_wait()
                     statistic = int64(sample) * group + groups
-                    publish(sum_g, sum_gx, slots + statistic * PARTS + part, known)
-        if WANT_INPUT and PHASE != SUMS:
+                    publish(sum_g, sum_gx, slots + statistic * PARTS + part, group_inside)
+        if WANT_INPUT and PHASE != REDUCE:
             if LAG:
-                sample, groups, known = tiles.groups_of(done, items, group, group_blocks, GROUPS)
-                channel = (done % group_blocks) * GROUPS * D + channel_in_group
-                x, x_before = x_before, x
-                dy, dy_before = dy_before, dy
-                mu, mu_before = mu_before, mu
-                rs, rs_before = rs_before, rs
+                sample, groups, group_inside = item_groups(result_item, work, TILE)
+                channel = first_channel(result_item, work, channel_in_group, TILE)
+                x, previous_x = previous_x, x
+                dy, previous_dy = previous_dy, dy
+                group_mean, previous_mean = previous_mean, group_mean
+                group_rstd, previous_rstd = previous_rstd, group_rstd
                 if weight is not None:
-                    scale, scale_before = scale_before, scale
+                    w, previous_w = previous_w, w
             if CLUSTER:
-                sum_g, sum_gx = sums_of_all(wait_for_all(told, turns, 1, PARTS), PARTS)
-                turns += 1
-            elif SLOTS:
-                slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 1)
-                all_g, all_gx = collect(slot, given, PHASE == WHOLE)
-                sum_g = settled(tl.sum(all_g, axis=1), GROUPS)
-                sum_gx = settled(tl.sum(all_gx, axis=1), GROUPS)
-            mean_g = tiles.of_groups(sum_g.to(tl.float64) * per_group)
-            mean_gx = tiles.of_groups(sum_gx.to(tl.float64) * per_group)
-            by_channel = None
+                sum_g, sum_gx = sum_received(wait_for_ctas(exchange, iteration, 1, PARTS), PARTS)
+                iteration += 1
+            elif MAILBOX:
+                all_slots, slot_mask = group_slots(slots, sample, groups, group_inside, group, TILE, 1)
+                all_g, all_gx = receive(all_slots, slot_mask, PHASE == FUSED)
+                sum_g = block_rematerialization(tl.sum(all_g, axis=1), GROUPS)
+                sum_gx = block_rematerialization(tl.sum(all_gx, axis=1), GROUPS)
+            mean_g = expand_groups(sum_g.to(tl.float64) * reciprocal_count)
+            mean_gx = expand_groups(sum_gx.to(tl.float64) * reciprocal_count)
+            channel_w = None
             if weight is not None:
-                by_channel = tiles.of_channels(scale)
-            g, values = tl.reshape(precise(dy, PAIRS), FOLDED), tl.reshape(precise(x, PAIRS), FOLDED)
-            result = gradient(g, values, tiles.of_groups(mu), tiles.of_groups(rs), by_channel, mean_g, mean_gx)
-            result = tl.reshape(result, (GROUPS, CHANNELS, PLACES))
-            target = tiles.tile_at(grad_input, sample, channel, word, grad_input_strides)
-            mask = tiles.tile_mask(known, word_in_tile, MASKED)
-            put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
+                channel_w = expand_channels(w)
+            dy_values = tl.reshape(unpack_acc_dtype(dy, PACKING), FOLDED)
+            x_values = tl.reshape(unpack_acc_dtype(x, PACKING), FOLDED)
+            x_mean, x_rstd = expand_groups(group_mean), expand_groups(group_rstd)
+            result = input_gradient(dy_values, x_values, x_mean, x_rstd, channel_w, mean_g, mean_gx)
+            result = tl.reshape(result, (GROUPS, CHANNELS, POSITIONS))
+            start = tile_start(grad_input, sample, channel, word, grad_input_strides)
+            mask = element_mask(group_inside, word_in_group, TILE)
+            store_elements(start + output_offsets, result, mask, (GROUPS, CHANNELS, WORDS, 2), PACKING)

@@ -1,4 +1,4 @@
-"""GroupNorm's forward pass, by teams as the backward's."""
+"""The kernel of GroupNorm forward for contiguous (or strided) positions; ``contiguous_launches`` launches it."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -6,38 +6,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.clusters import open_slots, tell, told_by, wait_for_all
-from normgrad.cuda.device.common import (
-    INTERPRETED,
-    OUTPUTS,
-    SINGLE,
-    SUMS,
-    WHOLE,
-    collect_wide,
-    divided,
-    float64,
-    float64_of_bits,
-    high,
-    int64,
-    publish_wide,
-    put,
-    put_numbers,
-    settled,
-    wait_for_launch_before,
-    wide,
+from normgrad.cuda.device.cluster_exchange import init_cta_exchange, received_from, send_to_ctas, wait_for_ctas
+from normgrad.cuda.device.compiler_barriers import block_rematerialization
+from normgrad.cuda.device.formulas import divide, normalize, remainder_term, split_mean
+from normgrad.cuda.device.indexing import INTERPRETED, float64, float64_from_bits, int64
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish_float64, receive_float64
+from normgrad.cuda.device.pack16 import store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
+from normgrad.cuda.device.pdl import pdl_wait
+from normgrad.cuda.group_norm.contiguous_addressing import (
+    cta_position,
+    element_mask,
+    first_channel,
+    group_slots,
+    in_words,
+    item_groups,
+    load_tile,
+    offsets_in_tile,
+    tile_start,
 )
-from normgrad.cuda.device.formulas import left_out_of, near_and_rest, normalised, precise, wider
-from normgrad.cuda.group_norm import contiguous_addressing as tiles
 
-# Powers of two as the bits of float32: 1, and the range of those that have a reciprocal there.
+# Powers of two as the bits of a float32: 1, and the smallest and largest that have a normal reciprocal.
 _ONE = tl.constexpr(0x3F800000)
 _SMALLEST = tl.constexpr(0x00800000)
 _LARGEST = tl.constexpr(0x7E800000)
 
 
 @triton.jit
-def _sum_of_groups(values):
-    """The sums of each group's values: of one group in one step, in which threads sum up what they have before."""
+def _group_sums(values):
+    """Sum [groups, channels, positions] by group; one group in one reduction, so that threads sum their own first."""
     if values.shape[0] == 1:
         result = tl.sum(tl.reshape(values, (1, values.shape[1] * values.shape[2])), axis=1)
     else:
@@ -46,215 +42,217 @@ def _sum_of_groups(values):
 
 
 @triton.jit
-def _inverse_root(value):
-    """``1 / √value`` of float64, to some 40 bits: in fewer instructions than a root and a division."""
+def _rsqrt_float64(value):
+    """Return ``1 / √value`` of float64 to about 40 bits, in fewer instructions than a root and a division.
+
+    The hardware's approximation, and one Newton step where that is finite.
+    """
     if INTERPRETED:
         result = 1.0 / tl.sqrt(value)
     else:
-        near = tl.inline_asm_elementwise(
+        approximation = tl.inline_asm_elementwise(
             "rsqrt.approx.ftz.f64 $0, $1;", "=d,d", [value], tl.float64, is_pure=True, pack=1
         )
-        wrong_by = tl.fma(-value * near, near, 1.0)
-        result = tl.where(wrong_by == wrong_by, tl.fma(0.5 * near, wrong_by, near), near)
+        error = tl.fma(-value * approximation, approximation, 1.0)
+        result = tl.where(error == error, tl.fma(0.5 * approximation, error, approximation), approximation)
     return result
 
 
 @triton.jit
-def _power_of_two(inverse, near):
-    """The power of two below a reciprocal deviation, and its reciprocal; 1 where its product with near overflows."""
-    bits = tl.minimum(tl.maximum(inverse.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST), _LARGEST)
-    bits = tl.where(tl.abs(near) * bits.to(tl.float32, bitcast=True) < float("inf"), bits, _ONE)
+def _power_of_two(rstd, mean):
+    """Return the power of two below rstd and its reciprocal; 1 where its product with the mean overflows."""
+    bits = tl.minimum(tl.maximum(rstd.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST), _LARGEST)
+    bits = tl.where(tl.abs(mean) * bits.to(tl.float32, bitcast=True) < float("inf"), bits, _ONE)
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _normalised(x, centre, inverse, factor, shift, SHARED: tl.constexpr):
-    """``(x − centre)·inverse·factor + shift`` of a tile's groups.
+def normalize_groups(x, mean, rstd, w, b, SHARED: tl.constexpr):
+    """Return ``(x − mean)·rstd·w + b`` of a tile; mean and rstd are [groups], w and b [groups, channels, 1] or None.
 
-    Of SHARED groups the distances are not at hand from the sums. They are made times a power of two, and the rest of
-    the reciprocal deviation comes in with the weight, as one factor: neither is out of float32's range.
+    SHARED groups have no deviations left from their sums, so x − mean is computed here. It is scaled by a power of two,
+    and the rest of rstd is multiplied into the weight: two operations for each element, and neither factor leaves
+    float32's range.
     """
-    if x.dtype != tl.float64 and SHARED and factor is not None:
-        near, rest = near_and_rest(centre, tl.float32)
-        power, reciprocal = _power_of_two(high(inverse), near)
-        term = left_out_of(rest, inverse)[:, None, None] * factor
+    if x.dtype != tl.float64 and SHARED and w is not None:
+        rounded_mean, remainder = split_mean(mean, tl.float32)
+        power, reciprocal = _power_of_two(rstd.to(tl.float32), rounded_mean)
+        term = remainder_term(remainder, rstd)[:, None, None] * w
         term = tl.where(tl.abs(term) < float("inf"), term, 0.0)
-        if shift is not None:
-            term = term + shift
-        scale = high(inverse * reciprocal)[:, None, None] * factor
-        result = (x * power[:, None, None] - (near * power)[:, None, None]) * scale + term
+        if b is not None:
+            term = term + b
+        factor = (rstd * reciprocal).to(tl.float32)[:, None, None] * w
+        result = (x * power[:, None, None] - (rounded_mean * power)[:, None, None]) * factor + term
     else:
-        result = normalised(x, centre[:, None, None], inverse[:, None, None], factor, shift)
+        result = normalize(x, mean[:, None, None], rstd[:, None, None], w, b)
     return result
 
 
 @triton.jit
-def group_norm_forward(
+def _part_count(part, HxW, TILE: tl.constexpr):
+    """Return how many elements of a group a part holds, as float64."""
+    position_left = HxW - (part % TILE.position_parts) * TILE.positions
+    positions = tl.minimum(tl.maximum(position_left, 0), TILE.positions)
+    channels = tl.minimum(tl.maximum(TILE.D - (part // TILE.position_parts) * TILE.channels, 0), TILE.channels)
+    return positions.to(tl.float64) * channels.to(tl.float64)
+
+
+@triton.jit
+def _moments_from_cluster(received, HxW, count, reciprocal_count, TILE: tl.constexpr):
+    """Return a group's mean and its sum of squares about it, from what the CTAs of a cluster have sent.
+
+    Chan's formula: to each part's squares about its own mean comes its count times the squared distance of the means.
+    """
+    PARTS: tl.constexpr = TILE.parts
+    total, squares = received_from(0, received)
+    for part in tl.static_range(1, PARTS):
+        part_sum, part_squares = received_from(part, received)
+        total += part_sum
+        squares += part_squares
+    group_mean = divide(total, count, reciprocal_count)
+    for part in tl.static_range(PARTS):
+        part_sum, _ = received_from(part, received)
+        part_count = _part_count(int64(part), HxW, TILE)
+        deviation = part_sum - group_mean * part_count
+        squares += deviation * deviation * (1.0 / part_count)
+    return group_mean, squares
+
+
+@triton.jit
+def group_norm_forward_contiguous(
     input,  # [N, C, HxW]
     weight,  # [C], or None
     bias,  # [C], or None
     output,  # [N, C, HxW]
     mean,  # [N, group]
     rstd,  # [N, group]
-    slots,  # int64 [N, group, PARTS, 2]
-    samples,
+    slots,  # mailbox: int64 [N, group, parts, 2]; None without one
+    N,
     group,
-    group_blocks,
+    group_blocks,  # work items of a sample
     HxW,
-    eps_bits,  # float64
-    teams,
-    input_strides,  # of sample, channel and place
+    eps_bits,  # of a float64
+    cta_groups,
+    input_strides,  # of sample and channel, in vectors, and of position
     output_strides,
     mean_stride,
     rstd_stride,
-    D: tl.constexpr,
-    PLACES: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACE_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    PADDED_PARTS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    STAGES: tl.constexpr,
-    FOLD: tl.constexpr,  # stretches of a group's tile that are added up first
-    CLUSTER: tl.constexpr,
-    VECTOR: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PHASE: tl.constexpr,
+    TILE: tl.constexpr,  # tiles.GroupTileSpec
+    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
+    SEGMENTS: tl.constexpr,  # of a group's tile whose squares are added up first
+    CLUSTER: tl.constexpr,  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
+    PHASE: tl.constexpr,  # of device.mailbox
 ):
-    """The normalised groups of a team and their statistics."""
-    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
-    LAG: tl.constexpr = 1 if SLOTS and PHASE == WHOLE else 0
-    # The roundings of few numbers are seen in their sums.
-    EXACT: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * PLACES <= 512
-    WORDS: tl.constexpr = PLACES if PAIRS == SINGLE else PLACES // 2
-    input_strides = tiles.strides_of(input_strides, VECTOR, WIDE)
-    output_strides = tiles.strides_of(output_strides, VECTOR, WIDE)
-    team, part, _, word, within, in_tile, word_in_tile = tiles.part_of_team(
-        HxW, D, GROUPS, CHANNELS, PLACES, WORDS, PLACE_PARTS, PARTS, VECTOR
-    )
-    channel_in_group = (part // PLACE_PARTS) * CHANNELS
-    read = tiles.tile_offsets(input_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-    written = tiles.tile_offsets(output_strides, D, GROUPS, CHANNELS, WORDS, WIDE)
-    whole = float64(D) * float64(HxW)
-    eps = float64_of_bits(eps_bits)
-    per_group = 1.0 / whole
-    count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
-    per_part = 1.0 / count
-    counts = _held(int64(tl.arange(0, PADDED_PARTS)), HxW, D, PLACES, CHANNELS, PLACE_PARTS)[None, :]
-    per_parts = 1.0 / counts
-    items = samples * group_blocks
-    if WIDE:
-        items = int64(samples) * group_blocks
-        team = int64(team)
-    totals = (items, group, group_blocks)
-    begin = (channel_in_group, word, word_in_tile)
+    """Compute output = (x − mean)·rstd·weight + bias, and mean and rstd of all groups.
+
+    CTA groups walk over the work items as in the backward kernel, and a tile stays in registers between its two passes:
+    the sum, in float64, since an output near the mean is only as accurate as the mean is; then the squares about the
+    mean. Where CTAs share a group, each takes the squares about the mean of its own part, and the moments of the parts
+    are combined by Chan's formula; in a cluster through distributed shared memory, else through the mailbox and with
+    the results one iteration later (LAG). Deterministic: moments are combined by part, not by arrival.
+    """
+    D: tl.constexpr = TILE.D
+    GROUPS: tl.constexpr = TILE.groups
+    CHANNELS: tl.constexpr = TILE.channels
+    POSITIONS: tl.constexpr = TILE.positions
+    WORDS: tl.constexpr = TILE.words
+    PARTS: tl.constexpr = TILE.parts
+    PADDED_PARTS: tl.constexpr = TILE.padded_parts
+    PACKING: tl.constexpr = TILE.packing
+    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = 1 if MAILBOX and PHASE == FUSED else 0
+    # Sums of up to 512 terms are computed in float64: one float32 rounding would be a visible share of the error bound.
+    FLOAT64: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * POSITIONS <= 512
+    input_strides = in_words(input_strides, TILE)
+    output_strides = in_words(output_strides, TILE)
+    cta_group, part, _, word, channels_in_group, in_group, word_in_group = cta_position(HxW, TILE)
+    channel_in_group = (part // TILE.position_parts) * CHANNELS
+    x_tensor = (input, offsets_in_tile(input_strides, TILE), input_strides)
+    output_offsets = offsets_in_tile(output_strides, TILE)
+    count = float64(D) * float64(HxW)
+    eps = float64_from_bits(eps_bits)
+    reciprocal_count = 1.0 / count
+    part_count = _part_count(int64(part), HxW, TILE)
+    reciprocal_part_count = 1.0 / part_count
+    part_counts = _part_count(int64(tl.arange(0, PADDED_PARTS)), HxW, TILE)[None, :]
+    reciprocal_part_counts = 1.0 / part_counts
+    items = N * group_blocks
+    if TILE.offset64:
+        items = int64(N) * group_blocks
+        cta_group = int64(cta_group)
+    work = (items, group, group_blocks)
+    cta = (channel_in_group, word, word_in_group)
     if CLUSTER:
-        told = open_slots()
-        turns = 0
-        next_x = tiles.loaded(input, read, input_strides, team, totals, begin, D, GROUPS, MASKED)
+        exchange = init_cta_exchange()
+        iteration = 0
+        next_x = load_tile(x_tensor, cta_group, work, cta, TILE)
     if LAG:
-        x_before = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-    for item in tl.range(team, items + LAG * teams, teams, num_stages=STAGES):
-        done = item - LAG * teams
-        sample, groups, known = tiles.groups_of(item, items, group, group_blocks, GROUPS)
-        channel = (item % group_blocks) * GROUPS * D + channel_in_group
-        ahead = item + teams if CLUSTER else item
-        x = tiles.loaded(input, read, input_strides, ahead, totals, begin, D, GROUPS, MASKED)
+        previous_x = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
+    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=STAGES):
+        result_item = item - LAG * cta_groups
+        sample, groups, group_inside = item_groups(item, work, TILE)
+        channel = first_channel(item, work, channel_in_group, TILE)
+        load_item = item + cta_groups if CLUSTER else item
+        x = load_tile(x_tensor, load_item, work, cta, TILE)
         if CLUSTER:
             x, next_x = next_x, x
-        if PHASE != OUTPUTS:
-            # In float64, since the output near the mean is only as precise as the mean is.
-            total = _sum_of_groups(wider(x, PAIRS, EXACT).to(tl.float64))
-            if GROUPS == 1:  # or the compiler would move the tile to the threads that have the sum
-                total = settled(total, GROUPS)
-            centre = divided(total, count, per_part)
-            values = wider(x, PAIRS, EXACT)
-            near, rest = near_and_rest(centre, values.dtype)
-            away = values - near[:, None, None]
-            if MASKED:
-                away = tl.where(in_tile, away, 0.0)
-            squares = away * away
-            if FOLD > 1:  # no thread adds up many numbers one by one
-                squares = tl.sum(tl.reshape(squares, (GROUPS, FOLD, CHANNELS * PLACES // FOLD)), axis=1)[:, None, :]
+        if PHASE != APPLY:
+            total = _group_sums(unpack(x, PACKING, FLOAT64).to(tl.float64))
+            if GROUPS == 1:  # or Triton would convert the tile to the layout of the sum
+                total = block_rematerialization(total, GROUPS)
+            group_mean = divide(total, part_count, reciprocal_part_count)
+            values = unpack(x, PACKING, FLOAT64)
+            rounded_mean, remainder = split_mean(group_mean, values.dtype)
+            deviation = values - rounded_mean[:, None, None]
+            if TILE.masked:
+                deviation = tl.where(in_group, deviation, 0.0)
+            squares = deviation * deviation
+            if SEGMENTS > 1:  # no thread adds up a long chain
+                SEGMENTED: tl.constexpr = (GROUPS, SEGMENTS, CHANNELS * POSITIONS // SEGMENTS)
+                squares = tl.sum(tl.reshape(squares, SEGMENTED), axis=1)[:, None, :]
             else:
                 squares = squares.to(tl.float64)
-            squares = _sum_of_groups(squares).to(tl.float64) - rest * rest * count
+            squares = _group_sums(squares).to(tl.float64) - remainder * remainder * part_count
             squares = tl.where(squares < 0.0, 0.0, squares)
             if CLUSTER:
-                tell(total, squares, told, part, turns, 1, PARTS)
-            elif SLOTS:
+                send_to_ctas(total, squares, exchange, part, iteration, 1, PARTS)
+            elif MAILBOX:
                 statistic = int64(sample) * group + groups
-                if PHASE == WHOLE:
-                    wait_for_launch_before()
-                publish_wide(total, squares, slots + (statistic * PARTS + part) * 2, known)
-        if PHASE != SUMS:
+                if PHASE == FUSED:
+                    pdl_wait()
+                publish_float64(total, squares, slots + (statistic * PARTS + part) * 2, group_inside)
+        if PHASE != REDUCE:
             if LAG:
-                sample, groups, known = tiles.groups_of(done, items, group, group_blocks, GROUPS)
-                channel = (done % group_blocks) * GROUPS * D + channel_in_group
-                x, x_before = x_before, x
-            channels = groups[:, None] * D + within[None, :]
-            known_channels = known[:, None] & (within < D)[None, :]
+                sample, groups, group_inside = item_groups(result_item, work, TILE)
+                channel = first_channel(result_item, work, channel_in_group, TILE)
+                x, previous_x = previous_x, x
+            channels = groups[:, None] * D + channels_in_group[None, :]
+            channel_inside = group_inside[:, None] & (channels_in_group < D)[None, :]
             if CLUSTER:
-                places = wait_for_all(told, turns, 1, PARTS)
-                centre, squares = _of_cluster(places, HxW, whole, per_group, D, PLACES, CHANNELS, PLACE_PARTS, PARTS)
-                turns += 1
-            elif SLOTS:
-                slot, given = tiles.slots_of(slots, sample, groups, known, group, PARTS, PADDED_PARTS, 2)
-                sums, all_squares = collect_wide(slot, given, PHASE == WHOLE)
-                centre = divided(tl.sum(sums, axis=1), whole, per_group)
-                apart = sums - centre[:, None] * counts
-                squares = tl.sum(tl.where(given, all_squares + apart * apart * per_parts, 0.0), axis=1)
-                centre = settled(centre, GROUPS)
-                squares = settled(squares, GROUPS)
-            inverse = _inverse_root(squares * per_group + eps)
-            factor = None
-            shift = None
+                received = wait_for_ctas(exchange, iteration, 1, PARTS)
+                group_mean, squares = _moments_from_cluster(received, HxW, count, reciprocal_count, TILE)
+                iteration += 1
+            elif MAILBOX:
+                all_slots, slot_mask = group_slots(slots, sample, groups, group_inside, group, TILE, 2)
+                sums, all_squares = receive_float64(all_slots, slot_mask, PHASE == FUSED)
+                group_mean = divide(tl.sum(sums, axis=1), count, reciprocal_count)
+                deviation = sums - group_mean[:, None] * part_counts
+                combined = all_squares + deviation * deviation * reciprocal_part_counts
+                squares = tl.sum(tl.where(slot_mask, combined, 0.0), axis=1)
+                group_mean = block_rematerialization(group_mean, GROUPS)
+                squares = block_rematerialization(squares, GROUPS)
+            group_rstd = _rsqrt_float64(squares * reciprocal_count + eps)
+            w = None
+            b = None
             if weight is not None:
-                factor = wide(tl.load(weight + channels, mask=known_channels, other=0.0))[:, :, None]
+                w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))[:, :, None]
             if bias is not None:
-                shift = wide(tl.load(bias + channels, mask=known_channels, other=0.0))[:, :, None]
-            result = _normalised(precise(x, PAIRS), centre, inverse, factor, shift, LAG or CLUSTER)
-            target = tiles.tile_at(output, sample, channel, word, output_strides)
-            mask = tiles.tile_mask(known, word_in_tile, MASKED)
-            put_numbers(target + written, result, mask, (GROUPS, CHANNELS, WORDS, 2), PAIRS)
+                b = to_float32(tl.load(bias + channels, mask=channel_inside, other=0.0))[:, :, None]
+            result = normalize_groups(unpack_acc_dtype(x, PACKING), group_mean, group_rstd, w, b, LAG or CLUSTER)
+            start = tile_start(output, sample, channel, word, output_strides)
+            mask = element_mask(group_inside, word_in_group, TILE)
+            store_elements(start + output_offsets, result, mask, (GROUPS, CHANNELS, WORDS, 2), PACKING)
             statistic = int64(sample) * group + groups
-            first = known & (part == 0)
-            put(mean + statistic * mean_stride, high(centre), first)
-            put(rstd + statistic * rstd_stride, high(inverse), first)
-
-
-@triton.jit
-def _of_cluster(
-    told,
-    HxW,
-    whole,
-    per_group,
-    D: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PLACE_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """The mean of a group and the sum of its squares about it, from what the programs of a cluster have told."""
-    total, squares = told_by(0, told)
-    for part in tl.static_range(1, PARTS):
-        one, more = told_by(part, told)
-        total += one
-        squares += more
-    centre = divided(total, whole, per_group)
-    for part in tl.static_range(PARTS):
-        one, _ = told_by(part, told)
-        count = _held(int64(part), HxW, D, PLACES, CHANNELS, PLACE_PARTS)
-        apart = one - centre * count
-        squares += apart * apart * (1.0 / count)
-    return centre, squares
-
-
-@triton.jit
-def _held(part, HxW, D: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, PLACE_PARTS: tl.constexpr):
-    """How many elements of a group a part has, as float64."""
-    places = tl.minimum(tl.maximum(HxW - (part % PLACE_PARTS) * PLACES, 0), PLACES)
-    channels = tl.minimum(tl.maximum(D - (part // PLACE_PARTS) * CHANNELS, 0), CHANNELS)
-    return places.to(tl.float64) * channels.to(tl.float64)
+            first_part = group_inside & (part == 0)
+            store_rounded(mean + statistic * mean_stride, group_mean, first_part)
+            store_rounded(rstd + statistic * rstd_stride, group_rstd, first_part)

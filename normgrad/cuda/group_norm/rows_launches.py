@@ -1,153 +1,159 @@
-"""The launches of GroupNorm where the channels and places of a group lie side by side, so that it is a row."""
+"""The launches of GroupNorm where a group of a sample is one contiguous row, as in LayerNorm.
+
+CTA groups stay with one group and walk over the samples: so the weights of a row's columns are loaded once, and their
+gradients are summed column by column.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda.chip import Chip, blocks, power_of_two
-from normgrad.cuda.cta_groups import Slots, Teams, assemble
-from normgrad.cuda.device.common import SINGLE
-from normgrad.cuda.group_norm.channels_last_launches import FEW, Sizes
+from normgrad.contract.view import Shape
+from normgrad.cuda.chip import Chip, cdiv, next_power_of_2
+from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.device.pack16 import UNPACKED
+from normgrad.cuda.group_norm.call import FEW_ELEMENTS, Sizes, Wanted
 from normgrad.cuda.group_norm.rows_kernels import (
-    group_norm_flat_backward,
-    group_norm_flat_forward,
-    group_norm_flat_sums,
+    group_norm_backward_rows,
+    group_norm_backward_rows_sum_partials,
+    group_norm_forward_rows,
 )
+from normgrad.cuda.group_norm.tiles import forward_group_row_tile, group_row_tile
 from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
-from normgrad.cuda.layer_norm.tiles import RowTile, flat_forward_tile, flat_tile
-from normgrad.cuda.operands import fold_of, in_vectors, row_vector
-from normgrad.cuda.steps import Operand, Steps, paired
+from normgrad.cuda.layer_norm.tiles import RowTile, RowTileSpec, forward_segments
+from normgrad.cuda.operands import Operand, pack_operands, row_vector, strides_in_vectors
+from normgrad.cuda.steps import Steps
 
-_FEW_SAMPLES = 8  # of a team, beside which its sums of columns count: it writes them, and the next launch reads them
-# Of the launch that sums up over teams and places: numbers at a time, and numbers of a channel a program.
+_MIN_SAMPLES = 8  # of a CTA group: with fewer, its partial sums, written and read again, are much of the traffic
+# Of the second-stage reduction over CTA groups and positions: elements of a tile, elements of a channel that a program
+# adds up, and warps.
 _SUM_TILE = 2048
-_SEGMENT = 16384
+_SUM_SEGMENT = 16384
 _SUM_WARPS = 4
 
 
-def rows_of(sizes: Sizes, operands: Sequence[Operand]) -> list[Operand] | None:
-    """The operands as rows, a group of a sample each; None where the numbers of a group are not side by side."""
+def as_rows(sizes: Sizes, operands: Sequence[Operand]) -> list[Operand] | None:
+    """Return the operands as rows with strides (sample, 1); None where the elements of a group are not contiguous."""
     _, C, HxW, _ = sizes
     found = []
     for operand in operands:
-        sample, channel, place = operand.strides
-        if operand.pointer is not None and ((HxW > 1 and place != 1) or (C > 1 and channel != HxW)):
+        sample, channel, position = operand.strides
+        if operand.pointer is not None and ((HxW > 1 and position != 1) or (C > 1 and channel != HxW)):
             return None
         found.append(replace(operand, strides=(sample, 1)))
     return found
 
 
-def _registers(steps: Steps, operands: Sequence[Operand], row: int) -> int:
-    """Bytes of the registers that a number of a row takes: 16 bits that come one by one take as many as float32."""
-    return FLOAT32.itemsize if paired(operands, row)[0] == SINGLE.value else steps.itemsize
+def _register_bytes(steps: Steps, operands: Sequence[Operand], columns: int) -> int:
+    """Return the bytes of registers that an element takes: an unpacked 16-bit one takes as many as float32."""
+    return FLOAT32.itemsize if pack_operands(operands, columns)[0] == UNPACKED.value else steps.itemsize
 
 
-class _Cut:
-    """What both passes have in common: teams that stay with a group, and the kernels' sizes."""
+class RowWork:
+    """What both passes have in common: how groups and samples are shared out to CTA groups, packing and strides."""
+
+    groups_at_once: int  # groups that have CTA groups at the same time
+    per_group: int  # CTA groups of a group, which share its samples
+    cta_groups: CtaGroups
+    operands: list[Operand]  # packed
+    strides: list[Shape]  # in vectors
+    spec: RowTileSpec
 
     def __init__(
-        self,
-        sizes: Sizes,
-        tile: RowTile,
-        parts: int,
-        operands: Sequence[Operand],
-        chip: Chip,
-        few_teams: bool = False,
+        self, sizes: Sizes, tile: RowTile, chip: Chip, operands: Sequence[Operand], parts: int, partial_sums: bool
     ) -> None:
-        N, C, HxW, group = sizes
-        row = C // group * HxW
-        room = chip.multiprocessors * tile.resident // tile.parts
-        self.groups_at_once = blocks(group, blocks(group, max(room, 1)))
-        tiles = blocks(N, tile.rows)
-        self.of_group = min(max(room // self.groups_at_once, 1), tiles)
-        if few_teams and tile.parts == 1:  # as many as leave no multiprocessor idle, or have enough samples each
+        """``parts``: CTAs of a group that exchange sums. ``partial_sums``: each CTA group writes a row of them."""
+        N, _, HxW, group = sizes
+        columns = sizes.D * HxW
+        room = chip.multiprocessors * tile.ctas_per_sm // tile.parts
+        self.groups_at_once = cdiv(group, cdiv(group, max(room, 1)))
+        tiles = cdiv(N, tile.rows)
+        self.per_group = min(max(room // self.groups_at_once, 1), tiles)
+        if partial_sums and tile.parts == 1:  # no more than leave no SM idle, or have enough samples each
             needed = min(max(chip.multiprocessors // self.groups_at_once, 1), tiles)
-            self.of_group = min(self.of_group, max(blocks(N, _FEW_SAMPLES), needed))
-        self.of_group = blocks(tiles, blocks(tiles, self.of_group))
-        self.teams = replace(Teams.of(parts, N, tile, chip), count=self.groups_at_once * self.of_group)
-        self.pairs, self.operands = paired(operands, row)
-        vector = row_vector(row, self.pairs, self.operands)
-        self.strides = in_vectors(self.operands, vector)
-        reach = max(tile.rows * abs(operand.strides[0]) for operand in self.operands) + row
-        self.constants: dict[str, Any] = {
-            "D": C // group,
-            "ROWS": tile.rows,
-            "COLUMNS": tile.columns,
-            "PARTS": tile.parts,
-            "PADDED_PARTS": power_of_two(tile.parts),
-            "MASKED": tile.columns * tile.parts != row,
-            "WIDE": reach >= 2**31,
-            "STAGES": tile.stages,
-            "VECTOR": vector,
-            "PAIRS": self.pairs,
-        }
+            self.per_group = min(self.per_group, max(cdiv(N, _MIN_SAMPLES), needed))
+        self.per_group = cdiv(tiles, cdiv(tiles, self.per_group))
+        count = self.groups_at_once * self.per_group
+        self.cta_groups = replace(CtaGroups.of(parts, N, tile, chip), count=count)
+        packing, self.operands = pack_operands(operands, columns)
+        vector = row_vector(columns, packing, self.operands)
+        self.strides = strides_in_vectors(self.operands, vector)
+        extent = max(tile.rows * abs(operand.strides[0]) for operand in self.operands) + columns
+        self.spec = RowTileSpec.of(tile, columns, vector, packing, extent >= 2**31)
 
 
 def backward(
-    sizes: Sizes,
-    chip: Chip,
-    steps: Steps,
-    operands: Sequence[Operand],
-    want: dict[str, bool],
-    outputs: Sequence[Operand],  # the weight gradients that are wanted
+    sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], wanted: Wanted, outputs: Sequence[Operand]
 ) -> None:
-    """Gradients: one launch for rows and the sums over a team's samples, one for those over teams and positions."""
+    """Add one launch over the rows, and one that adds up the weight gradients over CTA groups and positions.
+
+    ``operands``: grad_out, input, grad_input as rows; ``outputs``: the weight gradients that are wanted.
+    """
     N, C, HxW, group = sizes
-    row = C // group * HxW
-    tile = flat_tile(row, _registers(steps, operands, row), chip)
-    cut = _Cut(sizes, tile, tile.parts if want["WANT_INPUT"] else 1, operands, chip, few_teams=bool(outputs))
-    exact = steps.itemsize == FLOAT32.itemsize  # in no more instructions, as results are computed with as float64
-    partial = steps.scratch(max(len(outputs) * cut.of_group * C * HxW, 1), FLOAT64 if exact else FLOAT32)
-    slots = Slots.of(steps, cut.teams, 2 * N * group if exact else N * group)
-    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
-    grad_out, x, grad_input = (operand.pointer for operand in cut.operands)
-    tensors = [grad_out, x, *vectors, grad_input, partial, slots.memory]
-    arguments = [*tensors, N, group, HxW, row, cut.groups_at_once, cut.of_group, *cut.strides]
-    constants = cut.constants | {"EXACT": exact} | want
-    assemble(steps, cut.teams, slots, group_norm_flat_backward, tile, arguments, constants)
+    columns = sizes.D * HxW
+    tile = group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
+    work = RowWork(sizes, tile, chip, operands, tile.parts if wanted.input else 1, partial_sums=bool(outputs))
+    float64 = (
+        steps.itemsize == FLOAT32.itemsize
+    )  # results are computed in float64, so the sums take no conversions more
+    partial = steps.scratch(max(len(outputs) * work.per_group * C * HxW, 1), FLOAT64 if float64 else FLOAT32)
+    mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group if float64 else N * group)
+    parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
+    grad_out, x, grad_input = (operand.pointer for operand in work.operands)
+    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
+    arguments = [*tensors, N, group, HxW, columns, work.groups_at_once, work.per_group, *work.strides]
+    constants = {"TILE": work.spec, "D": sizes.D, "STAGES": tile.stages, "FLOAT64": float64, **wanted.constants}
+    add_launches(steps, work.cta_groups, mailbox, GroupKernel(group_norm_backward_rows, tile, arguments, constants))
     if outputs:
-        _add_sums(steps, partial, cut.of_group, C, HxW, outputs)
+        _add_sums(steps, partial, work.per_group, sizes, outputs)
 
 
-def _add_sums(steps: Steps, partial: Scratch, teams: int, C: int, HxW: int, outputs: Sequence[Operand]) -> None:
-    """Sum [outputs, teams, C, HxW] over teams and positions, in float64 and in a fixed order."""
-    positions = min(power_of_two(HxW), _SUM_TILE // 2)
-    at_once = min(power_of_two(teams), _SUM_TILE // positions)
-    channels = max(min(_SUM_TILE // (positions * at_once), power_of_two(C) // 64), 1)
-    segment = blocks(_SEGMENT, teams * positions) * positions
-    segments = blocks(HxW, segment)
+def _add_sums(steps: Steps, partial: Scratch, cta_groups: int, sizes: Sizes, outputs: Sequence[Operand]) -> None:
+    """Sum [outputs, cta_groups, C, HxW] over CTA groups and positions, in float64 and in a fixed order."""
+    C, HxW = sizes.C, sizes.HxW
+    positions = min(next_power_of_2(HxW), _SUM_TILE // 2)
+    at_once = min(next_power_of_2(cta_groups), _SUM_TILE // positions)
+    channels = max(min(_SUM_TILE // (positions * at_once), next_power_of_2(C) // 64), 1)
+    segment = cdiv(_SUM_SEGMENT, cta_groups * positions) * positions
+    segments = cdiv(HxW, segment)
     targets = outputs
     if segments > 1:
         shorter = steps.scratch(len(outputs) * segments * C, partial.dtype)
         size = segments * C * partial.dtype.itemsize
         targets = [Operand(replace(shorter, offset=shorter.offset + i * size), (1,)) for i in range(len(outputs))]
     first, second = (*targets, Operand(None, (1,)))[:2]
-    made = [partial, first.pointer, second.pointer, *first.strides, *second.strides]
-    constants = {"TEAMS": at_once, "CHANNELS": channels, "POSITIONS": positions}
-    grid = (blocks(C, channels), segments, len(outputs))
-    options = Options(_SUM_WARPS, resident=4, follows=True)
-    steps.add(Step(group_norm_flat_sums, grid, [*made, teams, C, HxW, segment], constants, options))
+    arguments = [partial, first.pointer, second.pointer, *first.strides, *second.strides, cta_groups, C, HxW, segment]
+    constants = {"CTA_GROUPS": at_once, "CHANNELS": channels, "POSITIONS": positions}
+    grid = (cdiv(C, channels), segments, len(outputs))
+    options = Options(_SUM_WARPS, ctas_per_sm=4, pdl=True)
+    steps.add(Step(group_norm_backward_rows_sum_partials, grid, arguments, constants, options))
     if segments > 1:
-        steps.sum_columns(shorter, segments, C, outputs)
+        steps.sum_partials(shorter, segments, C, outputs)
 
 
 def forward(
     sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], statistics: list[Operand], eps_bits: int
 ) -> None:
-    """The normalised rows and their statistics, in one launch."""
-    N, C, HxW, group = sizes
-    row = C // group * HxW
-    tile = flat_forward_tile(row, _registers(steps, operands, row), chip)
-    cut = _Cut(sizes, tile, tile.parts, operands, chip)
-    slots = Slots.of(steps, cut.teams, 2 * N * group)
-    vectors = [steps.vector(name) for name in ("weight", "bias")]
-    x, output = (operand.pointer for operand in cut.operands)
-    tensors = [x, *vectors, output, *(statistic.pointer for statistic in statistics), slots.memory]
-    counts = [N, group, HxW, row, eps_bits, cut.groups_at_once, cut.of_group]
-    arguments = [*tensors, *counts, *cut.strides, *(statistic.strides[0] for statistic in statistics)]
-    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= FEW
-    constants = cut.constants | {"EXACT": few, "FOLD": fold_of(tile, steps.itemsize)}
-    assemble(steps, cut.teams, slots, group_norm_flat_forward, tile, arguments, constants)
+    """Add one launch over the rows. ``operands``: input, output as rows; ``statistics``: mean, rstd."""
+    N, _, HxW, group = sizes
+    columns = sizes.D * HxW
+    tile = forward_group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
+    work = RowWork(sizes, tile, chip, operands, tile.parts, partial_sums=False)
+    mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group)
+    parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
+    x, output = (operand.pointer for operand in work.operands)
+    mean, rstd = statistics
+    tensors = [x, *parameters, output, mean.pointer, rstd.pointer, mailbox.memory]
+    counts = [N, group, HxW, columns, eps_bits, work.groups_at_once, work.per_group]
+    arguments = [*tensors, *counts, *work.strides, mean.strides[0], rstd.strides[0]]
+    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= FEW_ELEMENTS
+    constants = {
+        "TILE": work.spec,
+        "D": sizes.D,
+        "STAGES": tile.stages,
+        "FLOAT64": few,
+        "SEGMENTS": forward_segments(tile, steps.itemsize),
+    }
+    add_launches(steps, work.cta_groups, mailbox, GroupKernel(group_norm_forward_rows, tile, arguments, constants))

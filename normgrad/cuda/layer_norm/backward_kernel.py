@@ -1,9 +1,4 @@
-"""LayerNorm backward.
-
-Teams of PARTS programs walk over the rows together, ROWS at a time; every program keeps its COLUMNS of them in
-registers, so that the data is read once. Row sums go through the shared memory of a cluster, or through slots in the
-GPU's memory; a program alone with its rows needs neither.
-"""
+"""The kernel of LayerNorm backward; ``launches`` launches it, and then ``sum_partials`` for the weight gradients."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,78 +6,50 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device import warp_sums
-from normgrad.cuda.device.common import (
-    OUTPUTS,
-    SINGLE,
-    SUMS,
-    WHOLE,
-    collect,
-    collect_wide,
-    float64,
-    high,
-    indices,
-    int64,
-    lane_zero,
-    let_next_launch_begin,
-    publish,
-    publish_wide,
-    put_numbers,
-    settled,
-    sum_pair,
-    wait_for_launch_before,
-    wide,
+from normgrad.cuda.device.cluster_exchange import (
+    expand_to_columns,
+    init_warp_exchange,
+    send_from_warps,
+    sum_by_warp,
+    sum_received_from_warps,
 )
-from normgrad.cuda.device.formulas import gradient, precise, wider
+from normgrad.cuda.device.compiler_barriers import block_rematerialization, opaque_zero
+from normgrad.cuda.device.formulas import input_gradient
+from normgrad.cuda.device.indexing import block_indices, float64, int64
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish, publish_float64, receive, receive_float64
+from normgrad.cuda.device.pack16 import UNPACKED, store_elements, to_float32, unpack, unpack_acc_dtype
+from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
+from normgrad.cuda.device.sums import column_sums, sum_pair
 from normgrad.cuda.layer_norm.addressing import (
-    known_multiple,
-    offsets_within,
-    part_of_team,
-    row_mask,
-    rows_of,
-    scaled_strides,
-    slots_of,
-    tile_at,
+    assume_divisible,
+    cta_columns,
+    element_mask,
+    offsets_in_tile,
+    row_grid_strides,
+    row_slots,
+    tile_pointers,
+    tile_rows,
 )
 
 
 @triton.jit
-def over_rows(values, MANY: tl.constexpr):
-    """The sums of columns; where a thread has MANY rows it adds up eight stretches of them first."""
-    if MANY:
-        values = tl.sum(tl.reshape(values, (8, values.shape[0] // 8, values.shape[1])), axis=0)
-    return tl.sum(values, axis=0)
+def _load_tile(inputs, tile, part, M, word_in_row, TILE: tl.constexpr, AHEAD: tl.constexpr):
+    """Load a tile of input and grad_out [rows, words], and mean and rstd [rows] of its rows.
 
-
-@triton.jit
-def _loaded(
-    tensors,  # input, grad_out, mean, rstd
-    offsets,  # of a tile's elements in the first two
-    strides,
-    row_grid,
-    tile,
-    part,
-    M,
-    word_in_row,
-    ROWS: tl.constexpr,
-    WORDS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    MASKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    AHEAD: tl.constexpr,  # into registers, where they are needed an iteration later
-):
-    """A tile of the input and of its gradients, and its rows' statistics."""
-    rows = indices(tile, ROWS)
-    mask = row_mask(rows < M, word_in_row, MASKED)
-    x_at = tile_at(tensors[0], offsets[0], tile, part, row_grid, strides[0], ROWS, WORDS, VECTOR, WIDE)
-    x = tl.load(x_at, mask=mask, other=0)
-    dy_at = tile_at(tensors[1], offsets[1], tile, part, row_grid, strides[1], ROWS, WORDS, VECTOR, WIDE)
-    dy = tl.load(dy_at, mask=mask, other=0)
+    ``inputs`` are (input, grad_out, mean, rstd), the first two as for ``tile_pointers``. AHEAD: they are needed an
+    iteration later.
+    """
+    ROWS: tl.constexpr = TILE.rows
+    x_tensor, dy_tensor, mean_pointer, rstd_pointer = inputs
+    rows = block_indices(tile, ROWS)
+    mask = element_mask(rows < M, word_in_row, TILE)
+    x = tl.load(tile_pointers(x_tensor, tile, part, TILE), mask=mask, other=0)
+    dy = tl.load(tile_pointers(dy_tensor, tile, part, TILE), mask=mask, other=0)
     if AHEAD:  # ptxas would load warp-uniform addresses into uniform registers, and stall the warp an iteration early
-        rows = indices(tile + lane_zero(), ROWS)
-    mu = tl.load(tensors[2] + rows, mask=rows < M, other=0.0)
-    rs = tl.load(tensors[3] + rows, mask=rows < M, other=0.0)
-    return x, dy, mu, rs
+        rows = block_indices(tile + opaque_zero(), ROWS)
+    mean = tl.load(mean_pointer + rows, mask=rows < M, other=0.0)
+    rstd = tl.load(rstd_pointer + rows, mask=rows < M, other=0.0)
+    return x, dy, mean, rstd
 
 
 @triton.jit
@@ -93,176 +60,170 @@ def layer_norm_backward(
     rstd,  # [M]
     weight,  # [N], or None
     grad_input,  # [M, N], or None
-    partial,  # float32 or float64 [wanted, teams, N]: the weight sums of each team
-    slots,  # int64 [M, PARTS], or of EXACT sums [M, PARTS, 2]
+    partial,  # float32 or float64 [outputs, cta_groups, N]: sums over a CTA group's rows, of grad_weight and grad_bias
+    slots,  # mailbox: int64 [M, parts], or [M, parts, 2] for FLOAT64; None without one
     M,
     N,
-    teams,
-    row_grid,  # sizes of the outer dimensions that cannot be merged into one, the last fastest: M is their product
+    cta_groups,
+    row_grid,  # sizes of the outer dimensions that cannot be merged into one; M is their product
     grad_out_strides,  # of each of these, in vectors, and of columns
     input_strides,
     grad_input_strides,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTOR: tl.constexpr,  # what divides the strides of rows and, in words, the columns
-    PARTS: tl.constexpr,
-    PADDED_PARTS: tl.constexpr,
-    MASKED: tl.constexpr,  # COLUMNS·PARTS is more than N
-    WIDE: tl.constexpr,  # offsets in a tile need 64 bits
-    PREFETCH: tl.constexpr,  # load the next rows before the sums of these are known, into registers
-    STAGES: tl.constexpr,  # of the rows' way through shared memory; 1 for none
-    FOLD: tl.constexpr,  # stretches of a program's columns that are added up first; 1 where a thread has few
-    CLUSTER: tl.constexpr,  # the programs of a team reach each other's shared memory
-    WARPS: tl.constexpr,
-    PAIRS: tl.constexpr,  # how 16-bit data comes; pairs are what COLUMNS and the strides of pairs count
-    EXACT: tl.constexpr,  # all is computed with as float64
-    FEW: tl.constexpr,  # so are the weight sums alone, of rows or columns so few that each rounding is seen
+    TILE: tl.constexpr,  # tiles.RowTileSpec
+    PREFETCH: tl.constexpr,  # load the next tile into registers while this one is reduced
+    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
+    SEGMENTS: tl.constexpr,  # of a CTA's columns that are added up first; 1 where a thread holds few columns
+    CLUSTER: tl.constexpr,  # the CTAs that share a row are a cluster
+    WARPS: tl.constexpr,  # of a CTA
+    FLOAT64: tl.constexpr,  # everything is computed in float64
+    WEIGHT_FLOAT64: tl.constexpr,  # the sums of grad_weight and grad_bias are, for few rows or columns
     WANT_INPUT: tl.constexpr,
     WANT_WEIGHT: tl.constexpr,
     WANT_BIAS: tl.constexpr,
-    PHASE: tl.constexpr,
+    PHASE: tl.constexpr,  # of device.mailbox
 ):
-    """The gradients of the rows of a team, and the sums over them that the weight's gradients are made of."""
-    SLOTS: tl.constexpr = PARTS > 1 and not CLUSTER
-    LAG: tl.constexpr = 1 if (WANT_INPUT and SLOTS) and PHASE == WHOLE else 0
-    WORDS: tl.constexpr = COLUMNS if PAIRS == SINGLE else COLUMNS // 2
-    # Equal numbers that a thread adds up one by one may be rounded the same way each time.
+    """Compute grad_input of all rows, and the partial sums of grad_weight and grad_bias.
+
+    With g = dy·weight and x̂ = (x − mean)·rstd: grad_input = rstd·(g − mean(g) − x̂·mean(g·x̂)), the means over a row;
+    grad_weight = Σ dy·x̂ and grad_bias = Σ dy over the rows.
+
+    CTA group i walks over the tiles i, i + cta_groups, …, and every CTA of it keeps its columns of a tile in registers,
+    so that input and grad_out are read once. Its sums of columns, for grad_weight and grad_bias, stay in registers
+    (float64) until the end; it then writes one row of ``partial``, and ``sum_partials`` adds up the CTA groups.
+
+    A row's two sums are complete within a CTA that holds whole rows. Otherwise the CTAs exchange theirs: the warps of a
+    cluster through distributed shared memory, or the CTAs of a cooperative launch through the mailbox. With the mailbox
+    results are computed one iteration later (LAG), so that the exchange overlaps the reduction of the next tile.
+
+    Deterministic: the order of every sum follows from the tile alone, and exchanged sums are added up by part, not by
+    arrival. A row's result does not depend on M.
+    """
+    ROWS: tl.constexpr = TILE.rows
+    COLUMNS: tl.constexpr = TILE.columns
+    WORDS: tl.constexpr = TILE.words
+    PARTS: tl.constexpr = TILE.parts
+    PACKING: tl.constexpr = TILE.packing
+    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
+    # Equal elements of many rows, which a thread adds up one by one in float32, may all be rounded the same way.
     MANY_ROWS: tl.constexpr = ROWS >= 32 and input.dtype.element_ty != tl.float32
-    N = known_multiple(N, VECTOR, PAIRS)
-    input_strides = scaled_strides(input_strides, row_grid, VECTOR, WIDE)
-    grad_out_strides = scaled_strides(grad_out_strides, row_grid, VECTOR, WIDE)
-    grad_input_strides = scaled_strides(grad_input_strides, row_grid, VECTOR, WIDE)
-    team, part, columns, in_row, word_in_row = part_of_team(N, COLUMNS, PARTS, PAIRS)
-    per_row = 1.0 / float64(N)
+    N = assume_divisible(N, TILE)
+    input_strides = row_grid_strides(input_strides, row_grid, TILE)
+    grad_out_strides = row_grid_strides(grad_out_strides, row_grid, TILE)
+    grad_input_strides = row_grid_strides(grad_input_strides, row_grid, TILE)
+    cta_group, part, columns, in_row, word_in_row = cta_columns(N, TILE)
+    reciprocal_N = 1.0 / float64(N)
     tiles = tl.cdiv(M, ROWS)
-    tensors = (input, grad_out, mean, rstd)
-    strides = (input_strides, grad_out_strides)
-    x_offsets = offsets_within(row_grid, input_strides, ROWS, WORDS, WIDE)
-    dy_offsets = offsets_within(row_grid, grad_out_strides, ROWS, WORDS, WIDE)
-    offsets = (x_offsets, dy_offsets)
-    written = offsets_within(row_grid, grad_input_strides, ROWS, WORDS, WIDE)
+    x_tensor = (input, offsets_in_tile(row_grid, input_strides, TILE), row_grid, input_strides)
+    dy_tensor = (grad_out, offsets_in_tile(row_grid, grad_out_strides, TILE), row_grid, grad_out_strides)
+    inputs = (x_tensor, dy_tensor, mean, rstd)
+    output_offsets = offsets_in_tile(row_grid, grad_input_strides, TILE)
     weight_sum = tl.zeros((COLUMNS,), tl.float64)
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
-    WIDTH: tl.constexpr = 32 * VECTOR * (1 if PAIRS == SINGLE else 2)  # columns that a cluster's warp has side by side
-    scale = None
+    WARP_WIDTH: tl.constexpr = 32 * TILE.vector * (COLUMNS // WORDS)  # adjacent columns that a warp holds
+    w = None
     if weight is not None:
-        scale = wide(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
+        w = to_float32(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :]
     if CLUSTER:
-        told = warp_sums.open_slots()
-        turns = 0
+        exchange = init_warp_exchange()
+        iteration = 0
     if PARTS == 1:  # noqa: SIM102 - one is known at compile time
-        if tiles <= teams:  # no rows follow these, so that the next launch may take its place early
-            let_next_launch_begin()
+        if tiles <= cta_groups:  # one tile for each CTA: the next launch may start where CTAs exit early
+            pdl_launch_dependents()
     if PREFETCH:
-        next_x, next_dy, next_mean, next_rstd = _loaded(
-            tensors, offsets, strides, row_grid, team, part, M, word_in_row, ROWS, WORDS, VECTOR, MASKED, WIDE, True
-        )
+        next_x, next_dy, next_mean, next_rstd = _load_tile(inputs, cta_group, part, M, word_in_row, TILE, True)
     if LAG:
-        x_before = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
-        dy_before = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
-        mu_before = tl.zeros((ROWS,), tl.float32)
-        rs_before = tl.zeros((ROWS,), tl.float32)
-        wait_for_launch_before()
-    for tile in tl.range(team, tiles + LAG * teams, teams, num_stages=STAGES):
-        done = tile - LAG * teams
-        ahead = tile + teams if PREFETCH else tile
-        x, dy, mu, rs = _loaded(
-            tensors,
-            offsets,
-            strides,
-            row_grid,
-            ahead,
-            part,
-            M,
-            word_in_row,
-            ROWS,
-            WORDS,
-            VECTOR,
-            MASKED,
-            WIDE,
-            PREFETCH,
-        )
+        previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
+        previous_dy = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
+        previous_mean = tl.zeros((ROWS,), tl.float32)
+        previous_rstd = tl.zeros((ROWS,), tl.float32)
+        pdl_wait()
+    for tile in tl.range(cta_group, tiles + LAG * cta_groups, cta_groups, num_stages=STAGES):
+        result_tile = tile - LAG * cta_groups
+        load_tile = tile + cta_groups if PREFETCH else tile
+        x, dy, row_mean, row_rstd = _load_tile(inputs, load_tile, part, M, word_in_row, TILE, PREFETCH)
         if PREFETCH:
             x, next_x = next_x, x
             dy, next_dy = next_dy, dy
-            mu, next_mean = next_mean, mu
-            rs, next_rstd = next_rstd, rs
-        rows = indices(tile, ROWS)
-        mu = wide(mu)
-        rs = wide(rs)
-        g = wider(dy, PAIRS, EXACT)
-        x_hat = (wider(x, PAIRS, EXACT) - mu[:, None]) * rs[:, None]
-        if MASKED:
+            row_mean, next_mean = next_mean, row_mean
+            row_rstd, next_rstd = next_rstd, row_rstd
+        rows = block_indices(tile, ROWS)
+        row_mean = to_float32(row_mean)
+        row_rstd = to_float32(row_rstd)
+        g = unpack(dy, PACKING, FLOAT64)
+        x_hat = (unpack(x, PACKING, FLOAT64) - row_mean[:, None]) * row_rstd[:, None]
+        if TILE.masked:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
-        if PHASE != OUTPUTS:
+        if PHASE != APPLY:
             if WANT_WEIGHT:
                 product = g * x_hat
-                if FEW:
-                    product = precise(dy, PAIRS) * ((precise(x, PAIRS) - mu[:, None]) * rs[:, None])
-                weight_sum += over_rows(product, MANY_ROWS)
+                if WEIGHT_FLOAT64:
+                    dy64 = unpack_acc_dtype(dy, PACKING)
+                    product = dy64 * ((unpack_acc_dtype(x, PACKING) - row_mean[:, None]) * row_rstd[:, None])
+                weight_sum += column_sums(product, MANY_ROWS)
             if WANT_BIAS:
-                bias_sum += over_rows(wider(dy, PAIRS, FEW), MANY_ROWS)
+                bias_sum += column_sums(unpack(dy, PACKING, WEIGHT_FLOAT64), MANY_ROWS)
         if WANT_INPUT:
-            if PHASE != OUTPUTS:
+            if PHASE != APPLY:
                 if weight is not None:
-                    g *= wider(scale, SINGLE, EXACT)
+                    g *= unpack(w, UNPACKED, FLOAT64)
                 sum_g, sum_gx = g, g * x_hat
-                if FOLD > 1:
-                    STRETCHES: tl.constexpr = (ROWS, FOLD, COLUMNS // FOLD)
-                    sum_g, sum_gx = sum_pair(tl.reshape(sum_g, STRETCHES), tl.reshape(sum_gx, STRETCHES), 1)
+                if SEGMENTS > 1:
+                    SEGMENTED: tl.constexpr = (ROWS, SEGMENTS, COLUMNS // SEGMENTS)
+                    sum_g, sum_gx = sum_pair(tl.reshape(sum_g, SEGMENTED), tl.reshape(sum_gx, SEGMENTED), 1)
                 if CLUSTER:
-                    sum_g, sum_gx = warp_sums.of_warps(sum_g, sum_gx, WIDTH, WARPS)
-                    warp_sums.tell(sum_g, sum_gx, told, part, turns, PARTS)
+                    sum_g, sum_gx = sum_by_warp(sum_g, sum_gx, WARP_WIDTH, WARPS)
+                    send_from_warps(sum_g, sum_gx, exchange, part, iteration, PARTS)
                 else:
                     sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
-                if SLOTS:
-                    if EXACT:
-                        publish_wide(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
+                if MAILBOX:
+                    if FLOAT64:
+                        publish_float64(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
                     else:
                         publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
-            if PHASE != SUMS:
-                rows, known = rows_of(done, M, ROWS, LAG)
+            if PHASE != REDUCE:
+                rows, row_inside = tile_rows(result_tile, M, TILE, LAG)
                 if LAG:
-                    x, x_before = x_before, x
-                    dy, dy_before = dy_before, dy
-                    mu, mu_before = mu_before, mu
-                    rs, rs_before = rs_before, rs
+                    x, previous_x = previous_x, x
+                    dy, previous_dy = previous_dy, dy
+                    row_mean, previous_mean = previous_mean, row_mean
+                    row_rstd, previous_rstd = previous_rstd, row_rstd
                 if CLUSTER:
-                    sum_g, sum_gx = warp_sums.sums_of_all(told, turns, ROWS, PARTS, WARPS)
-                    turns += 1
-                elif SLOTS:
-                    places, given = slots_of(slots, rows, M, PARTS, PADDED_PARTS, 2 if EXACT else 1)
-                    if EXACT:
-                        all_g, all_gx = collect_wide(places, given, PHASE == WHOLE)
+                    sum_g, sum_gx = sum_received_from_warps(exchange, iteration, ROWS, PARTS, WARPS)
+                    iteration += 1
+                elif MAILBOX:
+                    all_slots, slot_mask = row_slots(slots, rows, M, TILE, 2 if FLOAT64 else 1)
+                    if FLOAT64:
+                        all_g, all_gx = receive_float64(all_slots, slot_mask, PHASE == FUSED)
                     else:
-                        all_g, all_gx = collect(places, given, PHASE == WHOLE)
-                if SLOTS:
-                    mean_g = tl.sum(all_g, axis=1) * per_row
-                    mean_gx = tl.sum(all_gx, axis=1) * per_row
-                    if not EXACT:
-                        mean_g = high(mean_g)
-                        mean_gx = high(mean_gx)
+                        all_g, all_gx = receive(all_slots, slot_mask, PHASE == FUSED)
+                if MAILBOX:
+                    mean_g = tl.sum(all_g, axis=1) * reciprocal_N
+                    mean_gx = tl.sum(all_gx, axis=1) * reciprocal_N
+                    if not FLOAT64:
+                        mean_g = mean_g.to(tl.float32)
+                        mean_gx = mean_gx.to(tl.float32)
                 else:
-                    mean_g = sum_g.to(tl.float64) * per_row
-                    mean_gx = sum_gx.to(tl.float64) * per_row
-                if SLOTS:
-                    mean_g = settled(mean_g, ROWS)
-                    mean_gx = settled(mean_gx, ROWS)
+                    mean_g = sum_g.to(tl.float64) * reciprocal_N
+                    mean_gx = sum_gx.to(tl.float64) * reciprocal_N
+                if MAILBOX:
+                    mean_g = block_rematerialization(mean_g, ROWS)
+                    mean_gx = block_rematerialization(mean_gx, ROWS)
                 if CLUSTER:
-                    mean_g = warp_sums.over_columns(mean_g, COLUMNS, WIDTH)
-                    mean_gx = warp_sums.over_columns(mean_gx, COLUMNS, WIDTH)
+                    mean_g = expand_to_columns(mean_g, COLUMNS, WARP_WIDTH)
+                    mean_gx = expand_to_columns(mean_gx, COLUMNS, WARP_WIDTH)
                 else:
                     mean_g, mean_gx = mean_g[:, None], mean_gx[:, None]
-                g, values = wider(dy, PAIRS, EXACT), wider(x, PAIRS, EXACT)
-                result = gradient(g, values, mu[:, None], rs[:, None], scale, mean_g, mean_gx)
-                target = tile_at(
-                    grad_input, written, done, part, row_grid, grad_input_strides, ROWS, WORDS, VECTOR, WIDE
-                )
-                put_numbers(target, result, row_mask(known, word_in_row, MASKED), (ROWS, WORDS, 2), PAIRS)
-    if PHASE != OUTPUTS:
-        line = partial + int64(team) * N + columns
+                dy_values, x_values = unpack(dy, PACKING, FLOAT64), unpack(x, PACKING, FLOAT64)
+                result = input_gradient(dy_values, x_values, row_mean[:, None], row_rstd[:, None], w, mean_g, mean_gx)
+                output_tensor = (grad_input, output_offsets, row_grid, grad_input_strides)
+                pointers = tile_pointers(output_tensor, result_tile, part, TILE)
+                mask = element_mask(row_inside, word_in_row, TILE)
+                store_elements(pointers, result, mask, (ROWS, WORDS, 2), PACKING)
+    if PHASE != APPLY:
+        target = partial + int64(cta_group) * N + columns
         if WANT_WEIGHT:
-            tl.store(line, weight_sum, mask=columns < N)
-            line += int64(teams) * N
+            tl.store(target, weight_sum, mask=columns < N)
+            target += int64(cta_groups) * N
         if WANT_BIAS:
-            tl.store(line, bias_sum, mask=columns < N)
+            tl.store(target, bias_sum, mask=columns < N)

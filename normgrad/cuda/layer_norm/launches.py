@@ -1,162 +1,169 @@
-"""The launches of LayerNorm."""
+"""The launches of LayerNorm: the backend calls ``backward`` and ``forward``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.chip import VECTOR_ACCESS, Chip, blocks, power_of_two
-from normgrad.cuda.cta_groups import Slots, Teams, assemble
-from normgrad.cuda.device.common import SINGLE
-from normgrad.cuda.launch import FLOAT64, float64_bits
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
+from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.device.pack16 import UNPACKED
+from normgrad.cuda.launch import FLOAT64, Argument, float64_bits
 from normgrad.cuda.layer_norm.backward_kernel import layer_norm_backward
 from normgrad.cuda.layer_norm.forward_kernel import layer_norm_forward
-from normgrad.cuda.layer_norm.tiles import NARROW, RowTile, forward_row_tile, row_tile, with_few_rows
-from normgrad.cuda.operands import are_apart, fold_apart, fold_of, in_vectors, merged_rows, row_vector
-from normgrad.cuda.steps import Operand, Steps, paired, paired_vector
+from normgrad.cuda.layer_norm.tiles import (
+    NARROW,
+    RowTile,
+    RowTileSpec,
+    forward_row_tile,
+    forward_segments,
+    row_tile,
+    strided_segments,
+    with_fewer_rows,
+)
+from normgrad.cuda.operands import (
+    Operand,
+    has_strided_columns,
+    merge_rows,
+    pack_operands,
+    pack_vector,
+    row_vector,
+    strides_in_vectors,
+)
+from normgrad.cuda.steps import Steps
 
-# Rows, or columns, of which float32 weight gradients are summed up without a rounding.
+# Up to this many rows or columns, the weight gradients of float32 data are summed in float64: one float32 rounding
+# would be a visible share of the error bound.
 _FEW_ROWS = 64
 _FEW_COLUMNS = NARROW.columns
 # Below this eps the variance is computed in float64: float32 squares that underflow to 0 would make rstd infinite.
 _SMALL_EPS = 2.0**-90
 
 
-def _sizes(problem: Problem) -> tuple[int, int]:
-    N = math.prod(problem.attributes["normalized_shape"])
-    shape = problem.views["input"].shape
-    return math.prod(shape[: len(shape) - len(problem.attributes["normalized_shape"])]), N
+def _row_shape(problem: Problem) -> Shape:
+    """Return the sizes of the outer dimensions of the data, and N."""
+    shape, normalized = problem.views["input"].shape, problem.attributes["normalized_shape"]
+    return (*shape[: len(shape) - len(normalized)], math.prod(normalized))
 
 
-def _rows(problem: Problem) -> Shape:
-    """The sizes of a tensor's outer dimensions, and the number of columns."""
-    outer = problem.views["input"].rank - len(problem.attributes["normalized_shape"])
-    return (*problem.views["input"].shape[:outer], _sizes(problem)[1])
-
-
-def _constants(tile: RowTile, grid: Shape, N: int, vector: int, operands: Sequence[Operand]) -> dict[str, Any]:
-    """Compile-time constants of both passes. WIDE: offsets within a tile, or row indices, need 64 bits."""
-    reach = max(tile.columns * abs(operand.strides[-1]) for operand in operands)
-    if len(grid) == 1:
-        reach += max(tile.rows * abs(operand.strides[0]) for operand in operands)
+def _needs_offset64(tile: RowTile, row_grid: Shape, operands: Sequence[Operand]) -> bool:
+    """Return whether offsets within a tile, or row indices, need 64 bits."""
+    extent = max(tile.columns * abs(operand.strides[-1]) for operand in operands)
+    if len(row_grid) == 1:
+        extent += max(tile.rows * abs(operand.strides[0]) for operand in operands)
     else:
-        reach = max(reach, 2 * math.prod(grid))
-    return {
-        "ROWS": tile.rows,
-        "COLUMNS": tile.columns,
-        "VECTOR": vector,
-        "PARTS": tile.parts,
-        "PADDED_PARTS": power_of_two(tile.parts),
-        "MASKED": tile.columns * tile.parts != N,
-        "WIDE": reach >= 2**31,
-    }
+        extent = max(extent, 2 * math.prod(row_grid))
+    return extent >= 2**31
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
-    """Gradients of LayerNorm: one launch for rows, one for the weight sums over the teams."""
-    M, N = _sizes(problem)
-    wanted = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
-    steps = Steps(problem, ["grad_input", *wanted])
-    outputs = [steps.output(name, (N,)) for name in wanted]
-    if M * N == 0:
-        if wanted and N:
-            steps.sum_columns(steps.scratch(1, FLOAT32), 0, N, outputs)
-    elif wanted or "grad_input" in problem.views:
-        _gradients(problem, chip, steps, wanted, outputs)
+    """Plan LayerNorm backward: one launch over the rows, one that adds up the CTA groups' weight gradients."""
+    *outer, N = _row_shape(problem)
+    weight_gradients = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
+    steps = Steps(problem, ["grad_input", *weight_gradients])
+    outputs = [steps.output(name, (N,)) for name in weight_gradients]
+    if math.prod(outer) * N == 0:
+        if outputs and N:
+            steps.sum_partials(steps.scratch(1, FLOAT32), 0, N, outputs)
+    elif outputs or "grad_input" in problem.views:
+        _add_backward(problem, chip, steps, outputs)
     return steps
 
 
-def _gradients(problem: Problem, chip: Chip, steps: Steps, wanted: Sequence[str], outputs: Sequence[Operand]) -> None:
-    M, N = _sizes(problem)
-    dtype = problem.views["input"].dtype
+def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[Operand]) -> None:
+    """``outputs``: the weight gradients that are wanted, grad_weight before grad_bias."""
+    shape = _row_shape(problem)
+    M, N = math.prod(shape[:-1]), shape[-1]
     want_input = "grad_input" in problem.views
-    sizes = _rows(problem)
-    operands = [steps.data("grad_out", sizes), steps.data("input", sizes), steps.output("grad_input", sizes)]
-    grid, operands = merged_rows(sizes, operands)
-    pairs, data = paired(operands, N)
-    apart = are_apart(data)
-    if apart:  # a cluster's warps exchange sums of columns that are contiguous
-        chip = replace(chip, clusters=None)
-    tile = row_tile(N, dtype.itemsize, chip, pairs == SINGLE.value)
-    if not apart:
-        tile = with_few_rows(tile, M, VECTOR_ACCESS // dtype.itemsize, chip)
-    teams = Teams.of(tile.parts if want_input else 1, blocks(M, tile.rows), tile, chip)
-    few = dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
-    partial = steps.scratch(max(len(wanted) * teams.count * N, 1), FLOAT64 if few else FLOAT32)
-    vector = row_vector(N, pairs, data)
-    vectors = [steps.vector(name) for name in ("mean", "rstd", "weight")]
-    slots = Slots.of(steps, teams, 2 * M if tile.exact else M)
-    grad_out, x, grad_input = (operand.pointer for operand in data)
-    tensors = [grad_out, x, *vectors, grad_input, partial, slots.memory]
-    assemble(
-        steps,
-        teams,
-        slots,
+    operands = [
+        steps.strided_input("grad_out", shape),
+        steps.strided_input("input", shape),
+        steps.output("grad_input", shape),
+    ]
+    row_grid, operands = merge_rows(shape, operands)
+    packing, operands = pack_operands(operands, N)
+    strided = has_strided_columns(operands)
+    if strided:  # the warps of a cluster exchange sums of contiguous columns
+        chip = replace(chip, max_active_clusters=None)
+    tile = row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
+    if not strided:
+        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
+    cta_groups = CtaGroups.of(tile.parts if want_input else 1, cdiv(M, tile.rows), tile, chip)
+    weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
+    partial_dtype = FLOAT64 if weight_float64 else FLOAT32
+    partial = steps.scratch(max(len(outputs) * cta_groups.count * N, 1), partial_dtype)
+    vector = row_vector(N, packing, operands)
+    parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
+    mailbox = Mailbox.of(steps, cta_groups, 2 * M if tile.float64 else M)
+    grad_out, x, grad_input = (operand.pointer for operand in operands)
+    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
+    kernel = GroupKernel(
         layer_norm_backward,
         tile,
-        [*tensors, M, N, teams.count, grid, *in_vectors(data, vector)],
+        [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)],
         {
-            **_constants(tile, grid, N, vector, data),
+            "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
-            "FOLD": fold_apart(tile) if are_apart(data[:2]) else 1,
-            "CLUSTER": teams.cluster,
+            "SEGMENTS": strided_segments(tile) if has_strided_columns(operands[:2]) else 1,
+            "CLUSTER": cta_groups.cluster,
             "WARPS": tile.warps,
-            "PAIRS": pairs,
-            "EXACT": tile.exact,
-            "FEW": few,
+            "FLOAT64": tile.float64,
+            "WEIGHT_FLOAT64": weight_float64,
             "WANT_INPUT": want_input,
-            "WANT_WEIGHT": "grad_weight" in wanted,
-            "WANT_BIAS": "grad_bias" in wanted,
+            "WANT_WEIGHT": "grad_weight" in problem.views,
+            "WANT_BIAS": "grad_bias" in problem.views,
         },
     )
-    if wanted:
-        steps.sum_columns(partial, teams.count, N, outputs)
+    add_launches(steps, cta_groups, mailbox, kernel)
+    if outputs:
+        steps.sum_partials(partial, cta_groups.count, N, outputs)
 
 
 def forward(problem: Problem, chip: Chip) -> Steps:
-    """LayerNorm and its statistics."""
-    M, N = _sizes(problem)
+    """Plan LayerNorm forward: one launch over the rows."""
+    shape = _row_shape(problem)
+    M, N = math.prod(shape[:-1]), shape[-1]
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    sizes = _rows(problem)
-    grid, operands = merged_rows(sizes, [steps.data("input", sizes), steps.output("output", sizes)])
-    itemsize, apart = problem.views["input"].dtype.itemsize, are_apart(operands)
-    tile = forward_row_tile(max(N, 1), itemsize, replace(chip, clusters=None) if apart else chip)
-    fold = fold_of(tile, itemsize)
-    if fold == 1 and not apart:
-        tile = with_few_rows(tile, M, VECTOR_ACCESS // itemsize, chip)
-    teams = Teams.of(tile.parts, blocks(M, tile.rows), tile, chip)
-    slots = Slots.of(steps, teams, 2 * M)
-    pairs, data = paired(operands, N)
-    vector = row_vector(N, pairs, data)
-    # In pairs where they share the registers with rows that are still to be written.
-    kept_as = pairs if tile.parts > 1 and not teams.cluster else SINGLE.value
-    vectors = [paired_vector(steps.vector(name), kept_as) for name in ("weight", "bias")]
+    operands = [steps.strided_input("input", shape), steps.output("output", shape)]
+    row_grid, operands = merge_rows(shape, operands)
+    strided = has_strided_columns(operands)
+    if strided:
+        tile = forward_row_tile(max(N, 1), steps.itemsize, replace(chip, max_active_clusters=None))
+    else:
+        tile = forward_row_tile(max(N, 1), steps.itemsize, chip)
+    segments = forward_segments(tile, steps.itemsize)
+    if segments == 1 and not strided:
+        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
+    cta_groups = CtaGroups.of(tile.parts, cdiv(M, tile.rows), tile, chip)
+    mailbox = Mailbox.of(steps, cta_groups, 2 * M)
+    packing, operands = pack_operands(operands, N)
+    vector = row_vector(N, packing, operands)
+    # Packed where weight and bias share the registers with a tile whose results are still to be written.
+    parameter_packing = packing if tile.parts > 1 and not cta_groups.cluster else UNPACKED.value
+    parameters = [pack_vector(steps.contiguous_input(name), parameter_packing) for name in ("weight", "bias")]
     mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
-    tensors = [data[0].pointer, *vectors, data[1].pointer, mean.pointer, rstd.pointer, slots.memory]
-    counts = M, N, float64_bits(problem.attributes["eps"]), teams.count
-    assemble(
-        steps,
-        teams,
-        slots,
+    x, output = operands
+    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
+    sizes: list[Argument] = [M, N, float64_bits(problem.attributes["eps"]), cta_groups.count, row_grid]
+    kernel = GroupKernel(
         layer_norm_forward,
         tile,
-        [*tensors, *counts, grid, *in_vectors(data, vector), *mean.strides, *rstd.strides],
-        _constants(tile, grid, N, vector, data)
-        | {
+        [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides],
+        {
+            "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
-            "CLUSTER": teams.cluster,
-            "FOLD": fold,
-            "PAIRS": pairs,
-            "EXACT": problem.attributes["eps"] < _SMALL_EPS,
+            "CLUSTER": cta_groups.cluster,
+            "SEGMENTS": segments,
+            "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
         },
     )
+    add_launches(steps, cta_groups, mailbox, kernel)
     return steps

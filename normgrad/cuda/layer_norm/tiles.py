@@ -1,47 +1,83 @@
-"""The tiles of rows: LayerNorm's, and GroupNorm's where a group is a row."""
+"""Tile sizes of LayerNorm, by the columns of a row; called by ``launches``, and by GroupNorm where a group is a row.
+
+A CTA holds its columns of a tile's rows in registers. A tile holds whole rows where they fit; longer rows are split
+among the CTAs of a cluster, or of a CTA group anywhere on the GPU. Every entry of the tables names the problem that it
+was chosen on and its speed there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from normgrad.cuda.chip import Chip, blocks, power_of_two, staged
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, fit_stages, next_power_of_2
+from normgrad.cuda.device.pack16 import UNPACKED
 
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """A tile of LayerNorm: ``parts`` programs hold ``rows`` rows, ``columns`` each.
-
-    ``resident`` programs of ``warps`` warps run side by side on a multiprocessor. ``exact``: float32
-    is computed with as float64, which takes small tiles.
-    """
+    """A tile of rows, which ``parts`` CTAs share."""
 
     rows: int
-    columns: int
-    parts: int
+    columns: int  # that a CTA holds; a power of two
+    parts: int  # CTAs that share a row
     warps: int
-    resident: int
-    prefetch: bool = True
-    stages: int = 1
-    exact: bool = False
-    cluster: bool = False
+    ctas_per_sm: int
+    prefetch: bool = True  # load the next tile into registers an iteration ahead
+    stages: int = 1  # of Triton's software pipeline through shared memory, instead of prefetch
+    float64: bool = False  # float32 data is computed in float64, which takes more registers
+    cluster: bool = False  # the CTAs that share a row form a cluster
+
+
+@dataclass(frozen=True)
+class RowTileSpec:
+    """The constexpr TILE of kernels on rows: how a tile maps to rows of memory.
+
+    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
+    """
+
+    rows: int  # of a tile
+    columns: int  # of a row that a CTA holds; a power of two
+    words: int  # the same in words: elements, or packed pairs of them
+    parts: int  # CTAs that share a row
+    padded_parts: int  # the next power of two
+    vector: int  # words that divide a row's words and the strides of rows, which the host counts in vectors
+    packing: int  # of ``device.pack16``
+    masked: bool  # columns·parts exceeds the columns of a row
+    offset64: bool  # offsets within a tile, or row indices, need 64 bits
+
+    @classmethod
+    def of(cls, tile: RowTile, columns: int, vector: int, packing: int, offset64: bool) -> RowTileSpec:
+        """Describe a tile of rows with ``columns`` columns."""
+        return cls(
+            rows=tile.rows,
+            columns=tile.columns,
+            words=tile.columns if packing == UNPACKED.value else tile.columns // 2,
+            parts=tile.parts,
+            padded_parts=next_power_of_2(tile.parts),
+            vector=vector,
+            packing=packing,
+            masked=tile.columns * tile.parts != columns,
+            offset64=offset64,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A tile of LayerNorm backward, the problem it was chosen on, and its speed there in % of a device copy."""
+    """A tile, the problem M×N that it was chosen on, and its speed there in % of a device copy of the same bytes."""
 
     tile: RowTile
     problem: str
     percent: float
 
 
-# For float32 rows of so few columns that each rounding is seen; chosen without a measurement.
-NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, exact=True)
+# For float32 rows of up to 32 columns: sums of so few terms are computed in float64, since one float32 rounding would
+# be a visible share of the error bound. Chosen without a measurement.
+NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, float64=True)
 # Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
-# same. By how numbers come: as float32, as pairs of 16 bits, or of these one by one, since a row has an odd number of
-# them or they lie apart (what is copied to shared memory ahead has four bytes at least). Each holds rows of up to its
-# columns.
+# same. By dtype and packing: unpacked 16-bit elements are those of rows with an odd number of columns, or of strided
+# ones (cp.async copies at least four bytes, so they are not loaded through shared memory). Each tile holds rows of up
+# to its columns.
 ROW_TILES = {
     "float32": (
         Measured(RowTile(32, 64, 1, 4, 3, prefetch=True), "401408×64", 93),
@@ -50,9 +86,9 @@ ROW_TILES = {
         Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
         Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
         Measured(RowTile(4, 2048, 1, 8, 1, prefetch=True), "32768×2048", 96.3),
-        Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, exact=True), "16384×4096", 97),
+        Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, float64=True), "16384×4096", 97),
     ),
-    "pairs": (
+    "packed16": (
         Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 90),
         Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
         Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
@@ -60,39 +96,39 @@ ROW_TILES = {
         Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
         Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
     ),
-    "singles": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
+    "unpacked16": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
 }
-# For float32 rows of up to 256 columns that do not fill their tile. Loads into registers, whose masked lanes fetch
-# nothing, have too few bytes in flight: 71, 61 and 79 % with the tiles above.
+# For float32 rows of up to 256 columns that do not fill their tile. Prefetch into registers, where masked lanes load
+# nothing, has too few bytes in flight: 71, 61 and 79 % with the tiles above.
 PARTIAL_ROW_TILES = (
     Measured(RowTile(16, 64, 1, 1, 8, prefetch=False, stages=3), "401408×48", 85),
     Measured(RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3), "401408×96", 90),
     Measured(RowTile(8, 256, 1, 2, 4, prefetch=False, stages=3), "200704×192", 93),
 )
-# For longer rows, and those that would leave much of such a tile empty: the programs of a cluster share them.
+# For longer rows, and those that would leave much of such a tile empty: the CTAs of a cluster share them.
 CLUSTER_ROW_TILES = {
     "float32": (
         Measured(RowTile(4, 512, 8, 2, 4, prefetch=True, cluster=True), "16384×2560", 96),
         Measured(RowTile(4, 1024, 8, 4, 2, prefetch=True, cluster=True), "8192×8192", 98),
         Measured(RowTile(4, 2048, 16, 8, 1, prefetch=True, cluster=True), "2048×32768", 97),
     ),
-    "pairs": (
+    "packed16": (
         Measured(RowTile(2, 512, 8, 1, 8, prefetch=True, cluster=True), "5000×1280", 72),
         Measured(RowTile(2, 1024, 8, 2, 4, prefetch=True, cluster=True), "6553×5120", 83),
         Measured(RowTile(2, 2048, 8, 4, 2, prefetch=True, cluster=True), "6553×10000", 80),
         Measured(RowTile(2, 4096, 16, 8, 1, prefetch=True, cluster=True), "8192×8192", 86),
     ),
-    "singles": (
+    "unpacked16": (
         Measured(RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True), "8192×5001", 50),
         Measured(RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True), "4096×16001", 49),
     ),
 }
-# Columns up to which a program alone with its rows is faster, and how much of a tile it may leave empty for that.
-_ALONE = {"float32": (4096, 1.2), "pairs": (4096, 1.4), "singles": (1024, 1.4)}
-_SHARED_FROM = 1024
-# What clusters may leave of the multiprocessors and their own tiles, all in all, before other tiles are faster.
-_LEAST_BUSY = 0.7
-# For rows longer still, or on GPUs without clusters: programs anywhere share them.
+# Columns up to which a CTA that holds whole rows is faster, and the padding (tile columns / columns) it may have then.
+_WHOLE_ROWS = {"float32": (4096, 1.2), "packed16": (4096, 1.4), "unpacked16": (1024, 1.4)}
+_CLUSTER_FROM = 1024  # columns
+# Share of the GPU's tile elements that clusters must at least fill; below it other tiles are faster.
+_MIN_UTILIZATION = 0.7
+# For rows longer still, or on GPUs without clusters: CTAs anywhere on the GPU share them.
 SHARED_ROW_TILES = {
     "float32": (
         Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
@@ -100,180 +136,140 @@ SHARED_ROW_TILES = {
         Measured(RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4), "1024×65536", 86),
         Measured(RowTile(1, 2048, 128, 4, 2, prefetch=True), "512×262144", 77),
     ),
-    "pairs": (
+    "packed16": (
         Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3), "4096×16384", 71),
         Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3), "1024×65536", 67),
         Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
     ),
-    "singles": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
+    "unpacked16": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
 }
 
 
-def kind_of_numbers(itemsize: int, single: bool) -> str:
-    """How numbers come, by which tiles are chosen; those of 16 bits perhaps as single ones."""
+def element_key(itemsize: int, unpacked: bool) -> str:
+    """Return the key of the tile tables for elements of ``itemsize`` bytes."""
     if itemsize == 4:
         return "float32"
-    return "singles" if single else "pairs"
+    return "unpacked16" if unpacked else "packed16"
 
 
-def _in_cluster(columns: int, tiles: Sequence[RowTile], chip: Chip) -> RowTile | None:
-    """The tile for rows that a cluster shares; None where there is none.
+def _cluster_tile(columns: int, tiles: Sequence[RowTile], chip: Chip) -> RowTile | None:
+    """Return the tile for rows that a cluster shares; None where there is none.
 
-    That which leaves the least empty, of itself and of the multiprocessors: clusters need some that lie together, so
-    that not all have room for them.
+    Of all tiles, that with the highest utilization: the share of columns in its own elements, times the share of the
+    GPU that clusters of that size fill. A cluster needs SMs of one GPC, so that not all SMs have room for them.
     """
-    found, most = None, _LEAST_BUSY
+    found, best = None, _MIN_UTILIZATION
     for tile in tiles:
-        parts = blocks(columns, tile.columns)
-        if parts <= tile.parts and chip.clusters is not None:
-            programs = parts * chip.clusters(parts, tile.resident)
-            busy = columns * programs / (parts * tile.columns * tile.resident * chip.multiprocessors)
-            if busy > most:
-                found, most = replace(tile, parts=parts), busy
+        parts = cdiv(columns, tile.columns)
+        if parts <= tile.parts and chip.max_active_clusters is not None:
+            ctas = parts * chip.max_active_clusters(parts, tile.ctas_per_sm)
+            utilization = columns * ctas / (parts * tile.columns * tile.ctas_per_sm * chip.multiprocessors)
+            if utilization > best:
+                found, best = replace(tile, parts=parts), utilization
     return found
 
 
-def row_tile(columns: int, itemsize: int, chip: Chip, single: bool = False) -> RowTile:
-    """The tile for rows of so many columns: the narrowest that holds a row, or parts of one."""
-    width = power_of_two(columns)
-    kind = kind_of_numbers(itemsize, single)
+def row_tile(columns: int, itemsize: int, chip: Chip, unpacked: bool = False) -> RowTile:
+    """Choose the tile of LayerNorm backward: the narrowest that holds whole rows, or parts of one."""
+    width = next_power_of_2(columns)
+    key = element_key(itemsize, unpacked)
     whole, clusters, shared = (
-        [measured.tile for measured in tiles[kind]] for tiles in (ROW_TILES, CLUSTER_ROW_TILES, SHARED_ROW_TILES)
+        [measured.tile for measured in tiles[key]] for tiles in (ROW_TILES, CLUSTER_ROW_TILES, SHARED_ROW_TILES)
     )
-    most, spare = _ALONE[kind]
-    if columns > most or (columns > _SHARED_FROM and width > spare * columns):
-        tile = _in_cluster(columns, clusters, chip)
+    most, padding = _WHOLE_ROWS[key]
+    if columns > most or (columns > _CLUSTER_FROM and width > padding * columns):
+        tile = _cluster_tile(columns, clusters, chip)
         if tile is not None:
             return tile
-    if kind == "float32":
+    if key == "float32":
         partial = [measured.tile for measured in PARTIAL_ROW_TILES]
         whole = [NARROW, *(partial if columns < width <= partial[-1].columns else whole)]
-    return _alone_or_shared(columns, itemsize, whole, shared, chip)
+    return whole_or_shared(columns, itemsize, whole, shared, chip)
 
 
-def _alone_or_shared(
+def whole_or_shared(
     columns: int, itemsize: int, whole: Sequence[RowTile], shared: Sequence[RowTile], chip: Chip
 ) -> RowTile:
-    """The first tile that holds rows of so many columns, each of so many bytes in two tensors; or parts of one."""
-    width = power_of_two(columns)
+    """Return the first tile that holds whole rows of two tensors, or one whose CTAs share them."""
+    width = next_power_of_2(columns)
     for tile in whole:
-        if width <= min(tile.columns, chip.largest_tile):
+        if width <= min(tile.columns, chip.max_tile_elements):
             rows = tile.rows * (tile.columns // width)
-            stages = staged(tile.stages, tile.resident, 2 * rows * width * itemsize, chip)
+            stages = fit_stages(tile.stages, tile.ctas_per_sm, 2 * rows * width * itemsize, chip)
             return replace(tile, columns=width, rows=rows, stages=stages)
     tile = next((found for found in shared if columns <= found.columns * found.parts), shared[-1])
-    block = min(tile.columns, chip.largest_tile)
-    stages = staged(tile.stages, tile.resident, 2 * tile.rows * block * itemsize, chip)
-    return replace(tile, columns=block, parts=blocks(columns, block), stages=stages)
+    block = min(tile.columns, chip.max_tile_elements)
+    stages = fit_stages(tile.stages, tile.ctas_per_sm, 2 * tile.rows * block * itemsize, chip)
+    return replace(tile, columns=block, parts=cdiv(columns, block), stages=stages)
 
 
-def with_few_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
-    """The tile for M rows, with fewer of them at a time where they are so few that each program has one tile.
+def with_fewer_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
+    """Return the tile with fewer rows where M is so small that multiprocessors would be idle.
 
-    Threads keep whole vectors, and so their columns: the order in which a row is summed up stays the same.
+    Each thread keeps whole vectors of ``vector`` elements, and so its columns: the order of a row's sum stays the same.
     """
     if tile.parts > 1 and not tile.cluster:
         return tile
-    at_once = tile.warps * 32 * vector
-    room = chip.clusters(tile.parts, tile.resident) if chip.clusters and tile.cluster else chip.multiprocessors
+    vector_columns = tile.warps * 32 * vector
+    room = chip.multiprocessors
+    if chip.max_active_clusters and tile.cluster:
+        room = chip.max_active_clusters(tile.parts, tile.ctas_per_sm)
     rows = tile.rows
-    while rows > 1 and rows * tile.columns >= 2 * at_once and blocks(M, rows // 2) <= room:
+    while rows > 1 and rows * tile.columns >= 2 * vector_columns and cdiv(M, rows // 2) <= room:
         rows //= 2
     return replace(tile, rows=rows)
 
 
+# A thread adds up this many float32 elements of a row in a chain at the most; longer chains are split into segments.
+_CHAIN = 8
+
+
+def forward_segments(tile: RowTile, itemsize: int) -> int:
+    """Return into how many segments a CTA's columns fall, in each of which every thread holds a vector.
+
+    Elements of the same index in all segments are added up as float32 first, eight at the most: with packed elements
+    the two of a word too. 1 where a thread holds no more than eight elements anyway.
+    """
+    threads = tile.warps * 32
+    if tile.columns <= _CHAIN * threads:
+        return 1
+    return min(tile.columns * itemsize // (threads * VECTOR_BYTES), _CHAIN * itemsize // 4)
+
+
+def strided_segments(tile: RowTile) -> int:
+    """Return the segments for strided columns, of which a thread may hold many: one element of each segment."""
+    return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
+
+
 # For the forward pass of longer rows, and of those that would leave much of a tile empty: speeds in 16 bits, and in
-# float32. A multiprocessor has room for eight programs in clusters, however small they are.
+# float32. An SM has room for eight CTAs in clusters, however small they are.
 FORWARD_CLUSTER_TILES = (
     RowTile(1, 1024, 8, 1, 8, prefetch=True, cluster=True),  # 6553×5120: 72 and 88 % of a copy
     RowTile(1, 2048, 8, 2, 6, prefetch=True, cluster=True),  # 3355×10000: 77 and 96
     RowTile(1, 4096, 8, 4, 3, prefetch=True, cluster=True),  # 2048×32768: 74 and 92; 4096×16384 79 and 91
 )
-# Columns up to which a program is always alone with its rows, and is so if it leaves less of its tile empty than this.
-_FORWARD_ALONE = {2: (4096, 16384, 1.4), 4: (4096, 8192, 1.4)}
+# By itemsize: columns up to which a CTA always holds whole rows; up to which it does if the padding is below the third.
+_FORWARD_WHOLE_ROWS = {2: (4096, 16384, 1.4), 4: (4096, 8192, 1.4)}
 
 
 def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
-    """The tile for LayerNorm's forward pass: a row a program, a warp for every 1024 columns; or parts of one."""
-    width = power_of_two(columns)
-    largest = 2 * chip.largest_tile
-    always, most, spare = _FORWARD_ALONE[itemsize]
-    if columns > most or (columns > always and width > spare * columns):
-        tile = _in_cluster(columns, FORWARD_CLUSTER_TILES, chip)
+    """Choose the tile of LayerNorm forward: one row a CTA, a warp for every 1024 columns; or parts of a row."""
+    width = next_power_of_2(columns)
+    largest = 2 * chip.max_tile_elements
+    always, most, padding = _FORWARD_WHOLE_ROWS[itemsize]
+    if columns > most or (columns > always and width > padding * columns):
+        tile = _cluster_tile(columns, FORWARD_CLUSTER_TILES, chip)
         if tile is not None:
             return tile
     if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
-        block, warps, resident = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
-        block = min(block, chip.largest_tile)
-        stages = staged(3, resident, block * itemsize, chip)
-        return RowTile(1, block, blocks(columns, block), warps, resident, False, stages)
+        block, warps, ctas_per_sm = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
+        block = min(block, chip.max_tile_elements)
+        stages = fit_stages(3, ctas_per_sm, block * itemsize, chip)
+        return RowTile(1, block, cdiv(columns, block), warps, ctas_per_sm, False, stages)
     if width > largest:
-        block = min(2048, chip.largest_tile)
-        return RowTile(2, block, blocks(columns, block), 4, 3, False, staged(4, 3, 2 * block * itemsize, chip))
-    rows = min(max(min(1024, chip.largest_tile) // width, 1), 32)
+        block = min(2048, chip.max_tile_elements)
+        return RowTile(2, block, cdiv(columns, block), 4, 3, False, fit_stages(4, 3, 2 * block * itemsize, chip))
+    rows = min(max(min(1024, chip.max_tile_elements) // width, 1), 32)
     warps = min(max(rows * width // 1024, 1), 8 if itemsize == 2 else 16)
-    resident = 1 if width > 8192 else 16 // warps
-    return RowTile(rows, width, 1, warps, resident, False, staged(3, resident, rows * width * itemsize, chip))
-
-
-# For GroupNorm's groups as rows. Results of float32 are computed as float64, and single numbers of 16 bits take as many
-# registers as those of 32: the tiles are small. Chosen as ROW_TILES are, in 32 groups (0: not timed).
-FLAT_TILES = {
-    "float32": (
-        Measured(RowTile(8, 256, 1, 4, 3, prefetch=False, stages=3), "4096×512×1", 0),
-        Measured(RowTile(4, 512, 1, 4, 3, prefetch=False, stages=3), "4×256×49", 45),
-        Measured(RowTile(2, 1024, 1, 4, 3, prefetch=False, stages=3), "256×512×49", 68),
-        Measured(RowTile(1, 2048, 1, 8, 1, prefetch=False, stages=3), "32×1024×49", 51),
-        Measured(RowTile(1, 4096, 1, 8, 1, prefetch=False, stages=4), "64×2048×49", 57),
-    ),
-    "pairs": (
-        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "4096×512×1", 42),
-        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "4×256×49", 47),
-        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "256×512×49", 58),
-        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32×1024×49", 43),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "64×2048×49", 53),
-    ),
-}
-# For longer ones, which several programs share.
-SHARED_FLAT_TILES = {
-    "float32": Measured(RowTile(1, 1024, 0, 4, 3, prefetch=False, stages=4), "64×64×3025", 0),
-    "pairs": Measured(RowTile(1, 2048, 0, 4, 3, prefetch=False, stages=3), "64×64×3025", 40),
-}
-
-
-def flat_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
-    """The tile for GroupNorm's backward pass where a group of so many numbers is a row, each of so many bytes."""
-    kind = kind_of_numbers(itemsize, False)
-    whole = [measured.tile for measured in FLAT_TILES[kind]]
-    return _alone_or_shared(columns, itemsize, whole, [SHARED_FLAT_TILES[kind].tile], chip)
-
-
-def flat_forward_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
-    """The tile for GroupNorm's forward pass where a group is a row: sixteen numbers a thread.
-
-    Beside them a thread keeps their weights, and the biases.
-    """
-    width = power_of_two(columns)
-    block = min(width, chip.largest_tile)
-    if width > block:
-        block = min(4096 if itemsize == 2 else 2048, chip.largest_tile)
-    rows = min(max(min(512, chip.largest_tile) // block, 1), 32)
-    warps = max(rows * block // 512, 1)
-    resident = 12 // warps if itemsize == 4 and warps <= 4 else 16 // warps
-    stages = staged(3, resident, rows * block * itemsize, chip)
-    return RowTile(rows, block, blocks(columns, block), warps, resident, False, stages)
-
-
-_LINE = 128  # bytes of the cache
-
-
-def as_rows(D: int, HxW: int, itemsize: int, tensors: int) -> bool:
-    """Whether groups of D channels of HxW places, read from one or two tensors, are rows, if they lie side by side.
-
-    They are where channels begin at multiples of 4 bytes at the best, so that a thread would have every number's
-    address in registers: in place of 196 and 259 µs (16 bits and float32) the backward pass of 64×2048×49 in 32 groups
-    takes 23 and 36, of 256×512×49 21 and 30 in place of 50 and 92. Forward, not where rows are shorter than a line of
-    the cache: 4096×512×1 takes 11 µs as rows, and 10 otherwise.
-    """
-    one_by_one = HxW * itemsize % 8 != 0
-    return D > 1 and one_by_one and (tensors == 2 or D * HxW * itemsize >= _LINE)
+    ctas_per_sm = 1 if width > 8192 else 16 // warps
+    return RowTile(rows, width, 1, warps, ctas_per_sm, False, fit_stages(3, ctas_per_sm, rows * width * itemsize, chip))
