@@ -1,9 +1,10 @@
 """Set everything up and run it, on any machine with Python 3.10 or later and nothing else.
 
     python3 dev.py demo         the demonstration
-    python3 dev.py test         the checks: format, lint, types, tests (further arguments go to pytest)
+    python3 dev.py test         the checks: format, lint, types, documentation, tests (further arguments go to pytest)
+    python3 dev.py docs         the documentation, into build/docs
 
-Both work in a virtual environment of their own, .venv beside this file, and make it where it is not there or not
+All work in a virtual environment of their own, .venv beside this file, and make it where it is not there or not
 up to date.
 """
 
@@ -22,13 +23,18 @@ PYTHON = os.path.join(VENV, *(("Scripts", "python.exe") if os.name == "nt" else 
 OLDEST = (3, 10)
 # The one place where PyTorch is pinned: another version may bring gigabytes for GPUs.
 TORCH = "torch==2.13.0"
+# The Triton whose compiled layouts the tests were written for, where PyTorch does not bring its own.
+TRITON = "triton>=3.6,<3.7; sys_platform == 'linux'"
+FOR_CHECKS = ["-e", ".[dev]", TRITON]
+# Warnings are errors: a link that leads nowhere, a docstring that does not parse.
+SPHINX = ("-m", "sphinx", "-q", "-W", "--keep-going", "-j", "auto", "docs", os.path.join("build", "docs"))
 
 
 def main(argv):
     """Run the command named first."""
     if sys.version_info < OLDEST:
         return fail(f"Python {OLDEST[0]}.{OLDEST[1]} or later is needed; this is {sys.version.split()[0]}")
-    commands = {"demo": demo, "test": test}
+    commands = {"demo": demo, "test": test, "docs": docs}
     if not argv or argv[0] not in commands:
         print(__doc__.strip())
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
@@ -43,17 +49,26 @@ def demo(arguments):
 
 def test(arguments):
     """Install the package with what the checks need, and run them all; the tests come last."""
-    status = set_up(["-e", ".[dev]"], [TORCH])
+    status = set_up(FOR_CHECKS, [TORCH])
     if status:
         return status
     checks = [
         ("-m", "ruff", "format", "--check", "."),
         ("-m", "ruff", "check", "."),
         ("-m", "mypy"),
+        SPHINX,
         ("-m", "pytest", "-n", "auto", *arguments),
     ]
     statuses = [python(*check) for check in checks]
     return max(statuses, key=abs)
+
+
+def docs(arguments):
+    """Build the documentation."""
+    status = set_up(FOR_CHECKS, [TORCH]) or python(*SPHINX, *arguments)
+    if not status:
+        say("open " + os.path.join(ROOT, "build", "docs", "index.html"))
+    return status
 
 
 def set_up(needed, wished):

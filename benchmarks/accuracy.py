@@ -5,8 +5,9 @@
     python benchmarks/accuracy.py --backends reference   one backend alone
     python benchmarks/accuracy.py --page-only            write the page from what was measured before
 
-What is measured goes into docs/accuracy.json, where it replaces what that backend or peer had on that device. From that
-file docs/accuracy.md is written, with a plot for every device; the planted bugs are judged anew every time.
+What is measured goes into benchmarks/results/accuracy.json, where it replaces what that backend or peer had on that
+device. From that file docs/evidence/accuracy_tables.md is written, with a plot for every device; the planted bugs are
+judged anew every time.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
 
-DOCS = Path(__file__).parents[1] / "docs"
-STORE = DOCS / "accuracy.json"
+ROOT = Path(__file__).parents[1]
+STORE = ROOT / "benchmarks" / "results" / "accuracy.json"
+PAGES = ROOT / "docs" / "evidence"
 _IN_PLACE = ("running_mean", "running_var")
 _MADE_WITH = {
     "reference": ["numpy"],
@@ -58,7 +60,7 @@ def main() -> int:
     if not options.page_only:
         stored |= measured(options.device, options.backends)
         STORE.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    write_page(stored, DOCS)
+    write_page(stored, PAGES)
     return 0
 
 

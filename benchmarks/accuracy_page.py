@@ -1,4 +1,4 @@
-"""docs/accuracy.md and its plot, from what was measured and from the planted bugs."""
+"""docs/evidence/accuracy_tables.md and its plots, from what was measured and from the planted bugs."""
 
 from __future__ import annotations
 
@@ -20,30 +20,39 @@ DTYPES = ("float32", "float16", "bfloat16")
 _MEASURED_KINDS = [kind for kind in KINDS if kind not in ("dtypes", "masks")]
 _MARGIN = 0.01  # of the bound: less is no difference
 _HIGHEST = 1e6
+_DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+#: What backends of normgrad are called on the page.
+_BACKENDS = {"cpu": "normgrad", "cuda": "normgrad", "reference": "normgrad, reference"}
+
+#: What the colours of the dots mean.
+_COLOURS = {"good": "normgrad, within the bound", "other": "others, within the bound", "bad": "beyond the bound"}
 
 Store = Mapping[str, Mapping[str, Any]]
 
-_INTRODUCTION = """# Accuracy
+_INTRODUCTION = """# Accuracy: all tables
 
-Every implementation on the cases that `normgrad cases` writes (seed 0), against the float64 oracle. A number is the
-largest error of all outputs as a fraction of the [bound](error_bound.md) ½ ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U, with the ulp of
-the result's own dtype: 1 is the most that the contract allows. A result that is rounded once from the exact value has
-up to 1 in a 16-bit dtype, where ½ ulp is nearly the whole bound, and about 0.1 in float32.
+[Accuracy](accuracy.md) is the summary. Here is every implementation on the cases that `normgrad cases` writes (seed 0),
+against the float64 oracle. A number is the largest error of all outputs as a fraction of the
+[bound](../reference/error_bound.md) ½ ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U, with the ulp of the result's own dtype: 1 is the most
+that the contract allows. A result that is rounded once from the exact value has up to 1 in a 16-bit dtype, where ½ ulp
+is nearly the whole bound, and about 0.1 in float32.
 
 - **Bold**: beyond the bound. inf: a result is NaN or Inf where it must be finite, or finite where it must not be.
 - –: the implementation has no such operator.
-- \\*: it does not take 16-bit weights beside float32 statistics, was given float32 weights or else statistics in the
-  data's dtype, and judged on those.
+- \\*: the implementation does not take 16-bit weights beside float32 statistics. It was run, and judged, on float32
+  weights or on statistics in the data's dtype. Do not compare starred cells with normgrad's in the same row.
 
 `python benchmarks/accuracy.py` measures and writes this page; `--device cuda` does so on a GPU.
-"""
 
+In the plots a dot is a case. The cases of a column are sorted by their error. ▲ at the top edge is an error of more
+than 10⁶ times the bound, or a result that is not finite where it must be.
+"""
 
 _BUGS = """## Planted bugs
 
 A small float32 kernel for LayerNorm and GroupNorm (`tests/support/planted_bugs.py`) with one classic bug at a time, on
-the {cases} cases of both operators: how many of them fail by the [standards](judging.md) `strict` and `cann`, and how
-many of the six of normally distributed data, on which a kernel is usually tried first.
+the {cases} cases of both operators: how many of them fail by the [standards](../guides/judging.md#standards) `strict`
+and `cann`, and how many of the six of normally distributed data, on which a kernel is usually tried first.
 
 """
 
@@ -53,12 +62,41 @@ def write_page(store: Store, folder: Path) -> None:
     parts = [_INTRODUCTION]
     devices = _by_device(store)
     for device, found in devices.items():
-        parts.append(f"![The largest error of every case, {device}](accuracy_{device}.svg)\n")
+        parts.append(f"![The largest error of every case on a {_DEVICES[device]}](accuracy_{device}.svg)\n")
         (folder / f"accuracy_{device}.svg").write_text(_plot(found), encoding="utf-8")
     parts += [_machines(store), _overview(store), *_better_peers(store)]
     parts += [_operator(devices, operator) for operator in OPERATORS]
-    parts.append(_bugs())
-    (folder / "accuracy.md").write_text("\n".join(parts), encoding="utf-8")
+    found_bugs = _bugs()
+    parts.append(_bug_table(found_bugs))
+    (folder / "accuracy_tables.md").write_text("\n".join(parts), encoding="utf-8")
+    page = (folder / "accuracy.md").read_text(encoding="utf-8")
+    for marker, content in (("cases", _kept(store)), ("bugs", _caught(found_bugs))):
+        page = _replaced(page, marker, content)
+    (folder / "accuracy.md").write_text(page, encoding="utf-8")
+
+
+def _replaced(page: str, marker: str, content: str) -> str:
+    """Return the page with other content between a pair of markers."""
+    begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->\n"
+    before, rest = page.split(begin)
+    return before + begin + content + end + rest.split(end)[1]
+
+
+def _kept(store: Store) -> str:
+    """Return the summary: how many cases of every implementation and dtype are beyond the bound."""
+    rows, largest = [], 0.0
+    for name, entry in _sorted(store):
+        if name.startswith("reference"):
+            continue
+        cells = []
+        for dtype in DTYPES:
+            shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
+            cells.append(f"{sum(share > 1 for share in shares)} of {len(shares)}")
+            if entry["ours"] and dtype == "float32":
+                largest = max(largest, *shares)
+        rows.append([_shown(name), entry["machine"], *cells])
+    table = _table(["implementation", "machine", *DTYPES], rows)
+    return f"{table}\nnormgrad's largest error in float32 is {largest:.2f} of the bound.\n"
 
 
 def _by_device(store: Store) -> dict[str, Store]:
@@ -88,9 +126,15 @@ def _share(case: Mapping[str, Any]) -> float:
     return max(case["shares"].values(), default=0.0)
 
 
+def _shown(name: str) -> str:
+    """Return an implementation's name for readers: ``cuda (cuda)`` is normgrad (GPU)."""
+    implementation = name.rpartition(" ")[0]
+    return f"{_BACKENDS.get(implementation, implementation)} ({_DEVICES[_device(name)]})"
+
+
 def _machines(store: Store) -> str:
     rows = [
-        [name, entry["machine"], ", ".join(f"{k} {v}" for k, v in sorted(entry["versions"].items()))]
+        [_shown(name), entry["machine"], ", ".join(f"{k} {v}" for k, v in sorted(entry["versions"].items()))]
         for name, entry in _sorted(store)
     ]
     return "## Machines\n\n" + _table(["implementation", "machine", "versions"], rows)
@@ -113,13 +157,13 @@ def _overview(store: Store) -> str:
                 where = f"{max(shares, key=lambda name: shares[name])} of {worst.removesuffix(f'-{dtype}')}"
                 rounded = f"{100 * min(case['rounded'] for case in found.values()):.4g} %"
                 share = _number(_share(found[worst]))
-                rows.append([f"{name} {dtype}", f"{beyond} of {len(found)}", share, where, rounded])
-    head = ["implementation", "cases beyond the bound", "largest error", "where", "least share rounded right"]
+                rows.append([f"{_shown(name)} {dtype}", f"{beyond} of {len(found)}", share, where, rounded])
+    head = ["implementation", "cases beyond the bound", "largest error", "where", "least share correctly rounded"]
     return "## Overview\n\n" + _table(head, rows)
 
 
 def _better_peers(store: Store) -> Iterator[str]:
-    """Where a peer is more accurate than a backend of ours, on the same device and the same call."""
+    """Yield where a library is more accurate than a backend of normgrad, on the same device and the same inputs."""
     for ours, entry in _sorted(store):
         if not entry["ours"]:
             continue
@@ -134,13 +178,13 @@ def _better_peers(store: Store) -> Iterator[str]:
                     continue
                 share = max(own["shares"][name] for name in case["shares"])
                 if _share(case) < share - _MARGIN:
-                    rows.append([key, _number(share), theirs, _number(_share(case))])
-        yield f"## Where a peer is more accurate than {ours}\n"
-        yield (
-            _table(["case", "ours", "peer", "its error"], rows)
-            if rows
-            else f"Nowhere, by more than {_MARGIN} of the bound.\n"
+                    rows.append([key, _number(share), _shown(theirs), _number(_share(case))])
+        yield f"## Where another library is more accurate than {_shown(ours)}\n"
+        nowhere = (
+            f"Nowhere, by more than {_MARGIN} of the bound. Where a library was run on other inputs (\\*), normgrad\n"
+            "was run on the same ones for this comparison.\n"
         )
+        yield _table(["case", "normgrad", "library", "its error"], rows) if rows else nowhere
 
 
 def _device(name: str) -> str:
@@ -164,7 +208,7 @@ def _errors(store: Store, operator: str) -> str:
         for kind in kinds_of(operator)
         if kind in _MEASURED_KINDS
     ]
-    return _table(["kind", *(f"{dtype} {name}" for name, _, dtype in columns)], rows)
+    return _table(["kind", *(f"{dtype} {_shown(name)}" for name, _, dtype in columns)], rows)
 
 
 def _cell(case: Mapping[str, Any] | None) -> str:
@@ -187,23 +231,34 @@ def _plot(store: Store) -> str:
     labels = []
     for place, (name, entry, dtype) in enumerate(columns):
         shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
-        dots = [
-            (place + 0.2 + 0.6 * n / max(len(shares) - 1, 1), min(s, _HIGHEST)) for n, s in enumerate(sorted(shares))
-        ]
+        dots = [(place + 0.2 + 0.6 * n / max(len(shares) - 1, 1), share) for n, share in enumerate(sorted(shares))]
         chart.dots([dot for dot in dots if dot[1] <= 1], "good" if entry["ours"] else "other", 4)
-        chart.dots([dot for dot in dots if dot[1] > 1], "bad", 4)
+        chart.dots([dot for dot in dots if 1 < dot[1] <= _HIGHEST], "bad", 4)
+        for across, _ in (dot for dot in dots if dot[1] > _HIGHEST):
+            x, y = chart.point(across, _HIGHEST)
+            labels.append(f'<path class="bad" d="M{x - 3:.1f} {y + 6:.1f}h6l-3 -6z"/>')
         x, _ = chart.point(place + 0.5, 1)
         labels.append(f'<text class="tick" x="{x:.0f}" y="345" text-anchor="middle">{dtype}</text>')
         if dtype == DTYPES[1]:
-            labels.append(f'<text class="name" x="{x:.0f}" y="358" text-anchor="middle">{name}</text>')
+            labels.append(f'<text class="name" x="{x:.0f}" y="358" text-anchor="middle">{_shown(name)}</text>')
+    for number, (key, text) in enumerate(_COLOURS.items()):
+        x = 60 + 190 * number
+        labels.append(f'<circle class="{key}" cx="{x}" cy="378" r="4"/>')
+        labels.append(f'<text class="tick" x="{x + 10}" y="382">{text}</text>')
     style = f"<style>svg{{{LIGHT};background:#fff}}{STYLE}</style>"
-    return chart.drawn(x_ticks=False).replace("</svg>", f"{''.join(labels)}</svg>").replace(">", f">{style}", 1) + "\n"
+    drawn = chart.drawn(x_ticks=False).replace(f'viewBox="0 0 {width} 360" width="{width}" height="360"', _size(width))
+    return drawn.replace("</svg>", f"{''.join(labels)}</svg>").replace(">", f">{style}", 1) + "\n"
 
 
-def _bugs() -> str:
-    """What the standards make of planted bugs."""
-    trials = [Trial(case) for name in OPERATORS_TRIED for case in make_cases(name) if case.kind in _MEASURED_KINDS]
-    rows = []
+def _size(width: int) -> str:
+    """Return the size of a plot with the colour key under it."""
+    return f'viewBox="0 0 {width} 390" width="{width}" height="390"'
+
+
+def _bugs() -> dict[str, dict[str, list[str]]]:
+    """Return the kinds of the cases that fail, for every planted bug and standard."""
+    trials = _trials()
+    found = {}
     for name, kernel in {"none": CORRECT, **BUGS}.items():
         failed: dict[str, list[str]] = {"strict": [], "cann": []}
         for trial in trials:
@@ -211,9 +266,37 @@ def _bugs() -> str:
             for standard, kinds in failed.items():
                 if not trial.passes(results, standard):
                     kinds.append(trial.case.kind)
+        found[name] = failed
+    return found
+
+
+def _trials() -> list[Trial]:
+    return [Trial(case) for name in OPERATORS_TRIED for case in make_cases(name) if case.kind in _MEASURED_KINDS]
+
+
+def _bug_table(found: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return what the standards make of planted bugs."""
+    rows = []
+    for name, failed in found.items():
         row = [name]
         for kinds in failed.values():
             row += [f"caught: {len(kinds)}" if kinds else "passes", f"{kinds.count('normal')} of 6"]
         rows.append(row)
     head = ["bug", "strict", "on normal data alone", "cann", "on normal data alone"]
-    return _BUGS.format(cases=len(trials)) + _table(head, rows)
+    return _BUGS.format(cases=len(_trials())) + _table(head, rows)
+
+
+def _caught(found: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return the summary: how many of the bugs each standard catches."""
+    bugs = [failed for name, failed in found.items() if name != "none"]
+    rows = []
+    for standard, meaning in (("strict", "normgrad's bound"), ("cann", "CANN's tolerance")):
+        caught = sum(bool(failed[standard]) for failed in bugs)
+        on_normal = sum("normal" in failed[standard] for failed in bugs)
+        rows.append([f"`{standard}`, {meaning}", f"{caught} of {len(bugs)}", f"{on_normal} of {len(bugs)}"])
+    return (
+        f"{len(bugs)} classic bugs were planted one at a time in a correct float32 kernel, which was judged on the\n"
+        f"{len(_trials())} cases of LayerNorm and GroupNorm. A bug is caught if one case fails. "
+        "[The table](accuracy_tables.md#planted-bugs)\nhas each bug.\n\n"
+        + _table(["standard", "bugs caught", "caught on normal data alone"], rows)
+    )

@@ -1,4 +1,4 @@
-"""Writes the tables of ``docs/performance.md`` from what was measured; of the grid, where that was, a picture too.
+"""Write the tables and the picture of ``docs/evidence/cpu.md`` from what was measured.
 
 normgrad bench --startup --json benchmarks/results/cpu_2_cores.json --csv benchmarks/results/cpu_2_cores.csv
 normgrad bench --grid --json benchmarks/results/cpu_2_cores_grid.json
@@ -8,23 +8,29 @@ python benchmarks/cpu_page.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bars import Row as Bars
+from bars import bar_chart
+
 from normgrad.bench.cases import TARGETS
 from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN
-from normgrad.bench.plot import draw
-from normgrad.bench.results import geometric_mean, read_json
+from normgrad.bench.results import geometric_mean
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_2_cores.json"
 GRID = RESULTS.with_name("cpu_2_cores_grid.json")
-PAGE = ROOT / "docs" / "performance.md"
-PICTURE = ROOT / "docs" / "performance_cpu.svg"
+PAGE = ROOT / "docs" / "evidence" / "cpu.md"
+PICTURE = ROOT / "docs" / "evidence" / "cpu.svg"
 PEERS = ("PyTorch", "torch.compile", "JAX")
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary -->\n", "<!-- end of summary -->\n"
+#: Operators that PyTorch has on the CPU too, with the same contract.
+SAME_IN_PYTORCH = ("layer_norm_backward", "layer_norm", "group_norm_backward", "group_norm")
+DTYPES = ("float32", "float16", "bfloat16")
 SMALL = 1 << 20  # bytes: below, the limit says little
 ORDERS = {"contiguous": "", "channels_last": "last"}
 
@@ -38,6 +44,11 @@ def cases(rows: Iterable[Row]) -> Iterator[Case]:
         found = {row["contender"]: row for row in group if row["seconds"] is not None}
         if "normgrad" in found:
             yield found
+
+
+def measured(path: Path) -> list[Case]:
+    """Return the cases of a file of results; none where it is not there."""
+    return list(cases(json.loads(path.read_text(encoding="utf-8"))["results"])) if path.exists() else []
 
 
 def table(titles: list[str], rows: Iterable[list[str]]) -> list[str]:
@@ -145,19 +156,67 @@ def against(found: list[Case]) -> list[str]:
     return table(titles, rows)
 
 
+def ratios(default: list[Case], others: list[Case]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Return PyTorch's time over ours by operator, memory format and dtype, from 1 MB on.
+
+    Operators that PyTorch does not have are left out. The default sizes are timed for longer; operators that are not
+    among them come from the grid.
+    """
+    timed = {case["normgrad"]["operator"] for case in default}
+    found = [*default, *(case for case in others if case["normgrad"]["operator"] not in timed)]
+    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for case in found:
+        row, ratio = case["normgrad"], times_pytorch(case)
+        if row["operator"] in SAME_IN_PYTORCH and row["bytes"] >= SMALL and ratio is not None:
+            groups.setdefault((row["operator"], row["layout"]), {}).setdefault(row["dtype"], []).append(ratio)
+    return groups
+
+
+def mean_and_range(found: Sequence[float]) -> str:
+    """Return the geometric mean of factors with the least and the largest; a dash where there is none."""
+    return f"{geometric_mean(found):.1f} ({min(found):.1f} to {max(found):.1f})" if found else "–"
+
+
+def summary(groups: dict[tuple[str, str], dict[str, list[float]]]) -> list[str]:
+    """Return a table with a row for each operator and memory format."""
+    rows = [
+        [f"`{operator}`", layout, *(mean_and_range(by.get(dtype, [])) for dtype in DTYPES)]
+        for (operator, layout), by in groups.items()
+    ]
+    return table(["operator", "memory format", *DTYPES], rows)[:-1]
+
+
+def draw(groups: dict[tuple[str, str], dict[str, list[float]]], machine: dict[str, Any]) -> str:
+    """Return the picture: how many times faster than PyTorch, by operator and memory format."""
+    rows = []
+    for (operator, layout), by in groups.items():
+        bars: list[tuple[float, str] | None] = []
+        for dtype in DTYPES:
+            factor = geometric_mean(by.get(dtype, []))
+            bars.append(None if factor is None else (factor, f"{factor:.1f} ×"))
+        rows.append(Bars(operator if layout == "contiguous" else f"{operator} {layout}", bars))
+    place = f"{machine['cores']} cores of an {machine['processor']}, PyTorch {machine['versions']['torch']}"
+    subtitle = f"Geometric mean over tensors of 1 MB and more: {place}"
+    return bar_chart("Times faster than PyTorch's operators on a CPU", subtitle, DTYPES, rows)
+
+
+def replaced(page: str, begin: str, end: str, lines: list[str]) -> str:
+    """Return the page with new lines between two markers."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return before + begin + "\n".join(lines) + end + after
+
+
 def grid(path: Path) -> list[str]:
-    """What the grid adds, and its picture."""
+    """Return what the grid adds."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     found = list(cases(stored["results"]))
-    draw(PICTURE, read_json(path), f"{stored['machine']['processor']}, {stored['machine']['date'][:10]}")
     return [
         "The grid, from 2×2 to 256 MB (`normgrad bench --grid`): times of other libraries over the plan's,",
         "geometric mean and worst; the largest growth of the process during a plan's run, and the largest workspace.",
         "Below 1 MB a plain call with tensors counts too; one with NumPy arrays is timed beside it.",
         "",
         *against(found),
-        f"![Speed as a share of the limit over the size of the data]({PICTURE.name})",
-        "",
         *slower(found, "The grid"),
     ]
 
@@ -184,7 +243,7 @@ def _told(value: Any) -> str:
 
 
 def main() -> None:
-    """Put the tables into the page."""
+    """Put the tables into the page, and the picture beside it."""
     stored = json.loads(RESULTS.read_text(encoding="utf-8"))
     machine, found = stored["machine"], list(cases(stored["results"]))
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("numpy", "numba", "torch"))
@@ -192,9 +251,11 @@ def main() -> None:
     lines += means(found) + below(found) + slower(found, "The default sizes") + calls(stored)
     if GRID.exists():
         lines += grid(GRID)
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + END + after, encoding="utf-8")
+    page = replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, lines)
+    groups = ratios(found, measured(GRID))
+    page = replaced(page, SUMMARY_BEGIN, SUMMARY_END, [*summary(groups), ""])
+    PICTURE.write_text(draw(groups, machine), encoding="utf-8")
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

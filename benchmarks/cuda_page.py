@@ -1,4 +1,4 @@
-"""Writes the tables and the picture of ``docs/performance_gpu.md`` from ``benchmarks/results/cuda_h200.csv``.
+"""Writes the tables and the picture of ``docs/evidence/gpu.md`` from ``benchmarks/results/cuda_h200.csv``.
 
 Other libraries' speeds, which are not measured every time, come from ``cuda_h200_others.csv`` beside it.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from bars import Row as Bars
+from bars import bar_chart
+
+from normgrad.bench.results import geometric_mean
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cuda_h200.csv"
 OTHERS = RESULTS.with_name("cuda_h200_others.csv")
-PAGE = ROOT / "docs" / "performance_gpu.md"
-PICTURE = ROOT / "docs" / "performance_gpu.svg"
+PAGE = ROOT / "docs" / "evidence" / "gpu.md"
+PICTURE = ROOT / "docs" / "evidence" / "gpu.svg"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary -->\n", "<!-- end of summary -->\n"
 SHORT = {"channels_last": "channels_last", "contiguous": ""}
 CONTESTANTS = {
     "normgrad": "normgrad",
@@ -22,8 +28,7 @@ CONTESTANTS = {
     "liger": "Liger",
     "quack": "QuACK",
 }
-DRAWN = ("layer_norm_backward", "layer_norm", "group_norm_backward", "group_norm")
-DRAWN += ("batch_norm_elemt_backward", "batch_norm_reduce_backward", "batch_norm_stats")
+DTYPES = ("bfloat16", "float32")
 
 Row = dict[str, str]
 
@@ -68,41 +73,53 @@ def tables(rows: list[Row], others: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: list[Row]) -> None:
-    """A panel for each operator and order: the speeds by size, in bfloat16 and float32."""
-    import matplotlib
+def chosen(rows: list[Row], operator: str, order: str, dtype: str) -> list[Row]:
+    """Return the rows of an operator, memory format and dtype."""
+    return [row for row in rows if (row["operator"], row["order"], row["dtype"]) == (operator, order, dtype)]
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    pyplot.rcParams["svg.hashsalt"] = "normgrad"
-    panels = [
-        (operator, order)
-        for operator in DRAWN
-        for order in SHORT
-        if any((row["operator"], row["order"]) == (operator, order) for row in rows)
+def factors(rows: list[Row], operator: str, order: str, dtype: str) -> list[float]:
+    """Return how many times faster than PyTorch normgrad is, for every size."""
+    return [float(row["eager"]) / float(row["normgrad"]) for row in chosen(rows, operator, order, dtype)]
+
+
+def summary(rows: list[Row]) -> str:
+    """Return a table with a row for each operator and memory format: geometric mean and range over all sizes."""
+    titles = [
+        "operator",
+        "memory format",
+        *(f"{dtype}, {what}" for dtype in DTYPES for what in ("× PyTorch", "% of copy")),
     ]
-    figure, axes = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 16), sharey=True, layout="constrained")
-    for panel, (operator, order) in zip(axes.flat, panels, strict=False):
-        for dtype, style in (("bfloat16", "-"), ("float32", "--")):
-            chosen = [r for r in rows if (r["operator"], r["order"], r["dtype"]) == (operator, order, dtype)]
-            chosen = [row for row in chosen if float(row["copy"]) > 5]
-            places = range(len(chosen))
-            for colour, name in enumerate(CONTESTANTS):
-                points = [(place, share(row, name)) for place, row in enumerate(chosen) if row.get(name)]
-                if points:
-                    label = f"{CONTESTANTS[name]}, {dtype}"
-                    panel.plot(*zip(*points, strict=True), style, color=f"C{colour}", marker=".", label=label)
-            panel.set_xticks(places, [row["sizes"] for row in chosen], rotation=25, fontsize="x-small", ha="right")
-        panel.set(title=f"{operator} {SHORT[order]}", ylim=(0, 110))
-        panel.axhline(100, color="grey", linewidth=0.8)
-        panel.grid(alpha=0.3)
-    for panel in axes.flat[len(panels) :]:
-        panel.set_visible(False)
-    for panel in axes[:, 0]:
-        panel.set_ylabel("% of a copy")
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(PICTURE, metadata={"Date": None})
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for operator, order in dict.fromkeys((row["operator"], row["order"]) for row in rows):
+        cells = [f"`{operator}`", order]
+        for dtype in DTYPES:
+            ratios = factors(rows, operator, order, dtype)
+            shares = [share(row, "normgrad") for row in chosen(rows, operator, order, dtype)]
+            cells.append(f"{geometric_mean(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})")
+            cells.append(f"{geometric_mean(shares):.0f} ({min(shares):.0f} to {max(shares):.0f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def replaced(page: str, begin: str, end: str, content: str) -> str:
+    """Return the page with new content between two markers."""
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    return before + begin + content + end + after
+
+
+def draw(rows: list[Row]) -> str:
+    """Return the picture: how many times faster than PyTorch, by operator and memory format."""
+    shown = []
+    for operator, order in dict.fromkeys((row["operator"], row["order"]) for row in rows):
+        bars: list[tuple[float, str] | None] = []
+        for dtype in DTYPES:
+            factor = geometric_mean(factors(rows, operator, order, dtype))
+            bars.append(None if factor is None else (factor, f"{factor:.1f} ×"))
+        shown.append(Bars(f"{operator} {SHORT[order]}".rstrip(), bars))
+    subtitle = f"Geometric mean over the sizes of the table: {rows[0]['gpu']}, PyTorch {rows[0]['torch']}"
+    return bar_chart("Times faster than PyTorch's eager operators", subtitle, DTYPES, shown)
 
 
 def main() -> None:
@@ -110,10 +127,9 @@ def main() -> None:
     with open(RESULTS, newline="") as file, open(OTHERS, newline="") as other_file:
         rows = list(csv.DictReader(file))
         others = list(csv.DictReader(other_file))
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(before + BEGIN + tables(rows, others) + END + after)
-    draw(rows)
+    page = replaced(PAGE.read_text(), BEGIN, END, tables(rows, others))
+    PAGE.write_text(replaced(page, SUMMARY_BEGIN, SUMMARY_END, summary(rows)))
+    PICTURE.write_text(draw(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

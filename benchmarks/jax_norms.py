@@ -2,8 +2,8 @@
 
     python benchmarks/jax_norms.py
 
-prints the table of docs/jax.md: the best of many jitted calls on the CPU, in microseconds. A step is the forward pass
-and the gradients of input, weight and bias.
+prints the table of docs/guides/jax.md: the best of many jitted calls on the CPU, in microseconds. A step is the forward
+pass and the gradients of input, weight and bias.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/sync_batch_norm.py
 
-prints the table of docs/torch_sync_batch_norm.md. A step is the forward pass and all gradients; every process has its
+prints the table of docs/guides/sync_batch_norm.md. A step is the forward pass and all gradients; every process has its
 own batch of the given shape and one thread. "exchange" are the two collectives alone, on buffers of the same size.
 """
 

@@ -1,4 +1,4 @@
-"""Tables of docs/torch_modules.md and docs/torch_override.md: ``python benchmarks/torch_tables.py [TABLE...]``.
+"""Tables of docs/evidence/pytorch.md: ``python benchmarks/torch_tables.py [TABLE...]``.
 
 ``host``: what a call costs beside the work, on tensors so small that there is none. ``forward``: our forward pass and
 PyTorch's, between which ``normgrad/torch/choices.py`` chooses. ``override``: a backward pass of PyTorch's with and

@@ -6,7 +6,8 @@ import os
 from importlib import import_module
 
 from normgrad.contract.plan import Backend, Problem
-from normgrad.contract.status import NO_KERNEL
+from normgrad.contract.status import NO_KERNEL, quote
+from normgrad.cuda.devices import problem as cuda_problem
 from normgrad.environment import variable
 
 ENVIRONMENT = "NORMGRAD_BACKEND"
@@ -51,6 +52,11 @@ def backend_for(problem: Problem) -> Backend:
         choice = requested_backend()
         reason = f" with {ENVIRONMENT}={choice}" if choice else ""
         raise problem.signature.error(None, f"there is no backend for {problem.device}{reason}", NO_KERNEL)
+    if name == "cuda":
+        missing = cuda_problem(int(problem.device.partition(":")[2] or 0))
+        if missing is not None:
+            text = f"the backend cuda does not run on {problem.device}: {quote(missing)}"
+            raise problem.signature.error(None, text, NO_KERNEL)
     try:
         return load(name)
     except ImportError as error:

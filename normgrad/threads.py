@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import os
 
+from normgrad.contract.status import shown
 from normgrad.environment import variable
 
 ENVIRONMENT = "NORMGRAD_NUM_THREADS"
 _environment = variable(ENVIRONMENT)
 _num_threads: int | None = None
+
+_MOST = 4096  # more than a machine has cores; every thread has a part of the workspace
+_RULE = f"must be a whole number from 1 to {_MOST}"
 
 
 def usable_cores() -> int:
@@ -25,13 +30,17 @@ def _from_environment() -> int:
     try:
         return _checked(int(text))
     except ValueError:
-        raise ValueError(f"{ENVIRONMENT} is {text!r}, and must be a whole number of at least 1") from None
+        raise ValueError(f"{ENVIRONMENT} is {shown(text)}, and {_RULE}") from None
 
 
 def _checked(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"the number of threads is {n!r}, and must be a whole number of at least 1")
-    return n
+    try:
+        number = operator.index(n)
+    except TypeError:
+        number = 0
+    if isinstance(n, bool) or not 1 <= number <= _MOST:
+        raise ValueError(f"the number of threads is {shown(n)}, and {_RULE}")
+    return number
 
 
 def get_num_threads() -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from normgrad import backends
 from normgrad.contract import arrays, products
 from normgrad.contract.view import Memory
 from normgrad.operators import OPERATORS
+from normgrad.operators.dispatch import Dispatch
 from support.arena import POISON
 
 settings.register_profile(
@@ -51,12 +53,28 @@ def no_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def misses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators whose calls no entry of the dispatch cache serves, as they come. All caches start empty."""
+    for operator in OPERATORS.values():
+        operator.dispatch.clear()
+    found: list[str] = []
+    miss = Dispatch._miss
+
+    def counted(self: Dispatch, *args: Any) -> Any:
+        found.append(self._signature.name)
+        return miss(self, *args)
+
+    monkeypatch.setattr(Dispatch, "_miss", counted)
+    return found
+
+
+@pytest.fixture
 def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All memory that the library brings, results and workspaces, starts as NaN."""
     for operator in OPERATORS.values():
-        operator._calls.recipes.forget()
-    for kind in (arrays._NumpyKind, arrays._TorchKind):
-        monkeypatch.setattr(kind, "maker", _poisoning(kind.maker))
+        operator.dispatch.clear()
+    for library in (arrays._NumPy, arrays._Torch):
+        monkeypatch.setattr(library, "fresh", _poisoning(library.fresh))
     loaded = type(backends.load(backend))
     allocate = loaded.allocate
 
@@ -68,18 +86,18 @@ def poisoned(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "allocate", poisoned_workspace)
 
 
-def _poisoning(maker: Any) -> Any:
-    def poisoning_maker(self: Any, *args: Any) -> Any:
-        make = maker(self, *args)
+def _poisoning(fresh: Any) -> Any:
+    def poisoning_fresh(self: Any, *args: Any) -> Any:
+        layout = fresh(self, *args)
 
-        def poisoned_array() -> Any:
-            array = make()
+        def allocate() -> Any:
+            array = layout.allocate()
             if isinstance(array, torch.Tensor):
                 array.fill_(float("nan"))
             else:
                 array[...] = np.nan
             return array
 
-        return poisoned_array
+        return dataclasses.replace(layout, allocate=allocate)
 
-    return poisoning_maker
+    return poisoning_fresh

@@ -243,6 +243,22 @@ def _has_torch():
     return len(pattern_runner.libraries()) > 1
 
 
+def test_tensors_on_a_device_are_timed_with_its_clock(monkeypatch):
+    pytest.importorskip("torch")
+    clocked = []
+
+    def clock(run, calls):
+        clocked.append(run())
+        return 1e-3
+
+    monkeypatch.setattr(pattern_runner, "device_clock", lambda: clock)
+    found = run_patterns(LAYER_NORM, TENSORS, pattern_runner.libraries(), rounds=2)
+    assert len(clocked) == 2 * 3 * len(found.results)
+    for result in found.results:
+        assert (result.problem, result.pytorch_problem) == ("", "")
+        assert (result.seconds, result.over_normal, result.over_pytorch) == (1e-3, 1.0, 1.0)
+
+
 def test_a_wrong_result_gets_no_time():
     def without_nan(results):
         results[0] = np.nan_to_num(results[0])

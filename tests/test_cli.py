@@ -1,8 +1,12 @@
 """The command line as a whole: commands, errors, exit statuses; ``demo`` and ``info``."""
 
+import argparse
+import json
 import os
+import platform
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,9 @@ import pytest
 import normgrad
 from normgrad import backends, oracle
 from normgrad.cli import COMMANDS, demo, demo_cases, info, main
+from normgrad.cpu import store
 from normgrad.operators import OPERATORS
+from support.terminal import run_on_terminal
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +25,9 @@ def plain_environment(monkeypatch):
     for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS", "FORCE_COLOR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
+
+
+on_posix = pytest.mark.skipif(os.name == "nt", reason="terminals, paths and error texts differ")
 
 
 def refused(capsys, *argv: str) -> str:
@@ -37,7 +46,6 @@ def refused(capsys, *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ((), "required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
         (("demo", "--loud"), "unrecognized arguments: --loud"),
         (("run",), "required: OPERATOR, IN, -o/--output"),
@@ -58,22 +66,61 @@ def test_help(capsys, argv):
     assert "usage: normgrad" in capsys.readouterr().out
 
 
-def test_version(capsys):
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(capsys, option):
     with pytest.raises(SystemExit):
-        main(["--version"])
+        main([option])
     assert capsys.readouterr().out == f"normgrad {normgrad.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [(), ("help",)])
+def test_no_command_prints_the_help(capsys, argv):
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: normgrad [-h]")
+    assert all(f"    {command.NAME} " in out for command in COMMANDS)
+
+
+def test_the_help_of_a_command(capsys):
+    assert main(["help", "check"]) == 0
+    assert capsys.readouterr().out.startswith("usage: normgrad check [-h]")
+    assert "invalid choice: 'fly'" in refused(capsys, "help", "fly")
+
+
+def options_of(command):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return [action for action in parser._actions if action.dest != "help"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.NAME)
+def test_every_option_has_a_help_text(command):
+    assert all(action.help for action in options_of(command))
+
+
+def test_completions_are_offered_to_a_shell_that_asks(monkeypatch, capsys):
+    """By argcomplete, if it is installed; else nothing changes."""
+    asked = []
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setitem(sys.modules, "argcomplete", types.SimpleNamespace(autocomplete=asked.append))
+    main([])
+    (parser,) = asked
+    assert parser.prog == "normgrad"
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    assert main([]) == 0
+    assert len(asked) == 1
 
 
 # demo
 
 
-def test_demo_holds(capsys):
+def test_demo_passes(capsys):
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
     for name in ("layer_norm_backward", "group_norm_backward", "batch_norm_elemt_backward"):
         assert sum(line.startswith(name) for line in out.splitlines()) == 2
-    assert out.count(" holds ") == 14
-    assert "All 14 results hold." in out
+    assert out.count("  pass\n") == 14
+    assert "All 14 results are within the bound." in out
     assert "-2 -94 -877.5 -1747.5" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
@@ -114,7 +161,7 @@ def test_demo_fails_where_a_result_is_wrong(capsys, monkeypatch):
     assert main(["demo"]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out
-    assert "results do not hold." in out
+    assert "results are not within the bound." in out
 
 
 class _AnotherLayerNorm:
@@ -151,6 +198,27 @@ def test_demo_shows_as_many_values_as_fit(values, text):
     assert demo._first_values(np.array(values)) == text
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([-2, -94, -877.5, -1747.5], "-2 -94 …"),
+        ([-4.7684e-07] * 2, "-4.768e-07 …"),
+        ([-1.2345e-300] * 2, "-1.23e-300 …"),
+    ],
+)
+def test_demo_shows_a_value_at_least(values, text):
+    assert demo._first_values(np.array(values), 12) == text
+
+
+@on_posix
+def test_demo_loses_nothing_on_a_narrow_terminal():
+    out = run_on_terminal("demo", columns=60)
+    assert max(map(len, out.splitlines())) <= 60
+    assert sum(line.rstrip().endswith("  pass") for line in out.splitlines()) == 14
+    for name in ("grad_input", "grad_weight", "grad_bias"):
+        assert f" {name} " in out
+
+
 def test_demo_rounds_shares_down():
     assert demo._percent(0.9999) == "99.9%"
     assert demo._percent(float("inf")) == "inf"
@@ -168,9 +236,70 @@ def test_info(capsys):
         assert f"  {name} " in out
     for product in normgrad.Product:
         assert product.label in out
-    for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS"):
+    for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS", "NORMGRAD_CACHE_DIR"):
         assert f"  {variable}" in out
-    assert max(map(len, out.splitlines())) <= 80
+    for name in ("path", "kernel cache", "CPU features", "memory", "GPUs", "LLVM"):
+        assert f"  {name}  " in out
+    assert str(Path(normgrad.__file__).parent) in out
+
+
+def test_info_as_json(capsys, monkeypatch):
+    monkeypatch.setenv("NORMGRAD_PRODUCT", "atlas a2")
+    assert main(["info", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["package"]["version"] == normgrad.__version__
+    assert content["libraries"]["numpy"] == np.__version__
+    assert content["backends"]["cpu"] == "for cpu, in use"
+    assert content["environment"]["NORMGRAD_PRODUCT"] == "atlas a2"
+    assert content["environment"]["product in force"] == "Atlas A2"
+    assert [product["product"] for product in content["products"]] == [p.label for p in normgrad.Product]
+    assert content["products"][4]["operators"] == ["LayerNorm backward", "GroupNorm"]
+
+
+@on_posix
+def test_info_loses_nothing_on_a_narrow_terminal():
+    out = run_on_terminal("info", columns=60)
+    assert max(map(len, out.splitlines())) <= 60
+    assert "…" not in out
+    joined = "".join(out.split())
+    assert platform.platform() in joined
+    assert joined.count("alloperators") == 4
+    assert "LayerNormbackward,GroupNorm" in joined
+
+
+@on_posix
+def test_info_names_the_cache_that_is_used(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("NORMGRAD_CACHE_DIR", raising=False)
+    monkeypatch.setattr(store, "folders", lambda: iter([tmp_path / "file" / "cache", tmp_path / "cache"]))
+    assert (
+        info._cache()
+        == f"{tmp_path}/cache (no kernels), since {tmp_path}/file/cache cannot be written to: Not a directory"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # it was tried, and leaves no trace
+    store.keep("kernel", "key", b"code")
+    assert info._cache().startswith(f"{tmp_path}/cache (1 kernel, 0 kB), since ")
+
+
+@on_posix
+def test_info_says_why_the_cache_asked_for_is_not_used(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NORMGRAD_CACHE_DIR", f"{tmp_path}/file/cache")
+    assert main(["info", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    problem = "cannot be written to: Not a directory"
+    none = f"none, so every process compiles its kernels: {tmp_path}/file/cache {problem}"
+    assert content["package"]["kernel cache"] == none
+    assert (
+        content["environment"]["NORMGRAD_CACHE_DIR"]
+        == f"NORMGRAD_CACHE_DIR is '{tmp_path}/file/cache', which {problem}"
+    )
+
+
+def test_info_names_the_gpus(capsys, monkeypatch):
+    gpu = types.SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=150 * 2**30)
+    monkeypatch.setattr(info, "_every_gpu", lambda: [gpu])
+    assert info._gpus() == "NVIDIA H200 (compute 9.0, 150.0 GiB)"
 
 
 def test_info_lists_every_library_that_an_extra_names():
@@ -178,7 +307,7 @@ def test_info_lists_every_library_that_an_extra_names():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     names = {requirement.partition(">")[0] for requirement in project["dependencies"]}
     for extra, requirements in project["optional-dependencies"].items():
-        if extra not in ("test", "dev"):
+        if extra not in ("docs", "test", "dev"):
             names |= {requirement.partition(">")[0] for requirement in requirements}
     assert names == set(info.LIBRARIES)
 
@@ -212,6 +341,52 @@ def test_info_survives_an_environment_that_is_wrong(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "NORMGRAD_NUM_THREADS is 'many'" in out
     assert "unknown product 'Abacus'" in out
+    assert "NORMGRAD_BACKEND is 'abacus', and must be one of cpu, reference" in out
+
+
+# cache
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A folder with three kernels, and a file that is not the cache's."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("NORMGRAD_CACHE_DIR", str(folder))
+    for name, key in (("layer_norm-float32", "a"), ("layer_norm-float32", "b"), ("group_norm", "a")):
+        store.keep(name, key, bytes(5000))
+    (folder / "notes.code").write_text("mine")
+    return folder
+
+
+@on_posix
+def test_the_cache_is_listed(capsys, cache):
+    assert main(["cache"]) == 0
+    first, _, *kernels = capsys.readouterr().out.splitlines()
+    assert first == f"{cache}: 3 kernels, 15 kB"
+    assert [line.split()[:4] for line in kernels] == [
+        ["group_norm", "1", "5", "kB"],
+        ["layer_norm-float32", "2", "10", "kB"],
+    ]
+
+
+@on_posix
+def test_the_cache_is_cleared(capsys, cache):
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"removed from {cache}: 3 kernels, 15 kB\n"
+    assert [path.name for path in cache.iterdir()] == ["notes.code"]
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"removed from {cache}: no kernels\n"
+
+
+@on_posix
+def test_a_cache_that_cannot_be_used(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NORMGRAD_CACHE_DIR", f"{tmp_path}/file/cache")
+    assert main(["cache"]) == 0
+    out = capsys.readouterr().out
+    assert out == (
+        f"not used: {tmp_path}/file/cache cannot be written to: Not a directory\nEvery process compiles its kernels.\n"
+    )
 
 
 # Processes
@@ -234,7 +409,7 @@ def test_as_a_process(tmp_path):
 def test_a_terminal_that_knows_ascii_only():
     done = command("demo", env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert done.returncode == 0, done.stderr
-    assert "All 14 results hold." in done.stdout
+    assert "All 14 results are within the bound." in done.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -290,3 +465,11 @@ def test_the_command_line_imports_no_extra():
 
 def test_every_operator_can_be_run():
     assert set(OPERATORS) <= set(normgrad.__all__)
+
+
+def test_an_sdk_without_a_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("", " "):
+        assert main(["sdk", name]) == 2
+        assert "the folder's name is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

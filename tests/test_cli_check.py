@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from normgrad.cli import files, main
+import normgrad
+from normgrad.cli import check, files, main
 from normgrad.operators import OPERATORS
+from normgrad.testing import STANDARDS
 from normgrad.testing.cases import kinds_of, make_cases
 from normgrad.testing.values import KINDS
+from support.processes import run_python
+from support.terminal import run_on_terminal
 
 F32 = np.float32
 NAME = "layer_norm_backward"
+on_posix = pytest.mark.skipif(os.name == "nt", reason="terminals and closed pipes differ")
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +69,7 @@ def test_a_case_that_passes(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.count("  pass  ") == 3
     assert "errors in ulp: 50 % below" in out
-    assert "100 % rounded right" in out
+    assert "100 % correctly rounded" in out
 
 
 def test_a_case_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,11 +86,14 @@ def test_a_case_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count("terms: rstd·g") == 2
     assert " ".join(out.split()).count(", U ") == 2
     report = json.loads(Path("r.json").read_text(encoding="utf-8"))
+    assert report["version"] == normgrad.__version__
+    assert report["command"] == f"normgrad {' '.join(argv)} --json r.json --html r.html"
+    assert datetime.fromisoformat(report["date"]).utcoffset() == timedelta(0)
     assert (report["operator"], report["standard"], report["passed"]) == (NAME, "strict", False)
     (case,) = report["cases"]
     grad_input = case["outputs"][0]
     assert (grad_input["passed"], grad_input["wrong"]) == (False, 99)
-    assert [cluster["kind"] for cluster in grad_input["errors"]["clusters"]] == ["tail"]
+    assert [cluster["kind"] for cluster in grad_input["errors"]["clusters"]] == ["tail", "factor"]
     assert grad_input["errors"]["worst"][0]["index"][-1] >= 512
     page = Path("r.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 9
@@ -116,10 +128,102 @@ def test_a_case_of_a_folder_that_cannot_be_judged(capsys: pytest.CaptureFixture[
     assert main(["check", NAME, "in", "out", "--html", "r.html", "--json", "r.json"]) == 2
     out = capsys.readouterr().out
     assert out.count("CANNOT BE JUDGED") == 2
-    assert f"2 of {len(names)} cases did not pass." in out
+    assert f"2 of {len(names)} cases did not pass: 0 failed, 2 cannot be judged." in out
     problems = [case.get("problem", "") for case in json.loads(Path("r.json").read_text(encoding="utf-8"))["cases"]]
     assert problems[1] == "out: has no results of the name normal-float16"
     assert problems[2].startswith("out/normal-float32.npz: ")
+
+
+@on_posix
+def test_reports_are_there_although_nobody_reads_the_text() -> None:
+    written()
+    argv = ["check", NAME, "in", "out", "--html", "r.html", "--json", "r.json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normgrad", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.communicate(timeout=120)[1] == b""
+    assert process.returncode == 141
+    assert json.loads(Path("r.json").read_text())["passed"]
+    assert Path("r.html").read_text(encoding="utf-8").endswith("</html>\n")
+
+
+def test_json_to_the_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    capsys.readouterr()
+    assert main(["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+    assert not Path("-").exists()
+    assert "--html - has no meaning" in refused(capsys, NAME, "in", "out", "--html", "-")
+
+
+def test_text_into_a_pipe_is_neither_folded_nor_shortened(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    names = written("normal dtypes")
+    break_result("out/normal-float32.npz", "grad_input", np.s_[:3])
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    for name in names:
+        assert any(line.split()[:1] == [name] for line in lines), name
+    assert sum("99.9 % below" in line and line.endswith("correctly rounded") for line in lines) == 1
+    assert not any(line != line.rstrip() for line in lines)
+
+
+@on_posix
+def test_nothing_is_lost_on_a_narrow_terminal() -> None:
+    names = written("dtypes")
+    out = run_on_terminal("check", NAME, "in", "out", columns=60)
+    joined = "".join(out.split())
+    assert all(name in joined for name in names)
+    assert "…" not in out.rpartition("Judging")[2].partition("\n")[2]
+
+
+@on_posix
+def test_a_dumb_terminal_gets_every_line_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    written("dtypes")
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 0
+    assert run_on_terminal("check", NAME, "in", "out", columns=40, TERM="dumb") == capsys.readouterr().out
+
+
+@on_posix
+def test_progress_is_shown_on_a_terminal() -> None:
+    written()
+    assert "Judging" in run_on_terminal("check", NAME, "in", "out")
+    assert "Judging normal-float32.npz" in run_on_terminal(
+        "check", NAME, "in/normal-float32.npz", "out/normal-float32.npz"
+    )
+
+
+def test_a_nan_is_told_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    content = files.read(Path("out/normal-float32.npz"))
+    content["grad_input"].flat[700] = np.nan
+    files.write(Path("out/normal-float32.npz"), content)
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 1
+    out = capsys.readouterr().out
+    assert "1 NaN where a number is right" in out
+    assert " inf" not in out
+    assert "nan ulp" not in out
+
+
+def test_help_names_standards_levels_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(check.STANDARDS) == set(STANDARDS)
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    for text in (
+        *check.STANDARDS.values(),
+        "(default: strict)",
+        "(default: L1)",
+        "(default: 3)",
+        "L2: max 2, mean 1.2",
+    ):
+        assert text in out
 
 
 def test_results_may_be_of_another_format() -> None:
@@ -192,13 +296,71 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--worst: must be a whole number, 0 or more" in refused(capsys, NAME, case, result, "--worst", "-1")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
+@pytest.mark.parametrize("report", ["html", "json"])
+def test_a_report_that_cannot_be_written_leaves_the_old_one(report: str) -> None:
+    written()
+    Path("report").write_text("old")
+    code = f"""
+import resource, sys
+from normgrad.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+sys.exit(main(["check", {NAME!r}, "in/normal-float32.npz", "out/normal-float32.npz", "--{report}", "report"]) - 2)
+"""
+    run_python(code)
+    assert Path("report").read_text() == "old"
+    assert sorted(path.name for path in Path().iterdir()) == ["in", "out", "report"]
+
+
+def test_a_report_to_a_device(capfd: pytest.CaptureFixture[str]) -> None:
+    written()
+    assert main(["check", NAME, "in/normal-float32.npz", "out/normal-float32.npz", "--json", os.devnull]) == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such names there")
+def test_names_with_control_characters_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    for folder in ("in", "out"):
+        for path in list(Path(folder).iterdir()):
+            path.rename(path.with_name(f"\x1b[31m{path.name}"))
+    Path("out/\x1b[31mnormal-float16.npz").unlink()
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "out"]) == 2
+    assert main(["check", NAME, *(f"{folder}/\x1b[31mnormal-float32.npz" for folder in ("in", "out"))]) == 0
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "\\x1b[31mnormal-float32" in captured.out
+
+
 def test_the_product_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     written(name="group_norm")
-    argv = ("group_norm", "in/normal-float32.npz", "out/normal-float32.npz", "--product", "Atlas inference")
+    argv = ("group_norm", "in/normal-float32.npz", "out/normal-float32.npz", "--product", "Atlas 200I/500 A2")
     assert "561003" in refused(capsys, *argv)
 
 
 # cases
+
+
+def test_the_help_lists_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["cases", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(f"{kind} {text}" in out for kind, text in KINDS.items())
+    assert "normgrad cases --help" not in out
+
+
+def test_cases_of_another_seed_do_not_replace_those_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["cases", NAME, "-o", "in", "--kinds", "normal", "special"]
+    assert main(argv) == 0
+    before = {path: path.read_bytes() for path in Path("in").iterdir()}
+    assert main(argv) == 0  # the same cases once more
+    capsys.readouterr()
+    assert main([*argv, "--seed", "1"]) == 2
+    assert "in/normal-float32.npz: has other values, of another seed" in capsys.readouterr().err
+    assert main(["cases", "layer_norm", "-o", "in", "--kinds", "normal"]) == 2
+    assert {path: path.read_bytes() for path in Path("in").iterdir()} == before
+    assert main([*argv, "--seed", "1", "--replace"]) == 0
+    assert {path: path.read_bytes() for path in Path("in").iterdir()} != before
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -264,7 +426,7 @@ def test_kinds_are_what_they_say() -> None:
         ((NAME, "-o", "d", "--kinds", "one-place"), "has no cases of the kind one-place; it has normal, uniform"),
         ((NAME, "-o", "d", "--kinds", "odd"), "invalid choice: 'odd'"),
         ((NAME, "-o", "d", "--seed", "-1"), "--seed is -1, and must not be negative"),
-        ((NAME, "-o", "file/d"), "file/d: cannot be made"),
+        ((NAME, "-o", "file/d"), "file/d: cannot be created"),
     ],
 )
 def test_cases_refused(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], text: str) -> None:

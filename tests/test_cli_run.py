@@ -236,6 +236,29 @@ def test_names_that_are_unknown(capsys, tmp_path):
     assert "in.npz: epsilon: no parameter of batch_norm_stats, whose parameters are input, eps\n" in err
 
 
+def test_names_with_control_characters_are_shown_escaped(capsys, tmp_path):
+    name = "\x1b[31mred\x07\x9b"
+    err = refused(capsys, tmp_path, {**calls()["batch_norm_stats"], name: 1.0}, name="batch_norm_stats")
+    assert "in.npz: \\x1b[31mred\\x07\\x9b: no parameter" in err
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_an_eps_beyond_float64(capsys, tmp_path, suffix, command):
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".pt":
+        pytest.importorskip("torch").save({"input": pytest.importorskip("torch").ones(2, 4), "eps": 10**400}, path)
+    else:
+        save = pytest.importorskip("safetensors.numpy").save_file
+        save({"input": normal(2, 4)}, path, metadata={"eps": str(10**400)})
+    np.savez(tmp_path / "out.npz")
+    other = ["-o", str(tmp_path / "out.npz")] if command == "run" else [str(tmp_path / "out.npz")]
+    assert main([command, "batch_norm_stats", str(path), *other]) == 2
+    err = capsys.readouterr().err
+    assert "eps is an integer of 1329 bits, and must be a real number within float64's range" in err
+    assert err.count("\n") == 1
+
+
 def test_outputs_are_no_parameters(capsys, tmp_path):
     err = refused(capsys, tmp_path, {**calls()["batch_norm_stats"], "mean": normal(4)}, name="batch_norm_stats")
     assert "mean: no parameter of batch_norm_stats" in err
@@ -256,18 +279,18 @@ def test_a_plain_value_under_a_tensors_name(capsys, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--oracle",)])
 def test_the_product_is_asked(capsys, tmp_path, flags, monkeypatch):
     call = calls()["group_norm"]
-    for product in ("Atlas inference", "Ascend310P3"):
+    for product in ("Atlas 200I/500 A2", "Ascend310B1"):
         err = refused(capsys, tmp_path, call, "--product", product, *flags, name="group_norm")
-        assert "Atlas inference has no GroupNorm operators" in err
+        assert "Atlas 200I/500 A2 has no aclnnGroupNorm;" in err
         assert err.endswith("(ACLNN_ERR_INNER_FIND_KERNEL_ERROR, 561003)\n")
-    monkeypatch.setenv("NORMGRAD_PRODUCT", "Atlas inference")
+    monkeypatch.setenv("NORMGRAD_PRODUCT", "Atlas 200I/500 A2")
     assert "561003" in refused(capsys, tmp_path, call, *flags, name="group_norm")
     argv = ["run", "group_norm", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), *flags]
     assert main([*argv, "--product", "Atlas A2"]) == 0
 
 
 def test_a_product_is_in_force_for_the_run_alone(capsys, tmp_path):
-    refused(capsys, tmp_path, calls()["group_norm"], "--product", "Atlas inference", name="group_norm")
+    refused(capsys, tmp_path, calls()["group_norm"], "--product", "Ascend310B", name="group_norm")
     assert normgrad.contract.products.current_product() is None
 
 
@@ -276,10 +299,12 @@ def test_a_product_is_in_force_for_the_run_alone(capsys, tmp_path):
     [
         ("NORMGRAD_PRODUCT", (), "unknown product 'Abacus'; known are"),
         ("NORMGRAD_BACKEND", (), "NORMGRAD_BACKEND is 'Abacus', and must be one of"),
+        ("NORMGRAD_NUM_THREADS", (), "NORMGRAD_NUM_THREADS is 'Abacus', and must be a whole number"),
         (None, ("--product", "Abacus"), "unknown product 'Abacus'; known are"),
     ],
 )
 def test_names_of_products_and_backends_that_are_unknown(capsys, tmp_path, monkeypatch, variable, flags, text):
+    monkeypatch.setattr("normgrad.threads._num_threads", None)
     if variable:
         monkeypatch.setenv(variable, "Abacus")
     assert text in refused(capsys, tmp_path, calls()["batch_norm_stats"], *flags, name="batch_norm_stats")
@@ -290,3 +315,58 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_input_is_read(ca
     assert main(["run", "batch_norm_stats", str(tmp_path / "in.npz"), "-o", str(tmp_path / target)]) == 2
     assert target.rpartition("/")[2] in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+# Folders
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of three cases, the second of which breaks a rule."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    call = calls()["batch_norm_stats"]
+    np.savez("in/a.npz", **call)
+    np.savez("in/b.npz", input=normal(3))
+    files.write(tmp_path / "in" / "c.npz", call)
+    (tmp_path / "in" / "notes.txt").write_text("no case")
+    return tmp_path / "in"
+
+
+def test_a_folder_of_cases(folder, tmp_path, capsys):
+    (folder / "b.npz").unlink()
+    assert main(["run", "batch_norm_stats", "in", "-o", "made/out"]) == 0
+    assert capsys.readouterr() == ("2 of 2 calls of batch_norm_stats run, in made/out\n", "")
+    assert sorted(path.name for path in (tmp_path / "made/out").iterdir()) == ["a.npz", "c.npz"]
+    expected = normgrad.batch_norm_stats(**calls()["batch_norm_stats"])
+    assert files.read(tmp_path / "made/out/a.npz")["mean"].tobytes() == expected[0].tobytes()
+    assert main(["run", "batch_norm_stats", "in", "-o", "exact", "--oracle"]) == 0
+    assert files.read(tmp_path / "exact/c.npz")["mean"].dtype == np.float64
+    assert main(["check", "batch_norm_stats", "in", "made/out"]) == 0
+
+
+def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_path, capsys):
+    assert main(["run", "batch_norm_stats", "in", "-o", "out"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "2 of 3 calls of batch_norm_stats run, in out\n"
+    assert err.count("\n") == 1
+    assert err.startswith("normgrad: in/b.npz: batch_norm_stats: input has 1 dimensions")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.npz", "c.npz"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "text"),
+    [
+        ("in", "in", "in: is IN, whose files would be replaced by their results"),
+        ("in", "in/a.npz", "in/a.npz: is a file, and must be a folder, as IN is"),
+        ("in/a.npz", "in", "in: is a folder, and must be a file, as IN is"),
+        ("empty", "out", "empty: holds no cases (.npz, .safetensors, .pt)"),
+        ("in", "in/a.npz/out", "in/a.npz/out: cannot be created"),
+    ],
+)
+def test_folders_that_are_refused(folder, tmp_path, capsys, source, target, text):
+    (tmp_path / "empty").mkdir()
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert main(["run", "batch_norm_stats", source, "-o", target]) == 2
+    assert text in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -6,15 +6,18 @@ import gc
 import os
 import pty
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 import normgrad
+from normgrad import log
 from normgrad.cpu import native, store, variants
 from support.processes import run_python
 
@@ -85,20 +88,98 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path, homeless: dict[str, st
     assert not kept.parent.stat().st_mode & 0o077
 
 
-@_NEEDS_MODES
-def test_a_temporary_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path, homeless: dict[str, str]) -> None:
-    (tmp_path / "file").touch()
-    nowhere = homeless | {"HOME": str(tmp_path / "file")}
-    open_to_all = tmp_path / "temporary" / f"normgrad-{os.getuid()}"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o777)
-    assert [_start(**nowhere), _start(**nowhere)] == [_COMPILED, _COMPILED]
-    assert not _kept(tmp_path)
-
-
 def test_nowhere_to_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert _start(NORMGRAD_CACHE_DIR=str(tmp_path / "file" / "below")) == _COMPILED
+
+
+# Whose
+
+
+def _cache_in(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the environment name a cache folder in one of the ways that it can, and return the folder."""
+    for name in (store.ENVIRONMENT, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))  # below which there can be no folder
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    match where:
+        case "environment":
+            monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path / "cache"))
+            return tmp_path / "cache"
+        case "XDG_CACHE_HOME":
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+            return tmp_path / "normgrad"
+        case "home":
+            monkeypatch.setenv("HOME", str(tmp_path))
+            return tmp_path / ".cache" / "normgrad"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"normgrad-{os.geteuid()}"
+
+
+@_NEEDS_MODES
+@pytest.mark.parametrize("fault", ["another's", "writable by the group", "writable by all", "a link"])
+@pytest.mark.parametrize("where", ["environment", "XDG_CACHE_HOME", "home", "temporary"])
+def test_a_folder_that_others_may_have_written_to_is_not_used(
+    where: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _cache_in(where, tmp_path, monkeypatch)
+    monkeypatch.setattr(log, "_reported", set())
+    kept = store.keep("name", "key", b"code")
+    assert kept is not None
+    assert (kept.parent, store.find("name", "key")) == (folder, b"code")
+    match fault:
+        case "another's":
+            user = os.geteuid()
+            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+            folder.rename(folder.parent / f"normgrad-{user + 1}") if where == "temporary" else None
+        case "writable by the group":
+            folder.chmod(0o720)
+        case "writable by all":
+            folder.chmod(0o702)
+        case "a link":
+            folder.rename(tmp_path / "elsewhere")
+            folder.symlink_to(tmp_path / "elsewhere")
+    before = _kept(tmp_path)
+    assert store.find("name", "key") is None
+    assert [store.keep("name", "another", b"code") for _ in range(2)] == [None, None]
+    assert _kept(tmp_path) == before
+    (record,) = caplog.records
+    assert record.name == "normgrad"
+    assert folder.name.partition("-")[0] in record.message
+    assert {"another's": "belong", "a link": "link"}.get(fault, "chmod go-w") in record.message
+
+
+@_NEEDS_MODES
+@pytest.mark.parametrize("fault", ["a link", "a pipe", "40 GiB", "writable by all", "another's", "a folder"])
+def test_only_a_plain_file_of_the_users_own_is_read(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path / "cache"))
+    kept = store.keep("name", "key", b"code")
+    assert kept is not None
+    match fault:
+        case "a link":
+            kept.rename(tmp_path / "planted")
+            kept.symlink_to(tmp_path / "planted")
+        case "a pipe":
+            kept.unlink()
+            os.mkfifo(kept)
+        case "40 GiB":
+            os.truncate(kept, 40 << 30)
+        case "writable by all":
+            kept.chmod(0o602)
+        case "another's" if os.geteuid() == 0:
+            os.chown(kept, 1, -1)
+        case "another's":
+            pytest.skip("only root can give a file away")
+        case "a folder":
+            kept.unlink()
+            kept.mkdir()
+    assert store.find("name", "key") is None
+    if fault != "a folder":
+        assert store.keep("name", "key", b"code") == kept
+        assert store.find("name", "key") == b"code"
 
 
 # What is taken for a kernel
@@ -153,6 +234,49 @@ def test_what_nobody_uses_any_more_is_removed(tmp_path: Path, monkeypatch: pytes
     assert store.find("name", "new") == b"code"
 
 
+def test_the_folder_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setattr(store, "_MOST_BYTES", 10_000)
+    for number in range(20):
+        kept = store.keep("name", str(number), bytes(2000))
+        assert kept is not None
+        os.utime(kept, (number, time.time() - 100 + number))
+        assert store.find("name", str(number)) == bytes(2000)
+    assert [key for key in map(str, range(20)) if store.find("name", key)] == ["16", "17", "18", "19"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+{_CALL}
+"""
+    where = {"NORMGRAD_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
+    assert " ".join(run_python(code, **where).split()[:4]) == _COMPILED
+    assert not list(tmp_path.iterdir())
+    assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _COMPILED
+    assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _FROM_DISK
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+def test_a_process_that_is_killed_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import os, signal
+from normgrad.cpu import store
+os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+store.keep("name", "key", b"code")
+"""
+    path = os.pathsep.join(part for part in sys.path if part)
+    environment = {**os.environ, "PYTHONPATH": path, store.ENVIRONMENT: str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
+    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert store.find("name", "key") is None
+    store.keep("name", "key", b"code")
+    assert store.find("name", "key") == b"code"
+
+
 def test_another_source_is_another_kernel(tmp_path: Path) -> None:
     package = tmp_path / "site" / "normgrad"
     shutil.copytree(Path(normgrad.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -196,6 +320,33 @@ print(descriptor.tolist())
 """
     assert run_python(code, NORMGRAD_CACHE_DIR=str(tmp_path)) == "[5, 5]\n"
     assert not list(tmp_path.iterdir())
+
+
+_SYSTEM = """
+declare i32 @system(i8*)
+define i32 @symbol(i64 %descriptor) {
+    %status = call i32 @system(i8* null)
+    ret i32 %status
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only ELF tells its symbols")
+@pytest.mark.parametrize("planted", ["calls system", "truncated"])
+def test_kept_code_that_needs_more_than_c_is_not_loaded(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import llvmlite.binding as llvm
+
+    from normgrad.cpu import compilation
+
+    code = bytes(native.target_machine().emit_object(llvm.parse_assembly(_SYSTEM)))
+    assert native.needs(code) == ["system"]
+    loaded: list[bytes] = []
+    monkeypatch.setattr(store, "find", lambda name, key: code if planted == "calls system" else code[:100])
+    monkeypatch.setattr(store, "keep", lambda name, key, code: None)
+    monkeypatch.setattr(compilation, "compiled", lambda *kernel: b"compiled here")
+    monkeypatch.setattr(native, "loaded", lambda code, symbol: loaded.append(code))
+    variants._load(variants.Kernel("normgrad.cpu.copies", "fill"), ())
+    assert loaded == [b"compiled here"]
 
 
 def test_names_that_code_looks_for(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def call_again(step, descriptor, address):
     call(step, descriptor, address)
     if step._shared:
         seen.add(step._kernel.name)
-        for at, *_ in (*step.fills, *step.scratch):
+        for at, *_ in (*step._fills, *step._scratch):
             descriptor[at] = 64 if descriptor[at] else 0  # no memory is there
         assert step._loaded()(address) == 0
 
@@ -201,3 +201,22 @@ def test_a_thread_that_comes_late_touches_no_memory(dtype: str) -> None:
     """The workspace may be another call's by then, and the tensors gone."""
     kernels = 9  # eight operators (one never shares its work) and the copy of what is awkwardly strided
     assert run_python(_LATE, NORMGRAD_BACKEND="cpu", DTYPE=dtype).split()[-1] == str(kernels)
+
+
+_WITHOUT_THREADS = """
+import numpy as np, threading
+import normgrad
+def start(thread):
+    raise RuntimeError("can't start new thread")
+usual, threading.Thread.start = threading.Thread.start, start
+x = np.random.default_rng(1).normal(size=(1024, 1024)).astype(np.float32)
+alone = [normgrad.layer_norm(x, [1024])[0] for _ in range(2)]
+threading.Thread.start = usual
+assert all((each == normgrad.layer_norm(x, [1024])[0]).all() for each in alone)
+print(sum(thread.name == "normgrad-helper" for thread in threading.enumerate()))
+"""
+
+
+def test_a_large_call_where_no_thread_can_start() -> None:
+    """It runs on the caller's thread, and later calls have help again."""
+    assert run_python(_WITHOUT_THREADS, NORMGRAD_NUM_THREADS="3", NORMGRAD_BACKEND="cpu") == "2\n"

@@ -1,9 +1,10 @@
-"""Known calls of kernels that are a series of launches: from Python to a driver that writes them down."""
+"""Calls from Python to the launches of a GPU's kernel, with a driver that writes them down."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,86 +16,53 @@ import torch
 
 import normgrad
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.contract.plan import Problem, allocate_host
+from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
-from normgrad.cuda import series
+from normgrad.cuda.backend import _Kernel
+from normgrad.cuda.driver_launch import DriverLaunches
 from normgrad.cuda.launch import ALIGNMENT, Given, Scratch
-from normgrad.cuda.series import Series
-from support.driver import Driver, current_stream, kernel, step
+from normgrad.operators.cache_key import TENSORS
+from support.driver import Driver, kernel, step
 
-DEVICE, GIVEN_STREAM = 3, 5
+DEVICE = 3
 OFFSET = 512  # in the workspace
 COLUMNS = 8
 
 
 class Backend:
-    """Prepares two launches with all tensors and a place in the workspace, whatever the problem."""
+    """Prepares two launches with all tensors and an address in the workspace, whatever the problem."""
 
-    name = "series"
-    workspace_size = 4096
+    name = "fake"
 
     def __init__(self) -> None:
         self.driver = Driver(*[8] * 9)
         self.prepared = 0
+        self.workspaces: list[weakref.ref[Any]] = []
 
     def prepare(self, problem: Problem) -> Any:
         self.prepared += 1
         names = list(problem.views)
         arguments = [*(Given(name, FLOAT32, True) for name in names), Scratch(OFFSET, FLOAT32)]
-        signature = {f"argument{place}": "*fp32" for place in range(len(arguments))}
-        steps, kernels = [step(arguments, {})] * 2, [kernel(signature)] * 2
-        return Kernel(
-            Series(steps, kernels, names, DEVICE, self.workspace_size, self.driver, current_stream),
-            counted_on=[15 & ~address for address in problem.addresses],
-        )
+        signature = {f"argument{index}": "*fp32" for index in range(len(arguments))}
+        launches = DriverLaunches([step(arguments, {})] * 2, [kernel(signature)] * 2, names, DEVICE, self.driver)
+        masks = [0] * len(names)
+        return _Kernel(4096, problem, DEVICE, masks, launches, [])
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
-        return allocate_host(nbytes)
-
-
-class Kernel:
-    workspace_size = Backend.workspace_size
-
-    def __init__(self, one_step: Series, counted_on: list[int]) -> None:
-        self.one_step = one_step
-        self.counted_on = counted_on
-
-    def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
-        self.one_step.launch(addresses, workspace, GIVEN_STREAM)
-
-
-class Bytes:
-    """Makes workspaces so many bytes after a multiple of the alignment, and remembers them as long as they live."""
-
-    def __init__(self) -> None:
-        self.shift = 0
-        self.made: list[weakref.ref[Any]] = []
-
-    def __call__(self, shape: tuple[int], strides: tuple[int], dtype: Any) -> Any:
-        (size,) = shape
-        whole = torch.empty(size + 2 * ALIGNMENT, dtype=dtype)
-        start = -whole.data_ptr() % ALIGNMENT + self.shift
-        part = whole[start : start + size]
-        self.made.append(weakref.ref(part))
-        return part
+        tensor = torch.empty(nbytes, dtype=torch.uint8)
+        self.workspaces.append(weakref.ref(tensor))
+        return Memory(tensor.data_ptr(), nbytes, owner=tensor)
 
 
 @pytest.fixture
-def workspaces(monkeypatch: pytest.MonkeyPatch) -> Bytes:
-    found = Bytes()
-    monkeypatch.setattr(series, "_quick_bytes", found)
-    return found
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, workspaces: Bytes) -> Iterator[Backend]:
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     found = Backend()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr("normgrad.operators.calls.backend_for", lambda problem: found)
-    recipes = normgrad.layer_norm_backward._calls.recipes
-    recipes.forget()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
+    monkeypatch.setattr("normgrad.operators.dispatch.backend_for", lambda problem: found)
+    normgrad.layer_norm_backward.dispatch.clear()
     yield found
-    recipes.forget()
+    normgrad.layer_norm_backward.dispatch.clear()
 
 
 def arguments(rows: int = 4) -> tuple[Any, ...]:
@@ -102,51 +70,38 @@ def arguments(rows: int = 4) -> tuple[Any, ...]:
     return grad_out, x, [COLUMNS], torch.randn(rows, 1), torch.rand(rows, 1), torch.randn(COLUMNS)
 
 
-def known_call(backend: Backend) -> tuple[Any, ...]:
-    """A call that native code finishes from the third time on: a first launch, and one that has it made."""
-    for _ in range(2):
-        normgrad.layer_norm_backward(*arguments())
-    del backend.driver.launches[:]
-    return arguments()
-
-
 def addresses(*tensors: Any) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
-def test_every_launch_has_the_tensors_the_workspace_and_the_current_stream(backend: Backend, workspaces: Bytes) -> None:
+def test_every_launch_has_the_tensors_the_workspace_and_the_current_stream(backend: Backend) -> None:
     for _ in range(3):
-        args = known_call(backend)
-        made = len(workspaces.made)
+        args = arguments()
+        del backend.driver.launches[:], backend.workspaces[:]
         results = normgrad.layer_norm_backward(*args)
         one, two = backend.driver.launches
         assert one == two
-        *places, scratch = one["values"]
-        assert places == addresses(*args, *results)
+        *tensors, scratch = one["values"]
+        assert tensors == addresses(*args, *results)
         assert (scratch - OFFSET) % ALIGNMENT == 0
         assert one["stream"] == 1000 + DEVICE
-        assert [workspace() for workspace in workspaces.made[made:]] == [None]
-        shapes = [(4, COLUMNS), (COLUMNS,), (COLUMNS,)]
-        assert [tuple(result.shape) for result in results] == shapes
+        assert [workspace() for workspace in backend.workspaces] == [None]
+        assert [tuple(result.shape) for result in results] == [(4, COLUMNS), (COLUMNS,), (COLUMNS,)]
     assert backend.prepared == 1
 
 
-def test_the_workspace_lives_until_everything_is_launched(backend: Backend, workspaces: Bytes) -> None:
-    args = known_call(backend)
+def test_the_workspace_lives_until_everything_is_launched(backend: Backend) -> None:
     alive: list[bool] = []
-    launched = Driver._launched
 
     class Watching(Driver):
-        def _launched(self, *given: Any) -> int:
-            alive.append(workspaces.made[-1]() is not None)
-            return launched(self, *given)
+        def cuLaunchKernelEx(self, *given: Any) -> tuple[int]:  # noqa: N802
+            alive.append(backend.workspaces[-1]() is not None)
+            return super().cuLaunchKernelEx(*given)
 
-    normgrad.layer_norm_backward._calls.recipes.forget()
     backend.driver = Watching(*[8] * 9)
-    known_call(backend)
-    del alive[:]
-    normgrad.layer_norm_backward(*args)
-    assert alive == [True, True]
+    for _ in range(2):
+        normgrad.layer_norm_backward(*arguments())
+    assert alive == [True] * 4
 
 
 def test_a_result_that_is_not_wanted(backend: Backend) -> None:
@@ -157,32 +112,12 @@ def test_a_result_that_is_not_wanted(backend: Backend) -> None:
         grad_input, grad_weight, grad_bias = normgrad.layer_norm_backward(*args)
         assert grad_weight is None
         assert backend.driver.launches[1]["values"][:-1] == addresses(*args, grad_input, grad_bias)
-    assert backend.driver.launches[0]["stream"] == 1000 + DEVICE
 
 
-def test_a_thread_without_a_context_gets_one(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = known_call(backend)
-    chosen: list[int] = []
-
-    def set_device(device: int) -> None:
-        chosen.append(device)
-        backend.driver.status = 0
-
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    backend.driver.status = 201
-    results = normgrad.layer_norm_backward(*args)
-    assert chosen == [DEVICE]
-    assert [launch["values"][:-1] for launch in backend.driver.launches] == [addresses(*args, *results)] * 3
-    backend.driver.status = 201
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(series, "_words", lambda status: f"words for {status}")
-    with pytest.raises(normgrad.ContractError, match="words for 201"):
-        normgrad.layer_norm_backward(*args)
-
-
-def test_a_refusal_is_the_contracts_error(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = known_call(backend)
-    monkeypatch.setattr(series, "_words", lambda status: f"words for {status}")
+def test_a_refusal_is_the_contracts_error(backend: Backend) -> None:
+    args = arguments()
+    normgrad.layer_norm_backward(*args)
+    del backend.driver.launches[:]
     backend.driver.status = 1
     with pytest.raises(normgrad.ContractError, match="refused a launch: words for 1") as raised:
         normgrad.layer_norm_backward(*args)
@@ -192,45 +127,64 @@ def test_a_refusal_is_the_contracts_error(backend: Backend, monkeypatch: pytest.
     normgrad.layer_norm_backward(*args)
 
 
-def test_no_memory_for_the_workspace_is_the_contracts_error(
-    backend: Backend, workspaces: Bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = known_call(backend)
+def test_no_memory_for_the_workspace_is_the_contracts_error(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments()
+    normgrad.layer_norm_backward(*args)
+    del backend.driver.launches[:]
 
-    def fails(self: Bytes, *layout: Any) -> Any:
+    def fails(self: Backend, *layout: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Bytes, "__call__", fails)
+    monkeypatch.setattr(Backend, "allocate", fails)
     with pytest.raises(normgrad.ContractError, match="the work failed: MemoryError: no room") as raised:
         normgrad.layer_norm_backward(*args)
     assert raised.value.status == 361001
     assert backend.driver.launches == []
 
 
-def test_memory_that_lies_otherwise_is_left_to_python(backend: Backend, workspaces: Bytes) -> None:
-    args = known_call(backend)
-    workspaces.shift = 64
-    results = normgrad.layer_norm_backward(*args)
-    one, two = backend.driver.launches
-    assert one == two
-    assert one["stream"] == GIVEN_STREAM
-    assert (one["values"][-1] - OFFSET) % ALIGNMENT == 0
-    assert one["values"][:-1] == addresses(*args, *results)
-    assert backend.prepared == 1
-    workspaces.shift = 0
-    odd = torch.zeros(4 * COLUMNS + 1)[1:].view(4, COLUMNS)
-    for grad_out in (odd, args[0], odd):
-        normgrad.layer_norm_backward(grad_out, *args[1:])
-        assert backend.prepared == 2  # for memory without the alignment that the code counts on
+def test_the_tensors_device_is_made_the_current_one(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
 
+    class Device:
+        def __init__(self, device: int) -> None:
+            self._device = device
 
-def test_another_device_is_left_to_python(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: DEVICE, raising=False)
-    args = known_call(backend)
-    for current, stream in ((DEVICE, 1000 + DEVICE), (0, GIVEN_STREAM), (DEVICE, 1000 + DEVICE)):
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda device=current: device, raising=False)
-        del backend.driver.launches[:]
+        def __enter__(self) -> None:
+            entered.append(self._device)
+
+        def __exit__(self, *error: Any) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    args = arguments()
+    for current, expected in ((DEVICE, []), (0, [DEVICE]), (DEVICE, [])):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda device=current: device)
+        del entered[:]
         normgrad.layer_norm_backward(*args)
-        assert [launch["stream"] for launch in backend.driver.launches] == [stream] * 2
+        assert entered == expected
     assert backend.prepared == 1
+
+
+def test_a_plan_runs_on_the_stream_that_it_is_given(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normgrad.operators.operator.backend_for", lambda problem: backend)
+    args = arguments()
+    out = tuple(torch.empty(shape) for shape in ((4, COLUMNS), COLUMNS, COLUMNS))
+    plan = normgrad.layer_norm_backward.plan(*args, out=out)
+    plan.repeatable = True
+    monkeypatch.setattr(Problem, "device", f"cuda:{DEVICE}")  # the tensors are the host's
+    for stream in (None, 7, SimpleNamespace(cuda_stream=8)):
+        plan.run(stream=stream)
+    assert [launch["stream"] for launch in backend.driver.launches] == [1000 + DEVICE] * 2 + [7, 7, 8, 8]
+    assert all(launch["values"][:-1] == addresses(*args, *out) for launch in backend.driver.launches)
+
+
+def test_kernels_for_every_alignment_that_code_is_compiled_for() -> None:
+    """Tensors on a GPU have another key at another alignment to 16 bytes; on the host one key serves them all."""
+
+    def key(address: int, is_cpu: bool) -> Any:
+        fake = SimpleNamespace(dtype=torch.float32, shape=(2,), is_cpu=is_cpu, device="cuda:0")
+        fake.stride, fake.is_neg, fake.data_ptr = (lambda: (1,)), (lambda: False), (lambda: address)
+        return TENSORS[torch.Tensor](fake)
+
+    assert len({key(address, False) for address in (0x1000, 0x1004, 0x1008, 0x1010, 0x2000)}) == 3
+    assert len({key(address, True) for address in (0x1000, 0x1004, 0x1008)}) == 1

@@ -144,7 +144,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.chip import Chip
-    from normgrad.cuda.series import _parameters
+    from normgrad.cuda.driver_launch import parameters_of
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -155,7 +155,7 @@ def test_every_launch_compiles(
         assert kernel.asm["cubin"]
         assert not list(reductions_over_separated_threads(kernel.asm["ttgir"]))
         # Triton adds two pointers, to scratch memory that these kernels do not use.
-        assert [*(size for size, _ in _parameters(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
+        assert [*(size for size, _ in parameters_of(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
         if step.options.ctas_per_sm:  # CTAs that wait for each other must be resident at once
             assert step.options.ctas_per_sm * (kernel.metadata.shared + 1024) <= 228 * 1024
 

@@ -70,7 +70,16 @@ def test_a_failed_installation_runs_nothing(dev, capsys):
     assert "the installation failed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("check", ["ruff format", "ruff check", "mypy", "pytest"])
+def test_docs_are_built_with_warnings_as_errors(dev, capsys):
+    assert dev.main(["docs"]) == 0
+    assert dev.calls[-1].startswith("-m sphinx -q -W")
+    assert "index.html" in capsys.readouterr().out
+    dev.statuses = {"sphinx": 1}
+    assert dev.main(["docs"]) == 1
+    assert "index.html" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("check", ["ruff format", "ruff check", "mypy", "sphinx", "pytest"])
 def test_every_check_counts_and_none_stops_the_others(dev, check):
     dev.statuses = {check: 1}
     assert dev.main(["test"]) == 1

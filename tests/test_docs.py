@@ -1,9 +1,12 @@
 """What README.md and docs/ show is true: examples in Python and on the command line are run, links lead somewhere."""
 
 import doctest
+import importlib
 import importlib.util
 import re
 import shlex
+import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,34 +15,46 @@ from normgrad.cli import main
 from normgrad.operators import OPERATORS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+DOCS = ROOT / "docs"
+CHINESE = {ROOT / "README.zh-CN.md": ROOT / "README.md"} | {
+    page: DOCS / page.relative_to(DOCS / "zh") for page in (DOCS / "zh").rglob("*.md")
+}
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```([^\s`]*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(#[^)]*)?\)")
 
-page_of = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+def shown(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
-@page_of
+page_of = pytest.mark.parametrize("page", PAGES, ids=shown)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in CHINESE], ids=shown)
 def test_examples(page, tmp_path, monkeypatch, capsys):
-    """The blocks of a page in order, in one folder and with one set of Python names."""
+    """The blocks of a page in order, in one folder and with one set of Python names; translations have the same."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("normgrad.contract.products._choices", [])  # a page may choose one for good
     for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS"):
         monkeypatch.delenv(variable, raising=False)
     names: dict = {}
     text = page.read_text(encoding="utf-8")
+    skipped = -1  # the section whose blocks are skipped from here on, because a library is not installed
     for block in BLOCK.finditer(text):
         language, content = block.groups()
-        line = text.count("\n", 0, block.start(2))
-        if language == "pycon" and not needs_missing_library(content):
-            run_python(content, names, page, line)
+        section = text.count("\n## ", 0, block.start())
+        if language == "pycon" and needs_missing_library(content):
+            skipped = section
+        elif language == "pycon" and section != skipped:
+            run_python(content, names, page, text.count("\n", 0, block.start(2)))
         elif language == "console":
             run_commands(content, capsys)
 
 
 def needs_missing_library(content: str) -> bool:
-    modules = re.findall(r"^>>> import (torch|jax|safetensors)", content, re.MULTILINE)
+    modules = re.findall(r"^>>> (?:import|from) (torch|jax|safetensors)", content, re.MULTILINE)
     return any(importlib.util.find_spec(module) is None for module in modules)
 
 
@@ -52,11 +67,16 @@ def run_python(content: str, names: dict, page: Path, line: int) -> None:
 
 
 def run_commands(content: str, capsys: pytest.CaptureFixture) -> None:
-    """Every ``$ normgrad …`` line, against the output shown under it where there is some."""
-    for command, expected in re.findall(r"^\$ (normgrad .*)\n((?:(?!\$ ).*\n)*)", content, re.MULTILINE):
+    """Every ``$ normgrad …`` line, against the output and the exit status (``$ echo $?``) shown under it, if any."""
+    commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", content, re.MULTILINE)
+    for (command, expected), (following, status_shown) in zip(commands, [*commands[1:], ("", "")], strict=True):
+        if not command.startswith("normgrad "):
+            assert command == "echo $?", command
+            continue
         status = main(shlex.split(command)[1:])
         out, err = capsys.readouterr()
-        assert status == (2 if expected.startswith("normgrad: ") else 0), err
+        usual = 2 if expected.startswith("normgrad: ") else 0
+        assert status == (int(status_shown) if following == "echo $?" else usual), err
         if expected:
             assert doctest.OutputChecker().check_output(expected, out + err, OPTIONS), f"{command}\n{out}{err}"
 
@@ -75,19 +95,110 @@ def test_links(page):
         assert (page.parent / target).exists(), target
 
 
+# Translations
+
+
+translation = pytest.mark.parametrize(("page", "original"), CHINESE.items(), ids=map(shown, CHINESE))
+
+
+@translation
+def test_a_translation_has_the_headings_of_its_original(page, original):
+    """The same levels in the same order: a section that is added to one must be added to the other."""
+    assert levels(page) == levels(original)
+
+
+def levels(page: Path) -> list[int]:
+    return [len(marks) for marks in re.findall(r"^(#+) ", without_blocks(page), re.MULTILINE)]
+
+
+def without_blocks(page: Path) -> str:
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+@translation
+def test_a_translation_has_the_code_of_its_original(page, original):
+    """The same blocks, to the letter; what Sphinx reads (lists of pages) may differ."""
+    assert code(page) == code(original)
+
+
+def code(page: Path) -> list[tuple[str, str]]:
+    blocks = (block.groups() for block in BLOCK.finditer(page.read_text(encoding="utf-8")))
+    return [(language, content) for language, content in blocks if not language.startswith("{")]
+
+
+@translation
+def test_a_translation_has_the_tables_of_its_original(page, original):
+    """As many tables, each with as many rows and columns, and the same code and figures in every row."""
+    ours, theirs = tables(page), tables(original)
+    assert [len(rows) for rows in ours] == [len(rows) for rows in theirs]
+    for row, counterpart in zip(chain(*ours), chain(*theirs), strict=True):
+        assert row.count("|") == counterpart.count("|"), row
+        for pattern in (r"`[^`]+`", r"\d{3,}"):
+            assert sorted(re.findall(pattern, row)) == sorted(re.findall(pattern, counterpart)), row
+
+
+def tables(page: Path) -> list[list[str]]:
+    found = re.findall(r"^(?:\|.*\n)+", without_blocks(page), re.MULTILINE)
+    return [table.replace(r"\|", "").splitlines() for table in found]
+
+
+@translation
+def test_a_translation_has_the_bullets_of_its_original(page, original):
+    assert len(bullets(page)) == len(bullets(original))
+
+
+def bullets(page: Path) -> list[str]:
+    return re.findall(r"^(?:-|\d+\.) ", without_blocks(page), re.MULTILINE)
+
+
+@translation
+def test_both_languages_link_to_each_other(page, original):
+    for here, there in ((page, original), (original, page)):
+        links = [(here.parent / target).resolve() for target, _ in LINK.findall(here.read_text(encoding="utf-8"))]
+        assert there in links, here
+
+
+def test_what_is_translated():
+    wanted = ["index", "install", "guides/judging", "guides/sdk"]
+    wanted += [f"ascend/{name}" for name in ("index", "products", "errors", "decisions")]
+    assert set(CHINESE) == {ROOT / "README.zh-CN.md", *(DOCS / "zh" / f"{name}.md" for name in wanted)}
+
+
+# Figures and lists
+
+
+def test_the_chart_and_its_figures_are_those_of_the_results(monkeypatch):
+    """``python benchmarks/speed_page.py`` would change nothing."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    script = importlib.import_module("speed_page")
+    for path, content in script.written().items():
+        assert path.read_text(encoding="utf-8") == content, f"run benchmarks/speed_page.py: {path} differs"
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_has_a_page(name):
-    page = (ROOT / "docs" / "operators" / f"{name}.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "operators" / f"{name}.md").read_text(encoding="utf-8")
     signature = OPERATORS[name].signature
     assert page.startswith(f"# {name}\n")
     assert signature.c_name in page
     for parameter in signature.parameters:
         assert f"`{parameter.name}`" in page, parameter.name
         assert f"`{parameter.c_name}`" in page, parameter.c_name
-    assert f"operators/{name}.md" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert f"operators/{name}.md" in (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
+    assert f"`{signature.c_name}`" in (DOCS / "ascend" / "index.md").read_text(encoding="utf-8")
+    assert f"autofunction:: {name}\n" in (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
 
 
-def test_the_pages_name_every_environment_variable():
-    text = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
-    for variable in ("NORMGRAD_PRODUCT", "NORMGRAD_BACKEND", "NORMGRAD_NUM_THREADS"):
-        assert f"`{variable}`" in text
+def test_a_page_names_every_environment_variable():
+    text = (DOCS / "reference" / "environment.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "normgrad").rglob("*.py"))
+    found = set(re.findall(r'"(NORMGRAD_[A-Z_]+)"', sources))
+    assert len(found) >= 5
+    assert {f"`{variable}`" for variable in found} <= set(re.findall(r"`[A-Z_]+`", text))
+
+
+def test_the_version_is_in_the_changelog_and_the_citation():
+    import normgrad
+
+    assert f"## {normgrad.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"version: {normgrad.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

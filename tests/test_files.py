@@ -227,6 +227,29 @@ def test_pt_with_pickled_objects(tmp_path, monkeypatch, torch):
     assert not Path("unpickled").exists()
 
 
+@pytest.mark.parametrize("content", [b"hello", b"PK", b"\x89PNG", b"{}"])
+def test_npz_that_is_no_archive(tmp_path, content):
+    (tmp_path / "x.npz").write_bytes(content)
+    assert "is no sound .npz file: it is no archive" in refused(tmp_path / "x.npz")
+
+
+def test_npz_entries_are_unpacked_once_their_names_are_accepted(tmp_path, monkeypatch):
+    np.savez(tmp_path / "x.npz", input=np.ones(3), unwanted=np.ones(4))
+    unpacked = []
+    read = np.lib.format.read_array
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **more: unpacked.append(1) or read(*args, **more))
+
+    def accept(names):
+        assert sorted(names) == ["input", "unwanted"]
+        raise BadInput("unwanted")
+
+    with pytest.raises(BadInput, match=r"x.npz: unwanted"):
+        files.read(tmp_path / "x.npz", accept)
+    assert not unpacked
+    assert sorted(files.read(tmp_path / "x.npz", sorted)) == ["input", "unwanted"]
+    assert len(unpacked) == 2
+
+
 def test_empty_files(suffix, tmp_path):
     path = tmp_path / f"empty{suffix}"
     path.touch()
@@ -381,6 +404,17 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         files.write(tmp_path / "x.npz", {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names have other limits there")
+def test_the_longest_name_that_a_file_can_have(suffix, tmp_path):
+    longest = "x" * (255 - len(suffix)) + suffix
+    files.write(tmp_path / longest, {"mean": np.ones(1, np.float32)})
+    assert files.read(tmp_path / longest)["mean"] == 1
+    for use in (files.read, files.check_writable):
+        with pytest.raises(BadInput, match="File name too long") as raised:
+            use(tmp_path / f"x{longest}")
+        assert str(raised.value).startswith(f"{tmp_path / f'x{longest}'}: cannot be ")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -19,7 +21,7 @@ from support.processes import run_python
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
-from normgrad.jax import group_norm, layer_norm  # noqa: E402
+from normgrad.jax import frame, group_norm, layer_norm  # noqa: E402
 from normgrad.jax.calls import call, result  # noqa: E402
 from normgrad.jax.frame import handler  # noqa: E402
 
@@ -233,8 +235,8 @@ def test_data_without_channels_is_refused() -> None:
 
 def test_the_product_counts() -> None:
     with (
-        normgrad.use_product("Atlas inference"),
-        pytest.raises(ContractError, match="Atlas inference has no GroupNorm"),
+        normgrad.use_product("Atlas 200I/500 A2"),
+        pytest.raises(ContractError, match="Atlas 200I/500 A2 has no aclnnGroupNorm"),
     ):
         group_norm(jnp.zeros((2, 4)), 2)
 
@@ -295,3 +297,99 @@ def test_an_unknown_major_version_of_foreign_functions_is_refused(tmp_path: Path
     header.write_text("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 0\n")
     with pytest.raises(ImportError, match="knows version 0 of XLA's foreign functions, and this JAX has 1"):
         handler(lambda *args: None, str(tmp_path))
+
+
+_SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+from normgrad.jax import group_norm, layer_norm
+
+mesh = Mesh(np.array(jax.devices()), ("d",))
+x = jax.random.normal(jax.random.PRNGKey(0), (16, 16))
+weight, bias = jnp.linspace(0.5, 1.5, 16), jnp.linspace(-1, 1, 16)
+
+def over(body, in_specs, out_specs, **options):
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+for norm in (lambda *args: layer_norm(args[0], 16, *args[1:]), lambda *args: group_norm(args[0], 4, *args[1:])):
+    def loss(*args):
+        return (norm(*args) ** 3).sum()
+    right = jax.grad(loss, (0, 1, 2))(x, weight, bias)
+    def sharded_loss(x, weight, bias):
+        return (over(norm, (P("d"), P(), P()), P("d"))(x, weight, bias) ** 3).sum()
+    def data_parallel(x, weight, bias):
+        return jax.grad(loss, (1, 2))(x, weight, bias)  # whose sum over the devices is JAX's
+    np.testing.assert_array_equal(over(norm, (P("d"), P(), P()), P("d"))(x, weight, bias), norm(x, weight, bias))
+    for found, expected in (
+        (jax.grad(sharded_loss, (0, 1, 2))(x, weight, bias), right),
+        (jax.jit(over(data_parallel, (P("d"), P(), P()), (P(), P())))(x, weight, bias), right[1:]),
+    ):
+        for one, other in zip(found, expected):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    try:
+        over(norm, (P("d"), P(), P()), P())(x, weight, bias)
+        print("a result that differs from device to device was taken for the same on all")
+    except ValueError as error:
+        assert "out_specs" in str(error), error
+print("right")
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this JAX has no shard_map that tracks varying axes")
+def test_under_shard_map() -> None:
+    assert run_python(_SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4") == "right\n"
+
+
+@pytest.mark.parametrize("size", [np.int64(4), np.array(4), [np.int32(4)], (4,), 4])
+def test_normalized_shape_in_integers_of_any_kind(size: Any) -> None:
+    np.testing.assert_array_equal(layer_norm(jnp.ones((2, 4)), size), np.zeros((2, 4)))
+
+
+def test_gradients_of_gradients_and_symbolic_shapes_are_refused_in_our_words() -> None:
+    with pytest.raises(NotImplementedError, match=r"normgrad\.jax has first derivatives in reverse mode alone"):
+        jax.grad(lambda x: jax.grad(lambda x: (layer_norm(x, 4) ** 3).sum())(x).sum())(jnp.ones((2, 4)))
+    export = pytest.importorskip("jax.export")
+    (rows,) = export.symbolic_shape("n")
+    symbolic = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
+    for norm in (lambda x: layer_norm(x, 4), lambda x: group_norm(x, 2)):
+        with pytest.raises(NotImplementedError, match=r"shape \(n, 4\), and every dimension must be a number"):
+            export.export(jax.jit(norm))(symbolic)
+
+
+_CreateError = dict(frame._Api._fields_)["create_error"]
+
+
+def _answer(extensions: list[int]) -> tuple[str, list[tuple[int, int]]]:
+    """What our function answers to a call frame with extensions of these types: an error's text, the versions told."""
+    errors: list[str] = []
+
+    @_CreateError
+    def create_error(arguments: Any) -> int:
+        errors.append(arguments.contents.message.decode())
+        return 1
+
+    api = frame._Api(create_error=create_error)
+    call_frame = frame._CallFrame(api=ctypes.pointer(api))
+    metadata = [frame._Metadata() for _ in extensions]
+    chain = [
+        frame._Extension(ctypes.sizeof(frame._Extension), kind, None, ctypes.pointer(each))
+        for kind, each in zip(extensions, metadata, strict=True)
+    ]
+    for each, following in itertools.pairwise(chain):
+        each.next = ctypes.addressof(following)
+    call_frame.extension = ctypes.addressof(chain[0])
+    served: list[Any] = []
+    handle = handler(lambda *args: served.append(args), jax.ffi.include_dir())
+    returned = handle(ctypes.pointer(call_frame))
+    assert not served
+    assert bool(returned) == bool(errors)
+    return " ".join(errors), [(each.version.major, each.version.minor) for each in metadata]
+
+
+def test_extensions_of_the_call_frame() -> None:
+    """A question for our version is answered; a call with an extension that is not understood is not done silently."""
+    error, ((major, minor),) = _answer([frame._METADATA])
+    assert (error, major) == ("", 0)
+    assert minor > 0
+    assert "an extension of type 7, which normgrad.jax does not know" in _answer([7])[0]
+    assert "an extension of type 7" in _answer([frame._METADATA, 7])[0]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +20,10 @@ from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.clusters import clusters
 from normgrad.testing.expected import checked, exact_results, results_of
 from normgrad.testing.layout import Layout, layout_of
-from normgrad.testing.page import page, section
+from normgrad.testing.page import Origin, not_judged, page, section
+from normgrad.testing.page_style import CSS, TEXT_ON, THEMES
+
+ORIGIN = Origin("normgrad 1.2.3", "2026-01-31T12:00:00+00:00", "normgrad check <op> in out")
 
 
 def right_results(case: TestCase) -> dict[str, np.ndarray]:
@@ -45,6 +52,15 @@ def test_what_is_rounded_once_passes_on_every_case(operator: str) -> None:
         for output in judgement.outputs:
             assert output.errors.rounded == 1
             assert output.errors.clusters == []
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cases_as_numpy_loads_them(operator: str, tmp_path: Path) -> None:
+    """Attributes are then arrays without axes."""
+    case = one_case(operator)
+    np.savez(tmp_path / "case.npz", **{name: value for name, value in case.arguments.items() if value is not None})
+    with np.load(tmp_path / "case.npz") as archive:
+        assert judge(operator, dict(archive), right_results(case))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -87,7 +103,7 @@ def test_the_worst_elements_have_their_error_scales() -> None:
     assert element.total == magnitude.total[element.index]
     assert element.underflow == magnitude.underflow[element.index] > 0
     assert judgement.as_json()["outputs"][0]["errors"]["worst"][0]["underflow"] == element.underflow
-    text = page("title", "", [section(case.name, judgement, with_plots=False)])
+    text = page("title", "", [section(case.name, judgement, with_plots=False)], ORIGIN)
     assert f"<td class=n>{element.total:.4g}</td><td class=n>{element.underflow:.4g}</td>" in text
 
 
@@ -96,43 +112,299 @@ def patterns(shape: tuple[int, int], wrong: object, **more: int) -> list[tuple[s
     is_wrong = np.zeros(shape, bool)
     is_wrong[wrong] = True
     layout = Layout(shape[1], **({"channels": shape[1]} | more))
-    return [(cluster.kind, cluster.text) for cluster in clusters(np.ravel(is_wrong), layout)]
+    return [(cluster.kind, cluster.text) for cluster in clusters(is_wrong, layout)]
 
 
 def test_rows() -> None:
     assert patterns((64, 100), np.s_[5:8]) == [("row", "in 3 rows 5–7 of 64")]
-    assert patterns((64, 100), np.s_[63, ::3]) == [("row", "in row 63 of 64")]
+    assert patterns((64, 100), np.s_[63, :40]) == [
+        ("row", "in row 63 of 64"),
+        ("channel", "in 40 channels 0–39 of 100"),
+    ]
+
+
+def test_rows_are_named_to_the_last_one() -> None:
+    assert patterns((64, 64), np.s_[20:40]) == [("row", "in 20 rows 20–39 of 64")]
+    some = [3, 10, 17, 20, 29, 30, 31, 45, 50, 62]
+    assert patterns((64, 64), np.s_[some]) == [("row", "in 10 rows 3, 10, 17, 20, 29–31, …, 62 of 64")]
+
+
+def test_rows_that_repeat() -> None:
+    assert patterns((64, 100), np.s_[np.arange(64) % 3 > 0]) == [("row", "in 42 rows of 64: 1–2 of every 3")]
+    assert patterns((64, 100), np.s_[5::16]) == [("row", "in 4 rows of 64: 5 of every 16")]
+
+
+def test_all_rows_but_some() -> None:
+    is_wrong = np.ones(64, bool)
+    is_wrong[[4, 20, 33]] = False
+    assert patterns((64, 100), np.s_[is_wrong]) == [("row", "in 61 rows of 64: all but 4, 20, 33")]
+
+
+def test_a_pattern_of_most_says_so() -> None:
+    is_wrong = np.zeros((64, 100), bool)
+    is_wrong[20] = True
+    is_wrong[np.arange(0, 60, 6), np.arange(10, 70, 6)] = True
+    assert patterns((64, 100), np.s_[is_wrong]) == [("row", "100 of the 110 wrong elements are in row 20 of 64")]
 
 
 def test_channels() -> None:
     assert patterns((64, 100), np.s_[:, [3, 40]]) == [("channel", "in 2 channels 3, 40 of 100")]
-    assert patterns((8, 60), np.s_[:, 12:24], channels=5, places=12) == [("channel", "in channel 1 of 5")]
+    assert patterns((8, 60), np.s_[:, 12:24], channels=5, positions=12) == [("channel", "in channel 1 of 5")]
+    # As in BatchNorm, whose rows are a sample's channels: two channels are also twelve rows.
+    rows = (np.arange(114) % 19 == 1) | (np.arange(114) % 19 == 2)
+    assert patterns((114, 77), np.s_[rows], channels=19, positions=77) == [("channel", "in 2 channels 1–2 of 19")]
+
+
+def test_samples() -> None:
+    assert patterns((114, 77), np.s_[:19], channels=19, positions=77) == [("sample", "in sample 0 of 6")]
+    assert patterns((12, 60), np.s_[4:8], channels=20, positions=12) == [("sample", "in sample 1 of 3")]
+
+
+def test_one_channel_of_one_sample() -> None:
+    """A row of GroupNorm holds several channels."""
+    assert patterns((12, 60), np.s_[7, 12:24], channels=20, positions=12) == [
+        ("channel", "in channel 16 of 20"),
+        ("row", "in row 7 of 12"),
+    ]
 
 
 def test_tails() -> None:
-    ((kind, text),) = patterns((64, 100), np.s_[:, 96:])
+    assert patterns((64, 100), np.s_[:, 96:]) == [
+        ("tail", "in the last 4 of the 100 elements of rows, which blocks of 8 to 32 leave over")
+    ]
+    assert patterns((64, 513), np.s_[:, 512:])[0][1].startswith("in the last 1 of the 513 elements of rows")
+    assert patterns((64, 90), np.s_[5:8, 83:]) == [
+        ("row", "in 3 rows 5–7 of 64"),
+        ("tail", "in the last 7 of the 90 elements of rows"),
+    ]
+
+
+def test_tails_of_planes() -> None:
+    """As a kernel leaves them that has no mask for HxW."""
+    is_wrong = np.zeros((3, 24, 187), bool)
+    is_wrong[..., -3:] = True
+    text = "in the last 3 of the 187 positions (HxW) of channels, which blocks of 4 to 8 leave over"
+    assert patterns((12, 1122), np.s_[is_wrong.reshape(12, 1122)], channels=24, positions=187) == [("tail", text)]
+
+
+def test_tails_of_the_whole_result() -> None:
+    is_wrong = np.arange(33 * 515) >= 33 * 515 - 99
+    ((kind, text),) = patterns((33, 515), np.s_[is_wrong.reshape(33, 515)])
     assert (kind, text) == (
         "tail",
-        "in the last 4 of the 100 elements of rows, where blocks of 8 to 32 leave some over",
+        "in the last 99 of the 16995 elements of the result, which blocks of 128 to 512 leave over",
     )
 
 
+def test_positions() -> None:
+    is_wrong = np.zeros((3, 24, 187), bool)
+    is_wrong[..., [5, 70]] = True
+    found = patterns((12, 1122), np.s_[is_wrong.reshape(12, 1122)], channels=24, positions=187)
+    assert found == [("position", "in 2 positions 5, 70 of 187")]
+
+
+@pytest.mark.parametrize("length", [256, 512, 515, 4096])
+def test_blocks_are_the_smallest_that_explain_the_pattern(length: int) -> None:
+    assert patterns((64, length), np.s_[:, 5::8]) == [("block", "at position 5 of every block of 8 elements of rows")]
+    assert patterns((64, length), np.s_[:, ::2]) == [("block", "at position 0 of every block of 2 elements of rows")]
+
+
 def test_blocks() -> None:
-    ((kind, text),) = patterns((64, 256), np.s_[:, 7::16])
-    assert (kind, text) == ("block", "at place 7 of 16 of every block of 16 elements of a row")
+    assert patterns((64, 256), np.s_[:, 7::16]) == [("block", "at position 7 of every block of 16 elements of rows")]
+    is_wrong = np.broadcast_to(np.arange(256) % 16 // 2 == 3, (64, 256)) & (
+        np.random.default_rng(0).random((64, 256)) < 0.97
+    )
+    assert patterns((64, 256), np.s_[is_wrong]) == [
+        ("block", "at 2 positions 6–7 of 96.9 % of the blocks of 16 elements of rows")
+    ]
+
+
+def test_places_that_are_wrong_in_one_block_only_are_no_block_pattern() -> None:
+    offsets = [46, 97, 164, 233 + 256, 12 + 512, 200 + 768]
+    assert [kind for kind, _ in patterns((64, 1024), np.s_[:, offsets])] == ["channel"]
 
 
 def test_everywhere_and_nowhere() -> None:
-    assert [kind for kind, _ in patterns((64, 100), np.s_[:, ::])] == ["everywhere"]
+    assert patterns((64, 100), np.s_[:, ::]) == [("everywhere", "all 6400 elements are wrong")]
     assert patterns((64, 100), np.s_[:0]) == []
+    is_wrong = np.random.default_rng(0).random((64, 100)) < 0.8
+    ((kind, text),) = patterns((64, 100), np.s_[is_wrong])
+    assert kind == "everywhere"
+    assert text.endswith(" % of the elements are wrong, in no pattern")
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 50, 500, 2000])
+def test_a_few_elements_are_named() -> None:
+    assert patterns((64, 100), np.s_[3, 5]) == [("single", "1 wrong element, at (3, 5)")]
+    assert patterns((64, 100), np.s_[[3, 60], [5, 7]]) == [("scattered", "2 wrong elements, at (3, 5) and (60, 7)")]
+
+
+@pytest.mark.parametrize("count", [2, 5, 50, 500, 2000])
 def test_chance_is_no_pattern(count: int) -> None:
     for seed in range(20):
         places = np.random.default_rng(seed).choice(6400, count, replace=False)
-        found = patterns((64, 100), np.unravel_index(places, (64, 100)))
-        assert [kind for kind, _ in found] == ["scattered"], (seed, found)
+        for more in ({}, {"channels": 10, "positions": 10}, {"channels": 5, "positions": 100}):
+            found = patterns((64, 100), np.unravel_index(places, (64, 100)), **more)
+            assert [kind for kind, _ in found] == ["scattered"], (seed, found)
+
+
+def numbers_in(text: str) -> set[int]:
+    """The numbers of ``3, 5–7``."""
+    ends = (part.partition("–") for part in text.split(", "))
+    return {number for first, _, last in ends for number in range(int(first), int(last or first) + 1)}
+
+
+def random_pattern(random: np.random.Generator, is_wrong: np.ndarray) -> None:
+    samples, channels, _ = is_wrong.shape
+    match random.integers(6):
+        case 0:
+            is_wrong[random.integers(samples)] = True
+        case 1:
+            is_wrong[:, random.integers(channels)] = True
+        case 2:
+            is_wrong[..., -random.integers(1, 5) :] = True
+        case 3:
+            is_wrong[random.random(is_wrong.shape) < random.random() ** 3] = True
+        case 4:
+            is_wrong.reshape(-1)[random.integers(8) :: 8] = True
+        case 5:
+            is_wrong[random.integers(samples), random.integers(channels)] = True
+
+
+def test_every_claim_is_true() -> None:
+    random, claims = np.random.default_rng(0), 0
+    for _ in range(500):
+        samples, group, width, positions = (int(n) for n in random.integers(1, (9, 5, 6, 40)))
+        is_wrong = np.zeros((samples, group * width, positions), bool)
+        for _ in range(random.integers(1, 3)):
+            random_pattern(random, is_wrong)
+        layout, wrong = Layout(width * positions, group * width, positions), np.flatnonzero(is_wrong)
+        if not wrong.size:
+            continue
+        (found, *_) = clusters(is_wrong, layout)
+        if classes := re.fullmatch(r"in (?:\d+ )?(row|sample|channel|position)s? ([\d–, ]+) of \d+", found.text):
+            assert set(getattr(layout, classes[1])(wrong).tolist()) == numbers_in(classes[2])
+            claims += 1
+        if tail := re.match(r"in the last (\d+) of the (\d+)", found.text):
+            assert int(tail[2]) - np.min(wrong % int(tail[2])) == int(tail[1])
+            claims += 1
+    assert claims > 150
+
+
+# What the wrong elements are
+
+
+def found_in(
+    operator: str, change: Callable[[dict[str, np.ndarray]], object], dtype: str = "float32"
+) -> dict[str, str]:
+    """The patterns by kind, of all outputs together, where correct results are changed."""
+    case = one_case(operator, dtype=dtype)
+    results = right_results(case)
+    change(results)
+    judgement = judge(operator, case.arguments, results)
+    assert not judgement
+    return {cluster.kind: cluster.text for output in judgement.outputs for cluster in output.errors.clusters}
+
+
+def scaled(name: str, index: object, factor: float) -> Callable[[dict[str, np.ndarray]], object]:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results[name][index] = (results[name][index].astype(np.float64) * factor).astype(results[name].dtype)
+
+    return change
+
+
+def put(name: str, index: object, value: object) -> Callable[[dict[str, np.ndarray]], object]:
+    return lambda results: results[name].__setitem__(index, value)
+
+
+def swapped(name: str, axis: int, one: int, other: int) -> Callable[[dict[str, np.ndarray]], object]:
+    def change(results: dict[str, np.ndarray]) -> None:
+        order = np.arange(results[name].shape[axis])
+        order[[one, other]] = other, one
+        results[name] = np.take(results[name], order, axis)
+
+    return change
+
+
+def test_a_single_nan() -> None:
+    assert found_in("layer_norm_backward", put("grad_input", (3, 1, 7), np.nan)) == {
+        "single": "1 wrong element, at (3, 1, 7)",
+        "special": "1 NaN where a number is right",
+    }
+
+
+def test_special_values_are_counted() -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"][4] = np.nan
+        results["grad_input"][5, 0, :2] = np.inf
+
+    found = found_in("layer_norm_backward", change)
+    assert found["special"] == "1545 NaN where numbers are right, 2 Inf where numbers are right"
+    assert found["row"] == "1545 of the 1547 wrong elements are in 3 rows 12–14 of 33"
+
+
+def test_numbers_where_nan_is_right() -> None:
+    case = one_case("layer_norm_backward", "special")
+    results = right_results(case)
+    results["grad_input"][np.isnan(results["grad_input"])] = 1
+    (output, *_) = judge("layer_norm_backward", case.arguments, results).outputs
+    assert output.errors.clusters[-1].text.endswith(" numbers where NaN or Inf is right")
+    assert "the worst error is" in output.report.text
+    assert "inf" not in output.report.text.partition(", at")[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("factor", [1.5, 0.5, 3])
+def test_a_constant_factor(dtype: str, factor: float) -> None:
+    found = found_in("layer_norm_backward", scaled("grad_input", np.s_[:], factor), dtype)
+    assert found["factor"] == f"all of them are {factor:g} times the exact value"
+
+
+@pytest.mark.parametrize("offset", [0.001, -0.25])
+def test_a_constant_offset(offset: float) -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"] += np.float32(offset)
+
+    word = "large" if offset > 0 else "small"
+    assert found_in("group_norm_backward", change)["offset"] == f"all of them are {abs(offset)} too {word}"
+
+
+def test_signs_and_zeros() -> None:
+    assert "sign" in found_in("layer_norm_backward", scaled("grad_input", np.s_[2:4], -1))
+    found = found_in("layer_norm_backward", put("grad_weight", np.s_[-3:], 0))
+    assert found == {
+        "tail": "in the last 3 of the 515 elements of the result, which blocks of 4 to 512 leave over",
+        "zero": "all of them are 0",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_errors_that_only_look_alike_are_no_constant(dtype: str) -> None:
+    """Errors of random size, and some just beyond the bound."""
+
+    def change(results: dict[str, np.ndarray]) -> None:
+        random = np.random.default_rng(0)
+        flat = results["grad_input"].reshape(-1)
+        flat[:600] = (flat[:600].astype(np.float64) * (1 + random.uniform(0.01, 0.03, 600))).astype(flat.dtype)
+
+    assert {"factor", "offset", "swap", "shift"}.isdisjoint(found_in("layer_norm_backward", change, dtype))
+
+
+def test_swapped_elements_channels_and_rows() -> None:
+    elements = found_in("layer_norm_backward", swapped("grad_weight", 0, 0, 1))
+    assert elements["swap"] == "elements 0 and 1 are swapped"
+    channels = found_in("batch_norm_elemt", swapped("output", 1, 1, 2))
+    assert channels == {"channel": "in 2 channels 1–2 of 19", "swap": "channels 1 and 2 are swapped"}
+    samples = found_in("group_norm_backward", swapped("grad_input", 0, 0, 2))
+    assert samples == {"sample": "in 2 samples 0, 2 of 3", "swap": "samples 0 and 2 are swapped"}
+
+
+def test_elements_that_moved_on() -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_weight"] = np.roll(results["grad_weight"], 1)
+
+    assert "swap" not in found_in("layer_norm_backward", change)
+    text = "514 of these 515 elements have the results of the element before them"
+    assert found_in("layer_norm_backward", change)["shift"] == text
 
 
 def test_layouts() -> None:
@@ -157,7 +429,7 @@ def test_results_that_are_no_results() -> None:
         (False, "is missing"),
     ]
     assert json.loads(json.dumps(judgement.as_json(), allow_nan=False))["passed"] is False
-    assert "is missing" in section("case", judgement, with_plots=True).body
+    assert "is missing" in page("title", "", [section("case", judgement, with_plots=True)], ORIGIN)
 
 
 def test_a_statistic_may_have_any_shape_of_its_size() -> None:
@@ -175,9 +447,115 @@ def test_pages_and_json_of_odd_results(kind: str) -> None:
     judgement = judge("layer_norm_backward", case.arguments, results)
     assert not judgement
     json.dumps(judgement.as_json(), allow_nan=False)
-    text = page("title", "<&>", [section(case.name, judgement, with_plots=True)])
+    text = page("title", "<&>", [section(case.name, judgement, with_plots=True)], ORIGIN)
     assert text.count("<svg") == text.count("</svg>") == 9
     assert "&lt;&amp;&gt;" in text
-    for outside in ("<script", "src=", "href=", "@import", "url("):
+    for outside in ("<script", "src=", "@import", "url("):
         assert outside not in text
+    assert all(target.startswith("#") for target in re.findall("href=['\"]?([^ '\">]*)", text))
     assert "nan" not in "".join(part.split("</svg>")[0] for part in text.split("<svg")[1:])
+
+
+# Pages
+
+
+class Outline(HTMLParser):
+    """The headings of a page with their levels, its links, and the ids that they lead to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.headings: list[tuple[int, str]] = []
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self._is_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        named = dict(attributes)
+        self.ids.add(named.get("id") or "")
+        if tag == "a":
+            self.links.append(named["href"] or "")
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append((int(tag[1]), ""))
+            self._is_heading = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_heading = self._is_heading and not re.fullmatch("h[1-6]", tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._is_heading:
+            level, text = self.headings[-1]
+            self.headings[-1] = (level, text + data)
+
+
+def a_page(*names: str, wrong: tuple[str, ...] = (), unjudged: tuple[str, ...] = ()) -> str:
+    """A page of cases, some of them wrong, and some that cannot be judged."""
+    case = one_case("batch_norm_stats")
+    sections = []
+    for name in names:
+        results = right_results(case)
+        if name in wrong:
+            results["mean"] += 1
+        judgement = judge("batch_norm_stats", case.arguments, results)
+        sections.append(section(name, judgement, with_plots=name in wrong))
+    return page("batch_norm_stats", "", [*sections, *(not_judged(name, "has no results") for name in unjudged)], ORIGIN)
+
+
+def test_headings_are_nested() -> None:
+    several = Outline(a_page("one", "two", wrong=("two",)))
+    outputs = [(3, "mean"), (3, "invstd")]
+    assert several.headings == [(1, "batch_norm_stats"), (2, "two"), *outputs, (2, "one"), *outputs]
+    assert Outline(a_page("one")).headings == [(1, "batch_norm_stats"), (2, "mean"), (2, "invstd")]
+
+
+def test_the_table_of_cases_leads_to_the_cases() -> None:
+    outline = Outline(a_page("one", "two", "three", wrong=("two",)))
+    assert len(outline.links) == len(set(outline.links)) == 3
+    assert {link.removeprefix("#") for link in outline.links} <= outline.ids
+
+
+def test_what_cannot_be_judged_is_no_failure() -> None:
+    text = a_page("one", "two", wrong=("two",), unjudged=("three",))
+    assert "3 cases: 1 passed, 1 failed, 1 could not be judged" in text
+    assert text.count(">not judged</span>") == 2
+    assert re.search(r">fail</span>3 cases", text)
+    assert "fail</span>failed" not in a_page("one", wrong=("one",))
+
+
+def test_a_page_says_where_it_comes_from() -> None:
+    text = a_page("one")
+    assert "normgrad 1.2.3, 2026-01-31T12:00:00+00:00" in text
+    assert "<code>normgrad check &lt;op&gt; in out</code>" in text
+
+
+def test_plots_are_explained() -> None:
+    text = a_page("one", "two", wrong=("one",))
+    assert text.count("½ ulp</text>") == 1  # of the output that is not off by millions of them
+    assert text.count("The outermost bars of the histogram hold all errors beyond") == 1
+
+
+def test_a_page_prints_whole() -> None:
+    rules = CSS.partition("@media print")[2]
+    for rule in ("repeat(3, 1fr)", "overflow: visible", "details::details-content", "break-inside: avoid"):
+        assert rule in rules
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb or #rgb, as WCAG defines it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_text_has_the_contrast_of_wcag_aa(theme: str) -> None:
+    colours = dict(re.findall(r"--([\w-]+): *(#[0-9a-f]+)", THEMES[theme]))
+    for text, behind in TEXT_ON:
+        light, dark = sorted((luminance(colours[text]), luminance(colours[behind])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, behind)
+
+
+def test_every_colour_of_text_is_among_those_checked() -> None:
+    used = re.findall(r"(?<![\w-])(?:color|fill): *var\(--([\w-]+)\)", CSS)
+    assert set(used) <= {text for text, _ in TEXT_ON} | {"dim", "good", "bad", "other"}  # those of plots

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import types
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -74,12 +76,12 @@ SIGNATURES = {
     "layer_norm_backward": "grad_out input normalized_shape mean rstd weight bias output_mask out product",
     "group_norm_backward": "grad_out input mean rstd weight N C HxW group output_mask out product",
     "batch_norm_elemt_backward": "grad_out input mean invstd weight sum_dy sum_dy_xmu counter out product",
-    "layer_norm": "input normalized_shape weight bias eps out",
-    "group_norm": "input weight bias N C HxW group eps out",
-    "batch_norm_stats": "input eps out",
-    "batch_norm_gather_stats_with_counts": "input mean invstd running_mean running_var momentum eps counts out",
-    "batch_norm_elemt": "input weight bias mean invstd eps out",
-    "batch_norm_reduce_backward": "grad_out input mean invstd weight input_g weight_g bias_g out",
+    "layer_norm": "input normalized_shape weight bias eps out product",
+    "group_norm": "input weight bias N C HxW group eps out product",
+    "batch_norm_stats": "input eps out product",
+    "batch_norm_gather_stats_with_counts": "input mean invstd running_mean running_var momentum eps counts out product",
+    "batch_norm_elemt": "input weight bias mean invstd eps out product",
+    "batch_norm_reduce_backward": "grad_out input mean invstd weight input_g weight_g bias_g out product",
 }
 
 
@@ -127,3 +129,13 @@ def test_status_codes() -> None:
 
 def test_types_are_shipped() -> None:
     assert resources.files("normgrad").joinpath("py.typed").is_file()
+
+
+def test_no_extra_sets_an_upper_bound_on_triton() -> None:
+    """Every PyTorch asks for one version of Triton: an extra that asks for another cannot be installed beside it."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    requirements = re.findall(
+        r'"triton([^";]*)', text[text.index("[project.optional-") : text.index("[project.scripts]")]
+    )
+    assert len(requirements) == 2
+    assert all(re.fullmatch(r">=[\d.]+", bounds) for bounds in requirements), requirements

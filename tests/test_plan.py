@@ -36,6 +36,29 @@ def _spent() -> Any:
     return pytest.raises(ContractError, match="the plan has run, and runs once")
 
 
+def test_a_plan_says_what_it_is() -> None:
+    plan = _plan(np.empty((3, 4), np.float32))
+    tensors = "grad_out float32 (3, 4), input float32 (3, 4), mean float32 (3, 1), rstd float32 (3, 1)"
+    head = f"<Plan layer_norm_backward({tensors}, grad_input float32 (3, 4)) on cpu by the backend cpu, workspace "
+    assert repr(plan) == f"{head}{plan.workspace_size} bytes, runs once>"
+    plan.run()
+    assert repr(plan).endswith("bytes, has run>")
+    plan = _plan(np.empty((3, 4), np.float32))
+    plan.repeatable = True
+    assert repr(plan).endswith("bytes, repeatable>")
+
+
+def test_a_plan_without_outputs_is_told_of_out() -> None:
+    with pytest.raises(
+        ContractError, match=r"grad_input is null, .* out=\(grad_input, grad_weight, grad_bias\)$"
+    ) as error:
+        normgrad.layer_norm_backward.plan(ROWS, ROWS, [4], STATISTICS, STATISTICS)
+    assert error.value.status == 161001
+    out = (np.empty((3, 4), np.float32), np.empty(4, np.float32), None)
+    with pytest.raises(ContractError, match="grad_bias is null, and is a wanted output: it must be given"):
+        normgrad.layer_norm_backward.plan(ROWS, ROWS, [4], STATISTICS, STATISTICS, out=out)
+
+
 def test_planning_computes_nothing(backend: str) -> None:
     out = np.full((3, 4), 7, np.float32)
     plan = _plan(out)

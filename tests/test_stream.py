@@ -48,6 +48,31 @@ def _plan(out: np.ndarray, x: np.ndarray = X) -> normgrad.Plan:
     )
 
 
+def test_a_stream_says_what_it_has_to_do() -> None:
+    stream, started, go_on = Stream(), threading.Event(), threading.Event()
+    assert repr(stream) == "<Stream: idle>"
+
+    def work() -> None:
+        started.set()
+        go_on.wait(60)
+
+    stream.submit(work)
+    assert started.wait(60)
+    assert repr(stream) == "<Stream: 1 task to do>"
+    stream.submit(lambda: [][0])
+    assert repr(stream) == "<Stream: 2 tasks to do>"
+    go_on.set()
+    with pytest.raises(IndexError):
+        stream.synchronize()
+    assert repr(stream) == "<Stream: idle>"
+    stream.submit(lambda: [][0])
+    while not stream.query():
+        pass
+    assert repr(stream) == "<Stream: idle, an error waits for synchronize()>"
+    with pytest.raises(IndexError):
+        stream.synchronize()
+
+
 def test_in_order(stream: Stream) -> None:
     seen: list[int] = []
     for number in range(200):
@@ -231,6 +256,143 @@ from normgrad import Stream
 stream = Stream()
 stream.submit(lambda: time.sleep(0.3))
 stream.submit(lambda: print("done", flush=True))
+"""
+    )
+    assert printed.split() == ["done"]
+
+
+# Where the stream's thread does not start
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No thread can be started, until the patch is undone."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield patch
+
+
+def test_without_threads_the_caller_does_the_work(backend: str, stream: Stream, no_threads: pytest.MonkeyPatch) -> None:
+    out = np.full((3, 4), 7, np.float32)
+    seen: list[threading.Thread] = []
+    stream.submit(lambda: seen.append(threading.current_thread()))
+    _plan(out).run(stream=stream)
+    assert stream.query()
+    stream.synchronize(0)
+    assert seen == [threading.main_thread()]
+    np.testing.assert_array_equal(out, normgrad.layer_norm_backward(X, X, [4], STATISTICS, STATISTICS)[0])
+    no_threads.undo()
+    stream.submit(lambda: seen.append(threading.current_thread()))
+    stream.synchronize(PATIENCE)
+    assert seen[1] is not threading.main_thread()
+
+
+def test_without_threads_an_error_surfaces_at_synchronise_too(stream: Stream, no_threads: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    stream.submit(lambda: {}["missing"])
+    stream.submit(lambda: done.append("after"))
+    with pytest.raises(KeyError):
+        stream.synchronize(0)
+    assert done == ["after"]
+
+
+def test_without_threads_work_may_submit_work(stream: Stream, no_threads: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def again() -> None:
+        seen.append(len(seen))
+        if len(seen) < 3:
+            stream.submit(again)
+
+    stream.submit(again)
+    for _ in range(3):
+        stream.synchronize(0)
+    assert seen == [0, 1, 2]
+
+
+def test_without_threads_an_interrupt_of_the_work_is_the_callers(
+    stream: Stream, no_threads: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stream.submit(interrupt)
+    stream.submit(lambda: done.append("after"))
+    stream.synchronize(0)
+    assert done == ["after"]
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_an_interrupt_while_the_thread_is_started(
+    has_started: bool, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        if has_started:
+            start(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.submit(lambda: done.append(1))
+    stream.synchronize(PATIENCE)
+    assert done == [1]
+    stream.submit(lambda: done.append(2))
+    stream.synchronize(PATIENCE)
+    assert done == [1, 2]
+
+
+def test_polling_gets_on_after_an_interrupt(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    reached = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.submit(reached.set)
+    stream.query()
+    assert reached.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("raised", ["RuntimeError('shutdown')", "KeyboardInterrupt"])
+def test_the_process_ends_though_the_thread_did_not_start(raised: str) -> None:
+    """As in Python 3.12 and later, where handlers of atexit can start no thread."""
+    printed = run_python(
+        f"""
+import atexit, threading
+from normgrad import Stream
+stream = Stream()
+def start(thread):
+    threading.Thread.start = usual
+    raise {raised}
+usual, threading.Thread.start = threading.Thread.start, start
+try:
+    stream.submit(lambda: print("done", flush=True))
+except KeyboardInterrupt:
+    pass
+"""
+    )
+    assert printed.split() == ["done"]
+
+
+def test_work_submitted_at_exit_is_done() -> None:
+    printed = run_python(
+        """
+import atexit
+from normgrad import Stream
+stream = Stream()
+atexit.register(lambda: stream.submit(lambda: print("done", flush=True)))
 """
     )
     assert printed.split() == ["done"]

@@ -100,11 +100,6 @@ def test_underflow_allowance_by_hand(operator: str, arguments: dict[str, Any], b
             assert not compare(values + 0.999 * allowed, values, magnitude.total).passed
 
 
-def test_scales_add_up_with_the_parts_of_a_sum() -> None:
-    both = Magnitude([1.0, 2.0], [5.0, 1.0], underflow=[3.0, 4.0]) + Magnitude([1.0, 1.0], underflow=1.0)
-    np.testing.assert_array_equal((both.total, both.underflow, both.peak), ([2, 3], [4, 5], [5, 3]))
-
-
 def test_scales_keep_their_values_in_another_shape() -> None:
     reshaped = Magnitude(np.ones((2, 3)), np.array([[5.0], [0.0]]), underflow=np.array([1.0, 2, 3])).reshaped((6,))
     np.testing.assert_array_equal(reshaped.underflow, [1, 2, 3, 1, 2, 3])

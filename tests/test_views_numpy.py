@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -15,6 +16,7 @@ import normgrad
 from normgrad import ContractError
 from normgrad.contract.arrays import as_numpy, as_view
 from normgrad.contract.dtypes import from_numpy_dtype
+from normgrad.contract.formats import Format
 
 _VECTOR = np.ones(3, np.float32)
 
@@ -155,3 +157,11 @@ def test_results_follow_the_inputs_order_in_memory(backend: str) -> None:
 def test_names_of_dtypes() -> None:
     assert from_numpy_dtype(np.dtype(ml_dtypes.bfloat16)).name == "bfloat16"
     assert from_numpy_dtype(np.dtype(np.float64)).name == "float64"
+
+
+def test_a_view_says_what_it_is() -> None:
+    x = np.zeros((3, 4), np.float32)
+    assert repr(as_view(x)) == f"<View float32 (3, 4), cpu, at {x.ctypes.data:#x}>"
+    x.flags.writeable = False
+    assert repr(as_view(x.T)) == f"<View float32 (4, 3), strides (1, 4), cpu, at {x.ctypes.data:#x}, read-only>"
+    assert "format NCHW" in repr(replace(as_view(x), format=Format.NCHW))

@@ -22,6 +22,7 @@ REST = 0.02
 WARM_UP = 0.01
 FEWEST_ROUNDS, _MOST_ROUNDS = 5, 300
 _MOST_CALLS = 10_000
+_WARM_CALLS = 8
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,12 @@ def _rest(run: Run) -> None:
 
 
 def _once_warm(run: Run, calls: int) -> float:
-    """Time on the host after one call that is not timed, which leaves the function's own data in the caches."""
-    run()
+    """Time on the host after calls that are not timed, which leave the function's own data in the caches.
+
+    One is not enough: a last-level cache keeps lines that were used often before lines that were read once.
+    """
+    for _ in range(_WARM_CALLS):
+        run()
     return _in_a_row(run, calls)
 
 
@@ -139,7 +144,7 @@ def measure(
 
 
 def rounds_of_blocks(
-    blocks: Sequence[Mapping[Key, Run]], rounds: int, clock: DeviceClock | None = None
+    blocks: Sequence[Mapping[Key, Run]], rounds: int, clock: Clock | None = None
 ) -> dict[Key, list[float]]:
     """Time functions in turn and return the seconds per call of every round.
 
@@ -152,7 +157,7 @@ def rounds_of_blocks(
         neighbours in a block are timed right after each other.
     rounds : int
         How often.
-    clock : DeviceClock, optional
+    clock : Clock, optional
         The device's clock; by default the functions are timed on the host.
     """
     times: dict[Key, list[float]] = {key: [] for block in blocks for key in block}

@@ -10,7 +10,7 @@ from rich.console import Console
 from normgrad.bench.pattern_runner import CONTROL, PatternCase, PatternResult
 from normgrad.bench.report import NOTHING, new_table, print_whole, show_skipped, time_text
 
-#: Up to which multiple of normal data's time a pattern counts as equally fast: above the noise of either device.
+#: Up to which multiple of normal data's time a pattern counts as equally fast; a CPU that others use is the noisier.
 LIMITS = {"cpu": 1.25, "cuda": 1.1}
 
 _MOST_NAMED = 10

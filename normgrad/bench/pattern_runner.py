@@ -7,13 +7,10 @@ while does not count for one side alone.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 
 from normgrad.bench.cases import Case
 from normgrad.bench.clock import Run, rounds_of_blocks
@@ -24,12 +21,10 @@ from normgrad.bench.patterns import NORMAL, PATTERNS
 from normgrad.bench.runner import device_clock, prepared, verified
 from normgrad.bench.workload import Workload, tensor_of, workload
 
-#: How often everything is timed. On two shared cores the median of so many ratios repeats to about 3 %.
+#: How often everything is timed: odd, so that the median is a round's own ratio; twelve disturbed rounds do no harm.
 ROUNDS = 25
 
 CONTROL = "normal, another seed"
-
-_MOST_PROCESSES = 12
 
 
 @dataclass(frozen=True)
@@ -175,18 +170,6 @@ def _ratio(seconds: list[float] | None, others: list[float] | None) -> float | N
     return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
 
 
-def compile_ahead(cases: Sequence[Case]) -> None:
-    """Compile the CUDA kernels of all cases into Triton's cache on disk, in several processes.
-
-    In one process compiling would take longer than timing. Each process holds a CUDA context and a case's data.
-    """
-    if len(cases) < 2:
-        return
-    processes = min(len(cases), os.cpu_count() or 1, _MOST_PROCESSES)
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        for _ in pool.map(_compile, cases):
-            pass
-
-
-def _compile(case: Case) -> None:
+def compile_case(case: Case) -> None:
+    """Compile the CUDA kernels of a case."""
     prepared(workload(case, device="cuda"), [Normgrad()])

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn, TextIO
 
 import normgrad
-from normgrad.cli import bench, cases, check, demo, info, run, sdk
+from normgrad.cli import bench, cache, cases, check, demo, info, run, sdk
 from normgrad.cli.errors import BadInput, one_line, reason
 
-COMMANDS = (demo, info, run, check, cases, bench, sdk)
+COMMANDS = (demo, info, run, check, cases, bench, cache, sdk)
 
 _BAD_INPUT = 2
 # As a shell reports the two signals.
@@ -29,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         _never_fail_to_encode(stream)
     try:
-        arguments = _parser().parse_args(argv)
+        parser = _parser()
+        _offer_completions(parser)
+        arguments = parser.parse_args(argv)
+        arguments.argv = sys.argv[1:] if argv is None else argv  # reports name the command that wrote them
         status: int = arguments.execute(arguments)
         _flush()
         return status
@@ -58,15 +64,48 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="normgrad",
         description="Gradients of normalisation layers as operators with a contract.",
-        epilog="Exit status: 0; 1 for a check that failed; 2 for bad input, with one line that says what is wrong.",
+        epilog=_folded(
+            "Exit status: 0; 1 for a check that failed; 2 for bad input, with one line that says what is wrong."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"normgrad {normgrad.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("-V", "--version", action="version", version=f"normgrad {normgrad.__version__}")
+    parser.set_defaults(execute=lambda arguments: _print_help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    subparsers = {}
     for command in COMMANDS:
-        subparser = commands.add_parser(command.NAME, help=command.HELP, description=command.__doc__)
-        command.add_arguments(subparser)
-        subparser.set_defaults(execute=command.execute)
+        subparsers[command.NAME] = commands.add_parser(
+            command.NAME,
+            help=command.HELP,
+            description=_folded(command.__doc__ or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(subparsers[command.NAME])
+        subparsers[command.NAME].set_defaults(execute=command.execute)
+    helper = commands.add_parser("help", help="print the help of a command")
+    helper.add_argument("command", metavar="COMMAND", nargs="?", choices=subparsers, help=", ".join(subparsers))
+    helper.set_defaults(execute=lambda arguments: _print_help(subparsers.get(arguments.command, parser)))
     return parser
+
+
+def _folded(text: str) -> str:
+    """A text of paragraphs for the width of the terminal."""
+    width = shutil.get_terminal_size().columns - 2
+    return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.strip().split("\n\n"))
+
+
+def _print_help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0
+
+
+def _offer_completions(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks what could come next, where argcomplete is installed; the process ends with that."""
+    if "_ARGCOMPLETE" in os.environ:
+        with suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
 
 
 def _refuse(text: str, status: int) -> int:

@@ -1,7 +1,7 @@
-"""Measure the operators against the memory's speed and against other libraries.
+"""Measure the operators against the bandwidth limit and against other libraries.
 
-Every result is held against the oracle before its time counts. The limit is the time of the fastest plain kernel that
-moves the same bytes. The status is 1 where a result of normgrad's own is wrong.
+Every result is compared with the oracle before its time counts. The bandwidth limit is the time of the fastest plain
+kernel that moves the same bytes. The exit status is 1 where a result of normgrad's own is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from normgrad.cli.terminal import Console
 from normgrad.operators import OPERATORS
 
 NAME = "bench"
-HELP = "measure the operators against the memory's speed and other libraries"
+HELP = "measure the operators against the bandwidth limit and other libraries"
 
 _MEGABYTE = 1 << 20
 _BUSY = 0.5  # load per core before the run
@@ -45,30 +45,67 @@ _PICTURES = (".png", ".svg", ".pdf")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, how, and where the numbers go."""
     parser.add_argument(
-        "--data", action="store_true", help="time every operator on what training produces beside normal data"
+        "--data",
+        action="store_true",
+        help="time every operator on values that training produces (tiny, zero, constant, NaN) against normal data",
     )
     sets = parser.add_mutually_exclusive_group()
-    sets.add_argument("--grid", action="store_true", help="all operators and sizes, from 2×2 to 256 MB")
+    sets.add_argument(
+        "--grid", action="store_true", help="all operators and sizes, from 2×2 to 256 MB (default: sizes of models)"
+    )
     sets.add_argument("--quick", action="store_true", help="a few sizes, less time for each")
-    parser.add_argument("--operators", nargs="+", choices=OPERATORS, metavar="OPERATOR", default=[], help="these alone")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, metavar="DTYPE", default=[], help=", ".join(DTYPES))
-    layouts = (CONTIGUOUS, CHANNELS_LAST)
-    parser.add_argument("--layouts", nargs="+", choices=layouts, metavar="LAYOUT", default=[], help=", ".join(layouts))
-    parser.add_argument("--largest", type=_positive, metavar="MB", help="leave out larger tensors")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads for everyone who can be told")
     parser.add_argument(
-        "--budget", type=_positive, metavar="S", help="seconds for each case (2; with --quick 0.5, with --grid 0.3)"
+        "--operators",
+        nargs="+",
+        choices=OPERATORS,
+        metavar="OPERATOR",
+        default=[],
+        help=f"only these (default: all). {', '.join(OPERATORS)}",
+    )
+    dtypes, layouts = ", ".join(DTYPES), (CONTIGUOUS, CHANNELS_LAST)
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=DTYPES,
+        metavar="DTYPE",
+        default=[],
+        help=f"only these (default: all). {dtypes}",
+    )
+    parser.add_argument(
+        "--layouts",
+        nargs="+",
+        choices=layouts,
+        metavar="LAYOUT",
+        default=[],
+        help=f"only these memory formats (default: all). {', '.join(layouts)}",
+    )
+    parser.add_argument("--largest", type=_positive, metavar="MB", help="leave out larger tensors (default: none)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (default: cpu)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads for normgrad and PyTorch (default: NORMGRAD_NUM_THREADS, or the cores of this process)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=_positive,
+        metavar="S",
+        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3)",
     )
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="torch.compile takes part, which takes seconds for each case; with --grid in float32 at the default sizes",
+        help="measure torch.compile too, which takes seconds a case; with --grid in float32 at the default sizes",
     )
-    parser.add_argument("--startup", action="store_true", help="time the first call in fresh processes too")
+    parser.add_argument("--startup", action="store_true", help="time the first call in new processes too")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the same with the machine, versions and date")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every measurement, the machine, versions and date"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf; needs matplotlib)"
+    )
 
 
 def _positive(text: str) -> float:
@@ -175,6 +212,7 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
 
 def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench import machine, pattern_report, pattern_runner
+    from normgrad.bench.compilation import compile_ahead
     from normgrad.bench.results import write_csv, write_json
     from normgrad.bench.subnormals import subnormal_cost
 
@@ -183,7 +221,7 @@ def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> 
     description = machine.describe(device)
     _show_machine(console, description)
     if device == "cuda":
-        pattern_runner.compile_ahead(chosen)
+        compile_ahead(pattern_runner.compile_case, chosen)
     found: list[pattern_runner.PatternCase] = []
     cost = subnormal_cost(_SUBNORMAL_BUDGET) if device == "cpu" else {}
     try:

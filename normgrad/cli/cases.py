@@ -1,6 +1,7 @@
-"""Write test inputs for an operator: many kinds of case, the same for the same seed.
+"""Write test inputs for an operator, one .npz file a case; the same for the same seed.
 
-Every file is a case for `normgrad run` and `normgrad check`. The kinds are told by `normgrad cases --help`.
+Every file is a case for `normgrad run` and `normgrad check`. A case that is there already and has other values, of
+another seed say, is not replaced, since results that were computed from it would no longer fit.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from rich.progress import track
 
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput, reason
-from normgrad.cli.terminal import Console
+from normgrad.cli.errors import BadInput
+from normgrad.cli.terminal import Console, with_progress
 from normgrad.operators import OPERATORS
-from normgrad.testing.cases import kinds_of, make_cases
+from normgrad.testing.cases import TestCase, kinds_of, make_cases
 from normgrad.testing.values import KINDS
 
 NAME = "cases"
@@ -25,12 +25,20 @@ HELP = "write test inputs for an operator"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The operator, the folder, and what to write."""
     parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the folder to write to")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="another seed, other numbers (default: 0)")
-    listed = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
     parser.add_argument(
-        "--kinds", metavar="KIND", nargs="+", choices=KINDS, help=f"the kinds of case (default: all). {listed}"
+        "-o", "--output", metavar="DIR", type=Path, required=True, help="the folder to write to; created if need be"
     )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="another seed gives other values (default: 0)")
+    parser.add_argument(
+        "--kinds",
+        metavar="KIND",
+        nargs="+",
+        choices=KINDS,
+        help="the kinds of case, from the list below (default: all)",
+    )
+    parser.add_argument("--replace", action="store_true", help="replace cases that are there and have other values")
+    width = max(map(len, KINDS))
+    parser.epilog = "kinds:\n" + "\n".join(f"  {kind:{width}}  {text}" for kind, text in KINDS.items())
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -43,17 +51,39 @@ def execute(arguments: argparse.Namespace) -> int:
         raise BadInput(
             f"{operator} has no cases of the kind {', '.join(absent)}; it has {', '.join(kinds_of(operator))}"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be made: {reason(error)}") from None
-    progress = Console(stderr=True)
+    files.make_folder(folder)
     kinds = list(dict.fromkeys(arguments.kinds)) if arguments.kinds else None
-    written = 0
-    cases = make_cases(operator, arguments.seed, kinds)
-    for case in track(cases, "Writing", console=progress, transient=True, disable=not progress.is_terminal):
-        given = {name: np.asarray(value) for name, value in case.arguments.items() if value is not None}
-        files.write(folder / f"{case.name}.npz", given)
-        written += 1
-    Console().print(f"{written} cases of {operator} in {folder}")
+    cases = list(make_cases(operator, arguments.seed, kinds))
+    if not arguments.replace:
+        for case in cases:
+            _refuse_other_values(folder, case)
+    for case in with_progress(cases, "Writing"):
+        files.write(_path(folder, case), _content(case))
+    Console().print(f"{len(cases)} cases of {operator} in {folder}")
     return 0
+
+
+def _path(folder: Path, case: TestCase) -> Path:
+    return folder / f"{case.name}.npz"
+
+
+def _content(case: TestCase) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in case.arguments.items() if value is not None}
+
+
+def _refuse_other_values(folder: Path, case: TestCase) -> None:
+    """Raise BadInput where the case's file is there and does not hold the case."""
+    path = _path(folder, case)
+    if not path.exists():
+        return
+    old, new = files.read(path), _content(case)
+    same = old.keys() == new.keys() and all(
+        old[name].dtype == new[name].dtype
+        and old[name].shape == new[name].shape
+        and old[name].tobytes() == new[name].tobytes()
+        for name in new
+    )
+    if not same:
+        raise BadInput(
+            f"{path}: has other values, of another seed or operator say; choose another folder, or --replace"
+        )

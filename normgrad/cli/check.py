@@ -1,38 +1,51 @@
-"""Judge someone's results, an NPU's dump say, against the oracle on the same inputs.
+"""Judge someone's results, an NPU's dump say, against the float64 oracle on the same inputs.
 
 INPUTS and ACTUAL are files as `normgrad run` reads and writes them, or two folders with files of the same names, one
-pair per case. The status is 1 where a result is not good enough.
+pair per case. The exit status is 1 where a result does not pass, 2 where a case cannot be judged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
+import normgrad
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput, reason
+from normgrad.cli.errors import BadInput, one_line, printable, reason
 from normgrad.cli.run import read_arguments
-from normgrad.cli.terminal import Console
+from normgrad.cli.terminal import Console, waiting, with_progress
 from normgrad.cli.verdicts import show_case, show_summary
 from normgrad.contract.products import Product, current_product, parse_product
 from normgrad.contract.status import ContractError
 from normgrad.operators import OPERATORS
 from normgrad.testing.expected import checked, results_of
 from normgrad.testing.judgement import Judgement, judge
-from normgrad.testing.page import Section, page, refused, section
-from normgrad.testing.standards import LEVELS, STANDARDS, STRICT
+from normgrad.testing.page import Origin, Section, not_judged, page, section
+from normgrad.testing.standards import LEVELS, STRICT
 
 NAME = "check"
 HELP = "judge results against the oracle"
 
 _NEEDS_BASELINE = "cann-double"
 _TAKES_BASELINE = (_NEEDS_BASELINE, "bitwise")
+_STDOUT = Path("-")
+
+#: What passes by each standard, in a line; docs/judging.md has the figures.
+STANDARDS = {
+    STRICT: "every element within normgrad's own error bound",
+    "cann": "99 % of the elements within CANN's tolerances, and no error beyond its limit",
+    "cann-mere": "mean and largest relative error below CANN's thresholds",
+    "cann-double": "errors at most so many times those of the baseline (--baseline, --level)",
+    "torch": "every element within the default tolerances of torch.testing.assert_close",
+    "bitwise": "every element has the bits of the exact value, rounded, or of the baseline",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,13 +53,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
     parser.add_argument("inputs", metavar="INPUTS", type=Path, help="the inputs: a file, or a folder of cases")
     parser.add_argument("actual", metavar="ACTUAL", type=Path, help="the results: a file, or a folder of them")
-    parser.add_argument("--standard", choices=STANDARDS, default=STRICT, help=", ".join(STANDARDS))
-    parser.add_argument("--baseline", metavar="FILE", type=Path, help="another implementation's results, likewise")
-    parser.add_argument("--level", choices=LEVELS, default="L1", help="how close to the baseline, for cann-double")
-    parser.add_argument("--worst", metavar="N", type=_count, default=3, help="how many of the worst elements to show")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report as JSON")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write the report as a page with plots")
-    parser.add_argument("--product", metavar="P", help="check the inputs as this product's documents do")
+    parser.add_argument(
+        "--standard",
+        metavar="S",
+        choices=STANDARDS,
+        default=STRICT,
+        help=f"when a result passes, from the list below (default: {STRICT})",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        type=Path,
+        help="another implementation's results for the same inputs, or a folder of them, for cann-double and bitwise",
+    )
+    levels = "; ".join(
+        f"{name}: max {level.largest:g}, mean {level.mean:g}, rms {level.rms:g}" for name, level in LEVELS.items()
+    )
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        default="L1",
+        help=f"how many times the baseline's errors cann-double allows (default: L1). {levels}",
+    )
+    parser.add_argument(
+        "--worst", metavar="N", type=_count, default=3, help="how many of the worst elements to describe (default: 3)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write the report as JSON; - writes it to the standard output, alone"
+    )
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write the report as one HTML page with plots")
+    parser.add_argument(
+        "--product",
+        metavar="P",
+        help="check the inputs as this product's documents do, such as 'Atlas A2' (default: NORMGRAD_PRODUCT, or none)",
+    )
+    width = max(map(len, STANDARDS))
+    parser.epilog = "standards:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in STANDARDS.items())
 
 
 def _count(text: str) -> int:
@@ -79,46 +121,55 @@ class Outcome:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Judge every case, show what was found, write the reports."""
+    """Judge every case, write the reports, print what was found."""
     _check_options(arguments)
-    console = Console()
-    if not arguments.inputs.is_dir():
-        case = Files(arguments.inputs.name, arguments.inputs, arguments.actual, arguments.baseline)
-        judgement = _judged(arguments, case, _product(arguments))
-        show_case(console, case.name, judgement)
-        _write(arguments, [Outcome(case.name, judgement)], [section(case.name, judgement, with_plots=True)])
-        return int(not judgement.passed)
-    return _folder(arguments, console)
-
-
-def _folder(arguments: argparse.Namespace, console: Console) -> int:
-    cases = list(_pairs(arguments))
     product = _product(arguments)
-    outcomes, sections = [], []
-    progress = Console(stderr=True)
-    for case in track(cases, "Judging", console=progress, transient=True, disable=not progress.is_terminal):
-        outcome, part = _tried(arguments, case, product)
-        if outcome.judgement is not None and not outcome.passed:
-            show_case(console, case.name, outcome.judgement, only_failed=True)
-        sections.append(part)
-        # What was measured is as large as the case: only what the reports need is kept.
-        outcomes.append(
-            outcome if outcome.judgement is None else Outcome(case.name, outcome.judgement.without_arrays())
-        )
-    show_summary(console, [(outcome.name, outcome.judgement, outcome.problem) for outcome in outcomes])
+    if arguments.inputs.is_dir():
+        outcomes, sections = _judge_folder(arguments, product)
+    else:
+        outcomes, sections = _judge_file(arguments, product)
+    # Before anything is printed: a reader of the text that goes away must not take the reports with it.
     _write(arguments, outcomes, sections)
+    if arguments.json != _STDOUT:
+        _show(Console(), outcomes, is_folder=arguments.inputs.is_dir())
     if any(outcome.judgement is None for outcome in outcomes):
         return 2
     return int(not all(outcome.passed for outcome in outcomes))
 
 
-def _tried(arguments: argparse.Namespace, case: Files, product: Product | None) -> tuple[Outcome, Section]:
-    """A case of many: one that cannot be judged does not keep the others from it."""
-    try:
+def _judge_file(arguments: argparse.Namespace, product: Product | None) -> tuple[list[Outcome], list[Section]]:
+    case = Files(printable(arguments.inputs.name), arguments.inputs, arguments.actual, arguments.baseline)
+    with waiting(f"Judging {case.name} …"):
         judgement = _judged(arguments, case, product)
-    except BadInput as error:
-        return Outcome(case.name, None, str(error)), refused(case.name, str(error))
-    return Outcome(case.name, judgement), section(case.name, judgement, with_plots=not judgement.passed)
+        sections = [section(case.name, judgement, with_plots=True)] if arguments.html else []
+    return [Outcome(case.name, judgement)], sections
+
+
+def _judge_folder(arguments: argparse.Namespace, product: Product | None) -> tuple[list[Outcome], list[Section]]:
+    """Judge every case; one that cannot be judged does not keep the others from it."""
+    outcomes, sections = [], []
+    for case in with_progress(list(_pairs(arguments)), "Judging"):
+        try:
+            judgement = _judged(arguments, case, product)
+        except BadInput as error:
+            problem = one_line(error)
+            outcomes.append(Outcome(case.name, None, problem))
+            sections.append(not_judged(case.name, problem))
+            continue
+        if arguments.html:
+            sections.append(section(case.name, judgement, with_plots=not judgement.passed))
+        # What was measured is as large as the case: only what the reports need is kept.
+        outcomes.append(Outcome(case.name, judgement.without_arrays()))
+    return outcomes, sections
+
+
+def _show(console: Console, outcomes: Sequence[Outcome], *, is_folder: bool) -> None:
+    """Of a folder, the cases that failed and a summary of all."""
+    for outcome in outcomes:
+        if outcome.judgement is not None and not (is_folder and outcome.passed):
+            show_case(console, outcome.name, outcome.judgement, only_failed=is_folder)
+    if is_folder:
+        show_summary(console, [(outcome.name, outcome.judgement, outcome.problem) for outcome in outcomes])
 
 
 def _judged(arguments: argparse.Namespace, case: Files, product: Product | None) -> Judgement:
@@ -149,11 +200,14 @@ def _judged(arguments: argparse.Namespace, case: Files, product: Product | None)
 
 def _results(operator: str, path: Path, known: set[str]) -> dict[str, Any]:
     """The results in a file; one that holds anything else is no file of results."""
-    content = files.read(path)
     every = {tensor.name for tensor in OPERATORS[operator].signature.tensors if tensor.is_written}
-    unknown = [name for name in content if name not in every]
-    if unknown:
-        raise BadInput(f"{path}: {', '.join(unknown)}: no result of {operator}, whose results are {', '.join(known)}")
+
+    def accept(names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in every]
+        if unknown:
+            raise BadInput(f"{', '.join(unknown)}: no result of {operator}, whose results are {', '.join(known)}")
+
+    content = files.read(path, accept)
     plain = [name for name, value in content.items() if not hasattr(value, "dtype")]
     if plain:
         raise BadInput(f"{path}: {', '.join(plain)}: must be arrays")
@@ -168,6 +222,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
     folders = {path.is_dir() for path in (arguments.inputs, arguments.actual, arguments.baseline) if path is not None}
     if len(folders) > 1:
         raise BadInput("INPUTS, ACTUAL and --baseline must all be files or all be folders")
+    if arguments.html == _STDOUT:
+        raise BadInput("--html - has no meaning: a page is written to a file")
     for path in (arguments.json, arguments.html):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadInput(f"{path}: cannot be written: there is no folder {path.parent}")
@@ -182,29 +238,21 @@ def _product(arguments: argparse.Namespace) -> Product | None:
 
 def _pairs(arguments: argparse.Namespace) -> Iterator[Files]:
     """The cases of a folder, by name."""
-    inputs = _by_stem(arguments.inputs)
-    if not inputs:
-        raise BadInput(f"{arguments.inputs}: holds no cases ({', '.join(files.FORMATS)})")
-    actual = _by_stem(arguments.actual)
-    baseline = {} if arguments.baseline is None else _by_stem(arguments.baseline)
+    inputs, actual = files.cases_in(arguments.inputs), files.in_folder(arguments.actual)
+    baseline = {} if arguments.baseline is None else files.in_folder(arguments.baseline)
     for stem, path in inputs.items():
         if arguments.baseline is not None and stem not in baseline:
             raise BadInput(f"{arguments.baseline}: has no results of the name {stem}")
-        yield Files(stem, path, actual.get(stem), baseline.get(stem))
+        yield Files(printable(stem), path, actual.get(stem), baseline.get(stem))
 
 
-def _by_stem(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in files.FORMATS:
-            if path.stem in found:
-                raise BadInput(f"{folder}: has two files of the name {path.stem}")
-            found[path.stem] = path
-    return found
-
-
-def _write(arguments: argparse.Namespace, outcomes: list[Outcome], sections: list[Section]) -> None:
+def _write(arguments: argparse.Namespace, outcomes: Sequence[Outcome], sections: Sequence[Section]) -> None:
     """The reports that are asked for."""
+    origin = Origin(
+        f"normgrad {normgrad.__version__}",
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        f"normgrad {shlex.join(arguments.argv)}",
+    )
     if arguments.json is not None:
         cases = [
             {"case": outcome.name, "problem": outcome.problem, "passed": False}
@@ -213,17 +261,25 @@ def _write(arguments: argparse.Namespace, outcomes: list[Outcome], sections: lis
             for outcome in outcomes
         ]
         passed = all(outcome.passed for outcome in outcomes)
+        source = {"version": normgrad.__version__, "date": origin.date, "command": origin.command}
         head = {"operator": arguments.operator, "standard": arguments.standard, "passed": passed}
-        _write_text(arguments.json, json.dumps({**head, "cases": cases}, indent=2, ensure_ascii=False) + "\n")
+        _write_text(arguments.json, json.dumps({**source, **head, "cases": cases}, indent=2, ensure_ascii=False) + "\n")
     if arguments.html is not None:
         level = f", level {arguments.level}" if arguments.standard == _NEEDS_BASELINE else ""
         subtitle = f"{arguments.actual} against the float64 oracle on {arguments.inputs}, "
         subtitle += f"by the standard {arguments.standard}{level}"
-        _write_text(arguments.html, page(arguments.operator, subtitle, sections))
+        _write_text(arguments.html, page(arguments.operator, subtitle, sections, origin))
 
 
 def _write_text(path: Path, text: str) -> None:
+    if path == _STDOUT:
+        sys.stdout.write(text)
+        return
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_text(text, encoding="utf-8")
+            return
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {reason(error)}") from None
+    with files.replaced(path) as stream:
+        stream.write(text.encode())

@@ -1,7 +1,7 @@
-"""Run the three backward operators and hold every result against the oracle.
+"""Run the three backward operators and compare every result with the float64 oracle.
 
-Each operator gets values that can be checked by hand and a tensor as models have them. The status is 1 where a result
-is further from the oracle than the bound allows.
+Each operator gets values that can be checked by hand and a tensor as models have them. The exit status is 1 where a
+result is not within the error bound.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from normgrad.contract.products import use_product
 from normgrad.testing import Report, compare, oracle, terms
 
 NAME = "demo"
-HELP = "run the backward operators and hold the results against the oracle"
+HELP = "run the backward operators and compare the results with the oracle"
 
 _MOST_VALUES = 4
 _VALUES_WIDTH = 23
+_OTHER_COLUMNS = 36  # the name, the share of the bound, the verdict, and the blanks between
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print what came out, what the oracle says and whether it holds."""
+    """Print the results, the exact values and whether the results are within the bound."""
     console = Console()
     try:
         console.print(f"normgrad {normgrad.__version__} on the backend {backends.chosen('cpu')}\n", style="bold")
@@ -47,9 +48,9 @@ def execute(arguments: argparse.Namespace) -> int:
     console.print("The bound: |result − exact| ≤ ½·ulp + 8·2⁻²⁴·T + 2⁻¹²⁶·U")
     console.print("(T: sum of the absolute terms, U: underflow allowance).")
     if failed:
-        console.print(f"{failed} of {len(reports)} results do not hold.", style="bold red")
+        console.print(f"{failed} of {len(reports)} results are not within the bound.", style="bold red")
         return 1
-    console.print(f"All {len(reports)} results hold.", style="bold green")
+    console.print(f"All {len(reports)} results are within the bound.", style="bold green")
     return 0
 
 
@@ -61,17 +62,19 @@ def _show(console: Console, case: Case) -> list[Report]:
     sizes = _as_tuple(getattr(terms, name)(**case.arguments))
     view = as_view(case.arguments["input"])
     console.print(Text.assemble((name, "bold cyan"), f"  {view.dtype} {view.shape}, {case.title}"))
-    table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="dim")
+    width = min(_VALUES_WIDTH, (console.width - _OTHER_COLUMNS) // 2)
+    table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("result", width=11)
-    table.add_column("came out", width=_VALUES_WIDTH)
-    table.add_column("the oracle says", width=_VALUES_WIDTH)
+    table.add_column("values", width=width)
+    table.add_column("exact values", width=width)
     table.add_column("of bound", width=8, justify="right")
     table.add_column("", width=5)
     reports = []
     for output, result, value, size in zip(case.operator.signature.outputs, results, exact, sizes, strict=True):
         report = compare(result, value, size)
-        verdict = Text("holds", "green") if report else Text("WRONG", "bold red")
-        table.add_row(output.name, _first_values(result), _first_values(value), _percent(report.worst), verdict)
+        verdict = Text("pass", "green") if report else Text("WRONG", "bold red")
+        shown = (_first_values(array, width) for array in (result, value))
+        table.add_row(output.name, *shown, _percent(report.worst), verdict)
         reports.append(report)
     console.print(table)
     console.print()
@@ -82,15 +85,17 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def _first_values(array: np.ndarray) -> str:
-    """As many of the first elements as fit in a column."""
-    values = [f"{float(value):.5g}" for value in array.flat[:_MOST_VALUES]]
-    shown = min(len(values), _MOST_VALUES)
-    while len(text := " ".join([*values[:shown], "…"] if shown < array.size else values)) > _VALUES_WIDTH:
-        shown -= 1
-    return text
+def _first_values(array: np.ndarray, width: int = _VALUES_WIDTH) -> str:
+    """As many of the first elements as fit in a column; one at least, if need be with fewer digits."""
+    for digits in range(5, 0, -1):
+        values = [f"{float(value):.{digits}g}" for value in array.flat[:_MOST_VALUES]]
+        for shown in range(len(values), 0, -1):
+            text = " ".join([*values[:shown], "…"] if shown < array.size else values)
+            if len(text) <= width:
+                return text
+    return ""
 
 
 def _percent(worst: float) -> str:
-    """A share of the bound, rounded down: what is within it does not read as 100 %."""
+    """A share of the bound, rounded down: what is within it does not read as more than 100 %."""
     return f"{math.floor(worst * 1000) / 10}%" if math.isfinite(worst) else str(worst)

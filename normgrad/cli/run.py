@@ -1,20 +1,25 @@
-"""Run an operator on a file of arrays and attributes by parameter name, and write the results by theirs.
+"""Run an operator on the arrays and attributes in a file, by parameter name, and write the results by theirs.
 
-Files are .npz, .safetensors or .pt by suffix. Nothing in them is ever unpickled.
+Files are .npz, .safetensors or .pt by suffix. Nothing in them is ever unpickled. IN and OUT may be folders: then every
+file of IN is a call, and its results are written to a file of the same name in OUT, which is created if need be. A call
+that cannot be run is reported, the others are run, and the exit status is 2.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from normgrad import backends, threads
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput
+from normgrad.cli.errors import BadInput, one_line
+from normgrad.cli.terminal import Console, with_progress
 from normgrad.contract.parameters import Mask, Parameter, Role, Tensor
 from normgrad.contract.products import Product, current_product, parse_product, use_product
 from normgrad.contract.status import ContractError
@@ -22,7 +27,7 @@ from normgrad.operators import OPERATORS, Operator
 from normgrad.testing.expected import as_tuple, checked, exact_results
 
 NAME = "run"
-HELP = "run an operator on a file and write the results to another"
+HELP = "run an operator on a file, or a folder of files, and write the results"
 
 _LONGEST_ATTRIBUTE = 64  # elements; a longer array is a tensor under the wrong name
 
@@ -30,39 +35,92 @@ _LONGEST_ATTRIBUTE = 64  # elements; a longer array is a tensor under the wrong 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The operator, the two files, and how to compute."""
     parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
-    parser.add_argument("input", metavar="IN", type=Path, help="the file to read")
-    parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write")
-    parser.add_argument("--oracle", action="store_true", help="compute with the oracle and write float64")
-    parser.add_argument("--product", metavar="P", help="check as this product's documents do, such as 'Atlas A2'")
+    parser.add_argument("input", metavar="IN", type=Path, help="the file to read, or a folder of files")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write; a folder where IN is one"
+    )
+    parser.add_argument(
+        "--oracle", action="store_true", help="compute with the float64 oracle and write float64 (default: the kernels)"
+    )
+    parser.add_argument(
+        "--product",
+        metavar="P",
+        help="check the call as this product's documents do, such as 'Atlas A2' or Ascend910B3 "
+        "(default: NORMGRAD_PRODUCT, or none)",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read, check, compute, write."""
     operator = OPERATORS[arguments.operator]
-    files.check_writable(arguments.output)
-    values = read_arguments(operator, arguments.input)
-    compute = by_oracle if arguments.oracle else by_operator
     try:
         product = current_product() if arguments.product is None else parse_product(arguments.product)
+        backends.chosen("cpu")
+        threads.get_num_threads()
+    except ValueError as error:  # a product or an environment variable that is not known
+        raise BadInput(str(error)) from None
+    if arguments.input.is_dir():
+        return _run_folder(arguments, operator, product)
+    if arguments.output.is_dir():
+        raise BadInput(f"{arguments.output}: is a folder, and must be a file, as IN is")
+    _run_file(operator, arguments.input, arguments.output, product, arguments.oracle)
+    return 0
+
+
+def _run_folder(arguments: argparse.Namespace, operator: Operator[..., Any], product: Product | None) -> int:
+    source, target = arguments.input, arguments.output
+    cases = list(files.cases_in(source).values())
+    if target.exists() and not target.is_dir():
+        raise BadInput(f"{target}: is a file, and must be a folder, as IN is")
+    if target.exists() and target.samefile(source):
+        raise BadInput(f"{target}: is IN, whose files would be replaced by their results; choose another folder")
+    files.make_folder(target)
+    tried = [_problem(operator, path, target, product, arguments.oracle) for path in with_progress(cases, "Running")]
+    problems = [problem for problem in tried if problem]
+    for problem in problems:
+        print(f"normgrad: {problem}", file=sys.stderr)
+    Console().print(f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run, in {target}")
+    return 2 if problems else 0
+
+
+def _problem(
+    operator: Operator[..., Any], source: Path, folder: Path, product: Product | None, with_oracle: bool
+) -> str:
+    """Run one call of a folder; why it cannot be run, or nothing."""
+    try:
+        _run_file(operator, source, folder / source.name, product, with_oracle)
+    except BadInput as error:
+        names_a_file = str(error).startswith((f"{source}: ", f"{folder / source.name}: "))
+        return one_line(error if names_a_file else f"{source}: {error}")
+    return ""
+
+
+def _run_file(
+    operator: Operator[..., Any], source: Path, target: Path, product: Product | None, with_oracle: bool
+) -> None:
+    files.check_writable(target)
+    values = read_arguments(operator, source)
+    compute = by_oracle if with_oracle else by_operator
+    try:
         results = compute(operator, values, product)
     except ContractError as error:
         raise BadInput(f"{error} ({error.status_name}, {int(error.status)})") from None
-    except ValueError as error:  # a product or an environment variable that says nothing known
-        raise BadInput(str(error)) from None
-    files.write(arguments.output, results)
-    return 0
+    files.write(target, results)
 
 
 def read_arguments(operator: Operator[..., Any], path: Path) -> dict[str, Any]:
     """An operator's arguments by name, from a file; absent ones take their defaults."""
-    content = {name: value for name, value in files.read(path).items() if value is not None}
     parameters = {p.name: p for p in operator.signature.parameters if not _is_output(p)}
-    unknown = [name for name in content if name not in parameters]
-    if unknown:
-        raise BadInput(
-            f"{path}: {', '.join(unknown)}: no parameter of {operator.signature.name}, "
-            f"whose parameters are {', '.join(parameters)}"
-        )
+
+    def accept(names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in parameters]
+        if unknown:
+            raise BadInput(
+                f"{', '.join(unknown)}: no parameter of {operator.signature.name}, "
+                f"whose parameters are {', '.join(parameters)}"
+            )
+
+    content = {name: value for name, value in files.read(path, accept).items() if value is not None}
     defaults = inspect.signature(operator).parameters
     arguments: dict[str, Any] = {}
     missing = []

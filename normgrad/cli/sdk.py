@@ -1,26 +1,31 @@
-"""Make the tree (headers, libraries, set_env.sh) against which programs written for CANN's operators build and run."""
+"""Create the tree that programs written for CANN's operators build against: headers, libraries, set_env.sh.
+
+A tree that normgrad created before is updated. Files that normgrad did not write, a CANN installation's say, are never
+touched: the command refuses, names the first of them, and changes nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from normgrad.cli.errors import BadInput
 from normgrad.sdk import SdkError, build
 
 NAME = "sdk"
-HELP = "make the tree that programs written for CANN build against"
+HELP = "create the tree that programs written for CANN build against"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("directory", metavar="DIR", help="where to make it; an earlier tree there is replaced")
+    parser.add_argument("directory", metavar="DIR", help="the folder to create, or one that an earlier call created")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Make the tree and say how to use it."""
+    """Create the tree and print how to use it."""
     try:
         home = build(arguments.directory)
-    except (SdkError, OSError) as problem:
+    except SdkError as problem:
         raise BadInput(str(problem)) from problem
-    print(f"made {home}\nsource {home}/set_env.sh")
+    print(f"The SDK is in {home}. To use it in a shell:\nsource {shlex.quote(f'{home}/set_env.sh')}")
     return 0

@@ -1,7 +1,8 @@
-"""A judge's findings on the terminal."""
+"""Print what a judge found."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -26,9 +27,9 @@ def show_case(console: Console, name: str, judgement: Judgement, *, only_failed:
 def show_summary(console: Console, outcomes: Sequence[tuple[str, Judgement | None, str]]) -> None:
     """A line per case, those that failed last, and the count."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    table.add_column("case")
-    table.add_column("")
-    table.add_column("of bound", justify="right")
+    table.add_column("case", overflow="fold")
+    table.add_column("", no_wrap=True)
+    table.add_column("of bound", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     failed = [outcome for outcome in outcomes if outcome[1] is None or not outcome[1].passed]
     for name, judgement, problem in [*(o for o in outcomes if o not in failed), *failed]:
@@ -41,13 +42,17 @@ def show_summary(console: Console, outcomes: Sequence[tuple[str, Judgement | Non
     console.print(table)
     console.print()
     if failed:
-        console.print(f"{len(failed)} of {len(outcomes)} cases did not pass.", style="bold red")
+        unjudged = sum(judgement is None for _, judgement, _ in failed)
+        parts = f": {len(failed) - unjudged} failed, {unjudged} cannot be judged" if unjudged else ""
+        console.print(f"{len(failed)} of {len(outcomes)} cases did not pass{parts}.", style="bold red")
     else:
         console.print(f"All {len(outcomes)} cases passed.", style="bold green")
 
 
 def _share(value: float) -> str:
     """A fraction of the bound; what is within it does not read as 1."""
+    if not math.isfinite(value):
+        return "NaN, Inf"
     return f"{min(value, 0.999):.3g}" if value <= 1 else f"{value:.3g}"
 
 
@@ -62,17 +67,18 @@ def _show_output(console: Console, output: OutputJudgement) -> None:
     if output.errors is None:
         return
     quantiles = ", ".join(f"{share} below {value:.3g}" for share, value in output.errors.quantiles.items())
-    _indented(console, 8, f"errors in ulp: {quantiles}; {100 * output.errors.rounded:.4g} % rounded right")
+    _indented(console, 8, f"errors in ulp: {quantiles}; {100 * output.errors.rounded:.4g} % correctly rounded")
     for cluster in output.errors.clusters:
         _indented(console, 8, f"beyond the bound, {cluster.kind}: {cluster.text}")
     if not output.passed:
-        for element in output.errors.worst:
+        worst = output.errors.worst
+        for element in [element for element in worst if not element.share <= 1] or worst:
             _show_element(console, element)
 
 
 def _show_element(console: Console, element: Element) -> None:
-    error = f"{element.ulps:.4g} ulp, {element.share:.4g} of the bound"
-    _indented(console, 10, f"at {element.index}: {element.actual:.9g} for {element.exact:.9g}, {error}")
+    error = f", {element.ulps:.4g} ulp, {element.share:.4g} of the bound" if math.isfinite(element.share) else ""
+    _indented(console, 10, f"at {element.index}: {element.actual:.9g} for {element.exact:.9g}{error}")
     terms = {**element.terms, "T": element.total, "U": element.underflow}
     for what, values in (("inputs", element.inputs), ("terms", terms)):
         if values:

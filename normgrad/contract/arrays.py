@@ -1,4 +1,4 @@
-"""Arrays of other libraries: seen as views with no copy, and made for results."""
+"""Arrays of other libraries: seen as views with no copy, and allocated for results."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from normgrad.contract import dlpack
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, DType, from_numpy_dtype, numpy_dtype
+from normgrad.contract.status import shown_error
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
 
 
@@ -21,21 +22,46 @@ class NotAnArray(TypeError):
     """An argument that cannot be seen as a view; the text says what it is and why not."""
 
 
-Make = Callable[[], Any]
+@dataclass(frozen=True, slots=True)
+class FreshArray:
+    """The layout of an output that the caller does not bring, and how to allocate one.
+
+    ``address`` returns the address of what ``allocate`` returned, or raises :class:`NotAnArray`.
+    """
+
+    shape: Shape
+    strides: Shape  # in elements
+    dtype: DType
+    allocate: Callable[[], Any]
+    address: Callable[[Any], int]
 
 
-class Kind(Protocol):
-    """A library's arrays: how results of that kind are made."""
+class ArrayLibrary(Protocol):
+    """The library of an array: how outputs for its users are allocated."""
 
-    def maker(self, shape: Shape, dtype: DType, like: Any) -> Make:
-        """A function that makes fresh arrays, in the memory order of ``like`` where that has the same shape."""
+    def fresh(self, shape: Shape, dtype: DType, like: Any) -> FreshArray:
+        """Return the layout of an output, in the memory order of ``like`` where that has the same shape."""
 
-    def finish(self, array: Any) -> Any:
-        """The fresh array, now written, as the user gets it."""
+    def export(self, array: Any) -> Any:
+        """Return the written output as the user gets it."""
 
 
 def as_view(array: Any) -> View:
-    """The view that an array is: NumPy, PyTorch, anything with ``__dlpack__``, or a view already."""
+    """The view that an array is: NumPy, PyTorch, anything with ``__dlpack__``, or a view already.
+
+    What the array's own code raises becomes :class:`NotAnArray`.
+    """
+    try:
+        return _view(array)
+    except NotAnArray:
+        raise
+    except Exception as error:
+        raise NotAnArray(f"cannot be read: {shown_error(error)}") from error
+
+
+def _view(array: Any) -> View:
+    if isinstance(array, type):
+        raise NotAnArray(f"is the class {array.__name__}, and must be an array")
     if isinstance(array, np.ndarray):
         return _view_numpy(array)
     if _is_torch(array):
@@ -49,13 +75,13 @@ def as_view(array: Any) -> View:
     )
 
 
-def kind_of(array: Any) -> Kind:
-    """The kind of an array that :func:`as_view` takes."""
+def library_of(array: Any) -> ArrayLibrary:
+    """Return the library of an array that :func:`as_view` takes."""
     if isinstance(array, np.ndarray | View):
         return _NUMPY
     if _is_torch(array):
-        return _TorchKind(array.device)
-    return _DLPackKind(array)
+        return _Torch(array.device)
+    return _DLPack(array)
 
 
 def as_numpy(view: View) -> np.ndarray:
@@ -76,45 +102,55 @@ def bytes_at(memory: Memory) -> memoryview:
 # NumPy
 
 
-def _view_numpy(array: np.ndarray) -> View:
+def _view_numpy(given: np.ndarray) -> View:
+    array = _as_ndarray(given)
     itemsize = array.dtype.itemsize or 1  # NumPy has dtypes of no bytes, which are refused by name later
     if any(stride % itemsize for stride in array.strides):
         raise NotAnArray(
             f"has strides of {array.strides} bytes, and must have strides of whole elements ({itemsize} bytes)"
         )
-    holder: Any = array
-    base = array.base
-    while base is not None:  # down to the array that holds the memory
-        if isinstance(base, np.ndarray):
-            holder = base
-        base = getattr(base, "base", None)
-    reach = _plain_view(holder).reach
-    storage = Memory(reach.address, reach.nbytes, owner=array)
+    reach = _plain_view(_as_ndarray(_holder(given))).reach
+    storage = Memory(reach.address, reach.nbytes, owner=given)
     view = _plain_view(array)
     return replace(view, dtype=from_numpy_dtype(array.dtype), storage=storage, writable=array.flags.writeable)
 
 
-def _slow_address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def _as_ndarray(array: np.ndarray) -> np.ndarray:
+    """The same array without the attributes of a subclass, which may say anything."""
+    return array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
 
 
-_pointer_at = ctypes.c_void_p.from_address
-_HEAD = object.__basicsize__
+#: What as_strided puts between its result and the array that it was given.
+_Strided: Any = type(np.lib.stride_tricks.as_strided(np.zeros(1)).base)
 
 
-def _fast_address(array: np.ndarray) -> int:
-    # NumPy's binary interface: the pointer to the data comes right after an object's head.
-    return _pointer_at(id(array) + _HEAD).value or 0
+def _holder(array: np.ndarray) -> np.ndarray:
+    """The array at the end of the bases, which holds the memory. What the base of another's object is says nothing."""
+    seen = {id(array)}
+    while True:
+        base: Any = np.ndarray.base.__get__(array)
+        if isinstance(base, _Strided):
+            base = base.base
+        if not isinstance(base, np.ndarray) or id(base) in seen:
+            return array
+        seen.add(id(base))
+        array = base
 
 
-def _choose_address() -> Callable[[np.ndarray], int]:
-    probe = np.zeros(2, np.float32)
-    interpreter_agrees = sys.implementation.name == "cpython" and _fast_address(probe) == _slow_address(probe)
-    return _fast_address if interpreter_agrees else _slow_address
+def holds_objects(array: Any) -> bool:
+    """Whether an array has pointers to Python's objects in its memory."""
+    return isinstance(array, np.ndarray) and _as_ndarray(array).dtype.hasobject
 
 
-#: The address of an array's first element; the fast way takes 0.2 µs, the slow one 1.2.
-numpy_address = _choose_address()
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+
+
+def numpy_address(array: np.ndarray) -> int:
+    """Return the address of an array's first element."""
+    try:
+        return ctypes.addressof(_first_byte(array))  # 0.2 µs
+    except (TypeError, ValueError):  # read-only, strided, empty, or a dtype unknown to the buffer protocol
+        return array.__array_interface__["data"][0]  # 1.5 µs
 
 
 def _plain_view(array: np.ndarray) -> View:
@@ -134,8 +170,8 @@ def aligned_empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _ordered_maker(like: np.ndarray, dtype: np.dtype) -> Make:
-    """A function that makes what ``np.empty_like`` would."""
+def _empty_like(like: np.ndarray, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    """Return a function that allocates what ``np.empty_like`` would, without keeping ``like`` alive."""
     strides = np.empty_like(like, dtype, subok=False).strides
     outermost_first = sorted(range(like.ndim), key=lambda axis: (-strides[axis], axis))
     shape = tuple(like.shape[axis] for axis in outermost_first)
@@ -143,18 +179,21 @@ def _ordered_maker(like: np.ndarray, dtype: np.dtype) -> Make:
     return lambda: np.empty(shape, dtype).transpose(axes)
 
 
-class _NumpyKind:
-    def maker(self, shape: Shape, dtype: DType, like: Any) -> Make:
+class _NumPy:
+    def fresh(self, shape: Shape, dtype: DType, like: Any) -> FreshArray:
         theirs = numpy_dtype(dtype)
         if isinstance(like, np.ndarray) and like.shape == shape and not like.flags.c_contiguous:
-            return _ordered_maker(like, theirs)
-        return partial(np.empty if math.prod(shape) * theirs.itemsize < _ALIGNED_FROM else aligned_empty, shape, theirs)
+            allocate = _empty_like(like, theirs)
+            strides = tuple(stride // theirs.itemsize for stride in allocate().strides)
+            return FreshArray(shape, strides, dtype, allocate, numpy_address)
+        empty = np.empty if math.prod(shape) * theirs.itemsize < _ALIGNED_FROM else aligned_empty
+        return FreshArray(shape, contiguous_strides(shape), dtype, partial(empty, shape, theirs), numpy_address)
 
-    def finish(self, array: Any) -> Any:
+    def export(self, array: Any) -> Any:
         return array
 
 
-_NUMPY = _NumpyKind()
+_NUMPY = _NumPy()
 
 
 # PyTorch, only ever met where the user has imported it
@@ -184,6 +223,8 @@ def _to_torch_dtypes() -> dict[DType, Any]:
 
 def _view_torch(tensor: Any) -> View:
     torch = sys.modules["torch"]
+    if tensor.is_nested:
+        raise NotAnArray("is a nested tensor, and must have one shape and one set of strides")
     if tensor.layout is not torch.strided:
         raise NotAnArray(f"is a tensor of layout {tensor.layout}, and must be strided")
     if tensor.device.type not in ("cpu", "cuda"):
@@ -212,39 +253,55 @@ def wants_note(array: Any) -> bool:
 def note_written(arrays: Sequence[Any]) -> None:
     """Let autograd know that tensors which want it have new values, as PyTorch's own in-place operators do."""
     if arrays:
-        sys.modules["torch"].autograd.graph.increment_version(arrays)
+        _increment_version()(arrays)
 
 
-def torch_maker(shape: Shape, strides: Shape, dtype: Any, device: Any) -> Make:
-    """A function that makes fresh tensors of a layout."""
-    return partial(sys.modules["torch"].empty_strided, shape, strides, dtype=dtype, device=device)
+@cache
+def _increment_version() -> Callable[[Sequence[Any]], None]:
+    increment: Callable[[Sequence[Any]], None] = sys.modules["torch"].autograd.graph.increment_version
+    return increment
 
 
-def quick_torch_maker(like: Any) -> Make:
-    """A function that makes fresh tensors of the layout of another whose device is the current one of its kind.
+def fresh_tensor(shape: Shape, strides: Shape, dtype: DType, device: Any) -> FreshArray:
+    """Return the layout of a tensor to be allocated."""
+    empty_strided, theirs = sys.modules["torch"].empty_strided, _to_torch_dtypes()[dtype]
+    allocate = partial(empty_strided, shape, strides, dtype=theirs, device=device)
+    return FreshArray(shape, strides, dtype, allocate, _tensor_address())
 
-    What PyTorch's compiled programs make their tensors with takes two thirds of the time of what users have.
-    """
-    guards = sys.modules.get("torch._C._dynamo.guards")
-    layout = tuple(like.shape), like.stride(), like.dtype
-    quick = getattr(guards, f"_empty_strided_{like.device.type}", None)
-    return torch_maker(*layout, like.device) if quick is None else partial(quick, *layout)
+
+@cache
+def _tensor_address() -> Callable[[Any], int]:
+    plain = sys.modules["torch"].Tensor
+
+    def address(tensor: Any) -> int:
+        found: int = 0
+        if type(tensor) is plain:  # a FakeTensor warns when asked for its address
+            try:
+                found = tensor.data_ptr()
+            except RuntimeError:
+                found = 0
+        if not found and tensor.numel():
+            raise NotAnArray(
+                f"PyTorch allocated an output without memory (a {type(tensor).__name__}): a mode or a transform is "
+                "active, such as FakeTensorMode or torch.func.grad; torch.ops.normgrad supports them"
+            )
+        return found
+
+    return address
 
 
 @dataclass(frozen=True)
-class _TorchKind:
+class _Torch:
     device: Any
 
-    def maker(self, shape: Shape, dtype: DType, like: Any) -> Make:
-        torch = sys.modules["torch"]
-        theirs = _to_torch_dtypes()[dtype]
+    def fresh(self, shape: Shape, dtype: DType, like: Any) -> FreshArray:
+        strides = contiguous_strides(shape)
         if _is_torch(like) and like.shape == shape and like.device == self.device:
-            strides = torch.empty_like(like, dtype=theirs, device="meta").stride()
-        else:
-            strides = contiguous_strides(shape)
-        return torch_maker(shape, strides, theirs, self.device)
+            torch = sys.modules["torch"]
+            strides = torch.empty_like(torch.empty_strided(shape, like.stride(), device="meta")).stride()
+        return fresh_tensor(shape, strides, dtype, self.device)
 
-    def finish(self, array: Any) -> Any:
+    def export(self, array: Any) -> Any:
         return array
 
 
@@ -252,18 +309,18 @@ class _TorchKind:
 
 
 @dataclass(frozen=True)
-class _DLPackKind:
+class _DLPack:
     array: Any
 
-    def maker(self, shape: Shape, dtype: DType, like: Any) -> Make:
+    def fresh(self, shape: Shape, dtype: DType, like: Any) -> FreshArray:
         device = dlpack.as_view(self.array).device
         if device == "cpu":
-            return _NUMPY.maker(shape, dtype, None)
+            return _NUMPY.fresh(shape, dtype, None)
         import torch
 
-        return _TorchKind(torch.device(device)).maker(shape, dtype, None)
+        return _Torch(torch.device(device)).fresh(shape, dtype, None)
 
-    def finish(self, array: Any) -> Any:
+    def export(self, array: Any) -> Any:
         namespace = getattr(self.array, "__array_namespace__", None)
         if namespace is None:
             return array

@@ -7,10 +7,12 @@ reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from normgrad.contract.arrays import NotAnArray, as_view
 from normgrad.contract.dtypes import listed
@@ -18,8 +20,8 @@ from normgrad.contract.formats import PLAIN_FORMATS, Format
 from normgrad.contract.overlap import overlap, overlaps_itself
 from normgrad.contract.parameters import Attribute, Broken, Call, Mask, Parameter, Role, Tensor
 from normgrad.contract.products import Family, Product
-from normgrad.contract.rules import INT64_MAX, flag
-from normgrad.contract.status import INVALID, NO_KERNEL, NULLPTR, ContractError, Status, quote
+from normgrad.contract.rules import INT64_MAX, flag, items_of
+from normgrad.contract.status import INVALID, NO_KERNEL, NULLPTR, ContractError, Status, quote, shown
 from normgrad.contract.view import View
 
 
@@ -69,10 +71,13 @@ def check(signature: Signature, arguments: Mapping[str, Any], product: Product |
     if outputs_needed:
         _check_null_outputs(signature, call)
     _check_product(signature, call)
+    # Attributes may run the caller's code, which could take an array's memory away: they are read first.
+    broken = _read_attributes(signature, call)
     tensors = tuple(_tensors_given(signature, call))
+    views = _views(call, tensors)
     for parameter in tensors:
-        _check_dtype(signature, call, parameter)
-    _check_attributes(signature, call)
+        _check_dtype(signature, call, parameter, views[parameter.name])
+    _check_attributes(signature, call, broken)
     for parameter in tensors:
         _check_format(signature, parameter, call.views[parameter.name])
     for parameter in tensors:
@@ -93,20 +98,26 @@ def _check_null_inputs(signature: Signature, call: Call) -> None:
 def _read_masks(signature: Signature, call: Call) -> None:
     for parameter in signature.parameters:
         if isinstance(parameter, Mask):
-            given = call.arguments[parameter.name]
             try:
-                flags = tuple(flag(item) for item in given)
-            except TypeError:
-                raise signature.error(
-                    parameter.name, f"is {quote(repr(given))}, and must be {parameter.length} booleans"
-                ) from None
+                call.attributes[parameter.name] = _flags(call.arguments[parameter.name], parameter.length)
             except Broken as broken:
-                raise signature.error(parameter.name, f"is {quote(repr(given))}: an element {broken}") from None
-            if len(flags) != parameter.length:
-                raise signature.error(parameter.name, f"has {len(flags)} elements, and must have {parameter.length}")
-            call.attributes[parameter.name] = flags
+                raise signature.error(parameter.name, str(broken)) from None
         elif isinstance(parameter, Attribute) and parameter.read is flag:
             _read(signature, call, parameter)  # flags choose outputs as masks do
+
+
+def _flags(given: Any, length: int) -> tuple[bool, ...]:
+    try:
+        items = items_of(given)
+    except TypeError:
+        raise Broken(f"is {quote(shown(given))}, and must be {length} booleans") from None
+    try:
+        flags = tuple(flag(item) for item in items)
+    except Broken as broken:
+        raise Broken(f"is {quote(shown(given))}: an element {broken}") from None
+    if len(flags) != length:
+        raise Broken(f"has {len(flags)} elements, and must have {length}")
+    return flags
 
 
 def _check_null_outputs(signature: Signature, call: Call) -> None:
@@ -119,7 +130,7 @@ def _check_product(signature: Signature, call: Call) -> None:
     if call.product is not None and not call.product.has(signature.family):
         raise signature.error(
             None,
-            f"{call.product.label} has no {signature.family.value} operators; choose another product, or none",
+            f"{call.product.label} has no {signature.c_name}; choose another product, or none",
             NO_KERNEL,
         )
 
@@ -130,12 +141,23 @@ def _tensors_given(signature: Signature, call: Call) -> Iterator[Tensor]:
             yield parameter
 
 
-def _check_dtype(signature: Signature, call: Call, parameter: Tensor) -> None:
+def _views(call: Call, tensors: Sequence[Tensor]) -> dict[str, View | NotAnArray]:
+    """The tensors' views, or why they have none. NumPy's arrays come last: all others may run the caller's code."""
+    given = {tensor.name: call.arguments[tensor.name] for tensor in tensors}
+    order = sorted(given, key=lambda name: isinstance(given[name], np.ndarray))
+    return {name: _view_or_problem(given[name]) for name in order}
+
+
+def _view_or_problem(array: Any) -> View | NotAnArray:
     try:
-        view = as_view(call.arguments[parameter.name])
-    except (NotAnArray, BufferError, RuntimeError) as problem:
-        text = quote(problem) if isinstance(problem, NotAnArray) else f"cannot be read: {quote(problem)}"
-        raise signature.error(parameter.name, text) from None
+        return as_view(array)
+    except NotAnArray as problem:
+        return problem
+
+
+def _check_dtype(signature: Signature, call: Call, parameter: Tensor, view: View | NotAnArray) -> None:
+    if isinstance(view, NotAnArray):
+        raise signature.error(parameter.name, quote(view)) from None
     expected = parameter.dtype(call)
     if view.dtype not in expected.allowed:
         why = f" ({expected.why})" if expected.why else ""
@@ -150,13 +172,22 @@ def _read(signature: Signature, call: Call, parameter: Attribute) -> None:
         raise signature.error(parameter.name, str(broken)) from None
 
 
-def _check_attributes(signature: Signature, call: Call) -> None:
-    attributes = [parameter for parameter in signature.parameters if isinstance(parameter, Attribute)]
-    for parameter in attributes:
-        if parameter.name not in call.attributes:
-            _read(signature, call, parameter)
-    for parameter in attributes:
-        if parameter.follows is not None:
+def _read_attributes(signature: Signature, call: Call) -> ContractError | None:
+    """Read the attributes up to the first that is broken; return its error, which others come before."""
+    try:
+        for parameter in signature.parameters:
+            if isinstance(parameter, Attribute) and parameter.name not in call.attributes:
+                _read(signature, call, parameter)
+    except ContractError as error:
+        return error
+    return None
+
+
+def _check_attributes(signature: Signature, call: Call, error: ContractError | None) -> None:
+    if error is not None:
+        raise error
+    for parameter in signature.parameters:
+        if isinstance(parameter, Attribute) and parameter.follows is not None:
             try:
                 parameter.follows(call)
             except Broken as broken:

@@ -14,6 +14,7 @@ from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, D
 from normgrad.contract.view import Memory, View, contiguous_strides
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_VERSION = 1  # the major one; another may lay the structure out otherwise
 _READ_ONLY = 1  # a bit of the versioned structure's flags
 _KNOWN = {(2, 32): FLOAT32, (2, 16): FLOAT16, (4, 16): BFLOAT16, (0, 32): INT32, (1, 8): UINT8}
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -57,10 +58,14 @@ def as_view(array: Any) -> View:
     capsule = _export(array)
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if versioned.version[0] != _VERSION:
+            raise BufferError(f"the export has version {versioned.version[0]} of DLPack, and must have {_VERSION}")
         tensor, writable = versioned.tensor, not versioned.flags & _READ_ONLY
-    else:
+    elif _is_valid(capsule, b"dltensor"):
         tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
         writable = not _is_immutable(array)
+    else:
+        raise BufferError(f"__dlpack__ returned an object of type {type(capsule).__name__}, which is no fresh dltensor")
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else contiguous_strides(shape)
     dtype = _dtype(tensor)
@@ -73,7 +78,7 @@ def as_view(array: Any) -> View:
 
 def _export(array: Any) -> Any:
     try:
-        return array.__dlpack__(max_version=(1, 0))
+        return array.__dlpack__(max_version=(_VERSION, 0))
     except TypeError:  # an exporter from before version 1
         return array.__dlpack__()
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from normgrad.contract.arrays import Make, NotAnArray, as_view, note_written, wants_note
+from normgrad.contract.arrays import NotAnArray, as_view, holds_objects, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
-from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote
+from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote, shown
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory, View
 
@@ -37,10 +36,7 @@ class Problem:
 
 
 class Kernel(Protocol):
-    """What a backend makes of a problem.
-
-    One that counts on bits of the tensors' addresses being 0 has them as ``counted_on``, for each of the views.
-    """
+    """What a backend makes of a problem."""
 
     @property
     def workspace_size(self) -> int:
@@ -51,30 +47,6 @@ class Kernel(Protocol):
 
         Their layout is the problem's, and they share memory no further than the problem's views do.
         """
-
-
-def counted_on(kernel: Kernel, problem: Problem) -> dict[str, int]:
-    """The bits of each view's address that must be 0 for a kernel, by name."""
-    bits = getattr(kernel, "counted_on", [0] * len(problem.views))
-    return dict(zip(problem.views, bits, strict=True))
-
-
-class OneStep(Protocol):
-    """A kernel that is one call with a descriptor of int64 numbers; such a kernel has it as ``one_step``."""
-
-    numbers: int  # in the descriptor, the last of which is its own address
-    template: array[int]  # the descriptor without any address
-    fills: Sequence[tuple[int, int, int]]  # positions, each for a tensor's address (by its number) plus an offset
-    scratch: Sequence[tuple[int, int]]  # positions, each for the workspace's first aligned address plus an offset
-    alignment: int  # of the workspace
-    workspace_size: int
-    workspace: Make | None  # a workspace as a tensor, instead of the backend's
-    is_ready: Callable[[], bool] | None  # whether this thread can call it, unless it always can
-    entry: int  # the address of a native function that does what a filled descriptor says, and returns a status
-    call: Callable[[Any, int], None] | None  # of a filled descriptor and its address, instead of the entry
-
-    def failed(self, status: int, address: int) -> None:
-        """What is left to do after a status other than 0 for the descriptor at an address: most often, to raise."""
 
 
 class Backend(Protocol):
@@ -105,6 +77,14 @@ class Plan:
         self._lock = threading.Lock()
         self._repeatable = False
         self._spent = False
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{name} {view.dtype} {view.shape}" for name, view in self._problem.views.items())
+        state = "has run" if self._spent else "repeatable" if self._repeatable else "runs once"
+        return (
+            f"<Plan {self._signature.name}({tensors}) on {self._problem.device} by the backend {self._backend.name}, "
+            f"workspace {self.workspace_size} bytes, {state}>"
+        )
 
     @property
     def workspace_size(self) -> int:
@@ -150,7 +130,7 @@ class Plan:
             raise self._signature.error(name, "is null, and must be given", NULLPTR)
         try:
             view = as_view(array)
-        except (NotAnArray, BufferError, RuntimeError) as problem:
+        except NotAnArray as problem:
             raise self._signature.error(name, quote(problem)) from None
         planned = self._problem.views[name]
         if not view.same_layout(planned):
@@ -176,13 +156,26 @@ class Plan:
         with self._lock:
             self._refuse_if_spent()
             memory = None if workspace is None else self._given(workspace)
+            self._check_stream(stream)
             problem, kernel, addresses = self._problem, self._kernel, self._addresses
             self._spent = not self._repeatable
         if isinstance(stream, Stream):
             stream.submit(lambda: launch(problem, addresses, kernel, self._backend, memory))
         else:
             launch(problem, addresses, kernel, self._backend, memory, stream)
-        note_written(self._written_owners)
+        if self._written_owners:
+            note_written(self._written_owners)
+
+    def _check_stream(self, stream: Any) -> None:
+        if stream is None or isinstance(stream, Stream):
+            return
+        if self._problem.device == "cpu":
+            raise self._signature.error("stream", f"is {quote(shown(stream))}, and must be a normgrad.Stream or None")
+        handle = getattr(stream, "cuda_stream", stream)
+        if not isinstance(handle, int) or isinstance(handle, bool):
+            raise self._signature.error(
+                "stream", f"is {quote(shown(stream))}, and must be a torch.cuda.Stream, a raw handle or None"
+            )
 
     def _refuse_if_spent(self) -> None:
         if self._spent:
@@ -211,8 +204,10 @@ class Plan:
     def _memory_of(self, workspace: Any) -> Memory:
         try:
             view = as_view(workspace)
-        except (NotAnArray, BufferError, RuntimeError) as problem:
+        except NotAnArray as problem:
             raise self._signature.error("workspace", quote(problem)) from None
+        if holds_objects(workspace):
+            raise self._signature.error("workspace", "is an array of Python objects, and must be one of plain data")
         reach = view.reach
         is_dense = reach.nbytes == view.numel * view.dtype.itemsize and not overlaps_itself(view)
         if not is_dense or not view.writable or not view.inside_storage:

@@ -8,15 +8,18 @@ from enum import Enum
 from types import TracebackType
 
 from normgrad.contract.dtypes import BFLOAT16, FLOATS, DType
+from normgrad.contract.status import shown
 from normgrad.environment import variable
 
 
 class Family(Enum):
-    """The operator families that the products' documents list."""
+    """The operators that a product has or lacks together: each of the norms' passes, and all steps of BatchNorm."""
 
     LAYER_NORM = "LayerNorm"
+    LAYER_NORM_BACKWARD = "LayerNorm backward"
     GROUP_NORM = "GroupNorm"
-    BATCH_NORM = "BatchNormElemt"
+    GROUP_NORM_BACKWARD = "GroupNorm backward"
+    BATCH_NORM = "BatchNorm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,18 @@ class Product(Enum):
         bfloat16=True,
     )
     ATLAS_200I_500_A2 = Support(
-        "Atlas 200I/500 A2", "Atlas 200I/500 A2 inference", ("Ascend310B",), frozenset(), bfloat16=False
+        "Atlas 200I/500 A2",
+        "Atlas 200I/500 A2 inference",
+        ("Ascend310B",),
+        frozenset({Family.LAYER_NORM}),
+        bfloat16=False,
     )
     ATLAS_INFERENCE = Support(
-        "Atlas inference", "Atlas inference", ("Ascend310P",), frozenset({Family.LAYER_NORM}), bfloat16=False
+        "Atlas inference",
+        "Atlas inference",
+        ("Ascend310P",),
+        frozenset({Family.LAYER_NORM_BACKWARD, Family.GROUP_NORM}),
+        bfloat16=False,
     )
     ATLAS_TRAINING = Support(
         "Atlas training",
@@ -98,7 +109,7 @@ def parse_product(name: Product | str) -> Product:
         for product in Product:
             if wanted.casefold() == product.label.casefold() or product.is_soc(wanted):
                 return product
-    raise ValueError(f"unknown product {name!r}; known are {', '.join(_known_names())}")
+    raise ValueError(f"unknown product {shown(name)}; known are {', '.join(_known_names())}")
 
 
 def _known_names() -> Iterator[str]:

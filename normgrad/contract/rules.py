@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
 
 from normgrad.contract.dtypes import FLOAT32, FLOATS, DType
 from normgrad.contract.parameters import Broken, Call, DtypeRule, Dtypes, Extent, ShapeRule
-from normgrad.contract.status import quote
+from normgrad.contract.status import quote, shown, shown_error
 from normgrad.contract.view import Shape
 
 INT64_MAX = 2**63 - 1
@@ -122,10 +123,10 @@ def integer(value: Any) -> int:
     """An integer that fits in 64 bits."""
     try:
         number = operator.index(value)
-    except TypeError:
-        raise Broken(f"is {quote(repr(value))}, and must be an integer") from None
+    except Exception:  # of the user's __index__ any
+        raise Broken(f"is {quote(shown(value))}, and must be an integer") from None
     if not -INT64_MAX - 1 <= number <= INT64_MAX:
-        raise Broken(f"is {number}, and must fit in a signed 64-bit integer")
+        raise Broken(f"is {shown(number)}, and must fit in a signed 64-bit integer")
     return number
 
 
@@ -146,29 +147,56 @@ def positive(value: Any) -> int:
 
 
 def real(value: Any) -> float:
-    """A real number."""
-    if not isinstance(value, numbers.Real):
-        raise Broken(f"is {quote(repr(value))}, and must be a real number")
-    return float(value)
+    """A real number; an array without axes, as ``np.load`` returns it, counts as its element."""
+    try:
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, numbers.Real):
+            return float(value)
+    except Exception:  # OverflowError, or any of the user's __float__
+        raise Broken(f"is {quote(shown(value))}, and must be a real number within float64's range") from None
+    raise Broken(f"is {quote(shown(value))}, and must be a real number")
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
-    if not isinstance(value, bool | np.bool_ | numbers.Integral):
-        raise Broken(f"is {quote(repr(value))}, and must be True or False")
-    return bool(value)
+    """True or false, or 1 or 0."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, numbers.Integral):
+        number = integer(value)
+        if number in (0, 1):
+            return bool(number)
+    raise Broken(f"is {quote(shown(value))}, and must be True or False")
+
+
+_MOST_ITEMS = 64  # that are read of a list, far more than any parameter takes: an iterable may be endless
+
+
+def items_of(value: Any) -> tuple[Any, ...]:
+    """The items of a list in order; TypeError where the value is no list."""
+    if isinstance(value, Set | Mapping):
+        raise Broken(f"is {quote(shown(value))}, and must be a list or tuple, which has its elements in order")
+    try:
+        items = tuple(itertools.islice(value, _MOST_ITEMS + 1))
+    except TypeError:
+        raise
+    except Exception as error:
+        raise Broken(f"cannot be read: {quote(shown_error(error))}") from None
+    if len(items) > _MOST_ITEMS:
+        raise Broken(f"has more than {_MOST_ITEMS} elements, and no list of the contract is so long")
+    return items
 
 
 def sizes(value: Any) -> Shape:
     """A list of sizes; a single one stands for a list of one."""
     try:
-        items = tuple(value)
+        items = items_of(value)
     except TypeError:
         items = (value,)
     try:
         return tuple([size(item) for item in items])
     except Broken as broken:
-        raise Broken(f"is {quote(repr(value))}: an element {broken}") from None
+        raise Broken(f"is {quote(shown(value))}: an element {broken}") from None
 
 
 def product_of(factors: dict[str, int]) -> int:

@@ -69,3 +69,32 @@ class ContractError(ValueError):
 def quote(value: object) -> str:
     """A user's value inside a message: braces doubled, since messages name parameters as ``{name}``."""
     return str(value).replace("{", "{{").replace("}", "}}")
+
+
+_LONGEST = 200  # characters of a user's value in a message
+
+
+def shown(value: object) -> str:
+    """Return a user's value for a message: its repr, shortened; where repr fails, what the value is.
+
+    Examples
+    --------
+    >>> shown([4]), shown(10**5000), shown([10**5000])
+    ('[4]', 'an integer of 16610 bits', 'an object of type list')
+    """
+    if isinstance(value, int) and value.bit_length() > _LONGEST:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except Exception:  # it is the user's code; an integer of more than 4300 digits has no repr either
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def shown_error(error: Exception) -> str:
+    """Return a foreign exception for a message: its type and the first line of its text."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,8 +12,27 @@ from collections.abc import Callable
 Work = Callable[[], None]
 
 
+class _Task:
+    """A piece of work, and whether it is done."""
+
+    __slots__ = ("is_done", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work: Work | None = work
+        self.is_done = False
+
+
 class _Queue:
-    """The work of one stream, and the thread that does it while there is some."""
+    """The work of one stream, and the thread that does it while there is some.
+
+    A thread may fail to start: none is to be had, the interpreter is shutting down, or Ctrl-C interrupts the call.
+    So only the thread itself says that the queue is served, and every later call on an unserved queue starts another
+    thread, or does the work in the caller's thread where that is impossible. Two threads that start for one queue do
+    no harm: the second leaves at once.
+
+    The state is guarded by a plain lock, whose acquisition in a ``with`` statement no signal handler interrupts;
+    methods of a Condition are Python code, in which a KeyboardInterrupt can leave the lock held.
+    """
 
     def __init__(self) -> None:
         self.renew()
@@ -21,46 +40,93 @@ class _Queue:
 
     def renew(self) -> None:
         """Start empty: also in a process made by fork, whose copy of the thread does not run."""
-        self.changed = threading.Condition()
-        self.waiting: deque[Work] = deque()
-        self.busy = False
-        self.given = self.done = 0
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.waiting: deque[_Task] = deque()
+        self.last_taken: _Task | None = None
+        self.server: object | None = None  # stands for the call of _serve that takes the tasks
         self.error: BaseException | None = None
 
     def add(self, work: Work) -> None:
-        with self.changed:
-            self.waiting.append(work)
-            self.given += 1
-            if not self.busy:
-                self.busy = True
-                threading.Thread(target=self._serve, name="normgrad-stream", daemon=True).start()
+        task = _Task(work)
+        with self.lock:
+            self.waiting.append(task)
+        self._have_served(task)
 
-    def _serve(self) -> None:
-        while True:
-            with self.changed:
-                if not self.waiting:
-                    self.busy = False
+    def _have_served(self, task: _Task) -> None:
+        """Start the thread where the queue has work and no thread; without threads, work here up to a task."""
+        with self.lock:
+            if self.server is not None or not self.waiting:
+                return
+        try:
+            threading.Thread(target=self._serve, name="normgrad-stream", daemon=True).start()
+        except (RuntimeError, MemoryError):
+            self._serve(task)
+
+    def _serve(self, last: _Task | None = None) -> None:
+        """Do the work that waits: all of it, or in a caller's thread up to a task."""
+        me = object()
+        with self.lock:
+            if self.server is not None:
+                return
+            self.server = me
+        try:
+            while last is None or not last.is_done:
+                task = self._take()
+                if task is None:
                     return
-                work = self.waiting.popleft()
-            failure: BaseException | None = None
-            try:
-                work()
-            except BaseException as error:
-                failure = error
-            del work  # what it holds is free once it is done
-            with self.changed:
+                self._do(task, is_callers=last is not None)
+        finally:
+            with self.lock:
+                if self.server is me:
+                    self.server = None
+
+    def _take(self) -> _Task | None:
+        """Take the next task. Without one the server leaves, under the lock: a task that is added later has none."""
+        with self.lock:
+            if not self.waiting:
+                self.server = None
+                return None
+            self.last_taken = self.waiting.popleft()
+            return self.last_taken
+
+    def _do(self, task: _Task, is_callers: bool) -> None:
+        failure: BaseException | None = None
+        try:
+            assert task.work is not None
+            task.work()
+        except BaseException as error:
+            failure = error
+            if is_callers and not isinstance(error, Exception):  # Ctrl-C belongs to the caller
+                failure = None
+                raise
+        finally:
+            with self.lock:
+                task.work = None  # what it holds is free once it is done
+                task.is_done = True
                 self.error = self.error or failure
-                self.done += 1
                 self.changed.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the work given before; whether it was done in time."""
-        with self.changed:
-            given = self.given
-            return self.changed.wait_for(lambda: self.done >= given, timeout)
+        with self.lock:
+            task = self.waiting[-1] if self.waiting else self.last_taken
+        if task is None:
+            return True
+        self._have_served(task)
+        with self.lock:
+            return self.changed.wait_for(lambda: task.is_done, timeout)
+
+    def state(self) -> str:
+        """What the queue has to do, in words, without waiting for it."""
+        with self.lock:
+            is_at_work = self.last_taken is not None and not self.last_taken.is_done
+            tasks = len(self.waiting) + is_at_work
+            failed = ", an error waits for synchronize()" if self.error is not None else ""
+        return (f"{tasks} task{'' if tasks == 1 else 's'} to do" if tasks else "idle") + failed
 
     def take_error(self) -> BaseException | None:
-        with self.changed:
+        with self.lock:
             error, self.error = self.error, None
         return error
 
@@ -105,6 +171,9 @@ class Stream:
 
     def __init__(self) -> None:
         self._queue = _Queue()
+
+    def __repr__(self) -> str:
+        return f"<Stream: {self._queue.state()}>"
 
     def submit(self, work: Work) -> None:
         """Give the stream work: a function without arguments."""

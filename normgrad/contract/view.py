@@ -11,6 +11,8 @@ from normgrad.contract.formats import Format
 
 Shape = tuple[int, ...]
 
+_FORMAT_NAMES = {format.value: format.name for format in Format}
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -50,6 +52,16 @@ class View:
     storage: Memory
     format: int = Format.ND
     writable: bool = True
+
+    def __repr__(self) -> str:
+        notes = [self.device, f"at {self.address:#x}"]
+        if self.strides != contiguous_strides(self.shape):
+            notes.insert(0, f"strides {self.strides}")
+        if self.format != Format.ND:
+            notes.append(f"format {_FORMAT_NAMES.get(self.format, self.format)}")
+        if not self.writable:
+            notes.append("read-only")
+        return f"<View {self.dtype} {self.shape}, {', '.join(notes)}>"
 
     @property
     def rank(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from normgrad.contract.plan import Kernel, Problem
 from normgrad.contract.view import Memory
 from normgrad.cpu import batch_norm, group_norm, layer_norm
+from normgrad.cpu.steps import holds_workspace
 
 _PREPARE: dict[str, Callable[[Problem], Kernel]] = {
     "layer_norm_backward": layer_norm.prepare_backward,
@@ -42,10 +43,10 @@ class _CPU:
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         """Memory for one launch: the calling thread's own, which saves the cost of fresh pages."""
         kept: Memory | None = getattr(self._kept, "memory", None)
-        if kept is None or kept.nbytes < nbytes:
+        if kept is None or kept.nbytes < nbytes or holds_workspace():
             owner = np.empty(nbytes, np.uint8)
             kept = Memory(owner.ctypes.data, nbytes, owner=owner)
-            if nbytes <= _KEPT:
+            if nbytes <= _KEPT and not holds_workspace():
                 self._kept.memory = kept
         return kept
 

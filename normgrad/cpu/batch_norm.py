@@ -31,12 +31,11 @@ def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
         return operands.kernel()
     separate(operands, "grad_input", ("grad_out", "input"))
     layout, tags = _laid(operands, {"grad_out": at.GRAD_OUT, "input": at.INPUT, "grad_input": at.RESULT})
-    layout.desc[at.BATCH] = 1
     vectors = {"mean": at.MEAN, "invstd": at.RSTD, "weight": at.WEIGHT, "sum_dy": at.SUM_DY, "counter": at.COUNTER}
     for name, position in {**vectors, "sum_dy_xmu": at.SUM_DY_XMU}.items():
         layout.vector(name, position)
     layout.desc[at.COUNTS] = problem.views["counter"].numel
-    layout.take(at.TABLES, (at.PLANES + 5) * layout.pitch * 4)
+    layout.take(at.TABLES, at.PLANES * layout.pitch * 4)
     return operands.kernel(layout.step(_ELEMT_BACKWARD, *tags))
 
 
@@ -49,7 +48,7 @@ def prepare_elemt(problem: Problem) -> SteppedKernel:
     layout, tags = _laid(operands, {"input": at.INPUT, "output": at.RESULT})
     for name, position in {"mean": at.MEAN, "invstd": at.RSTD, "weight": at.WEIGHT, "bias": at.BIAS}.items():
         layout.vector(name, position)
-    layout.take(at.TABLES, (at.PLANES + 4) * layout.pitch * 4)
+    layout.take(at.TABLES, at.PLANES * layout.pitch * 4)
     return operands.kernel(layout.step(_ELEMT, *tags))
 
 
@@ -64,7 +63,7 @@ def prepare_stats(problem: Problem) -> SteppedKernel:
         layout.vector(name, position)
     layout.take_partials()
     if layout.columns:
-        layout.take(at.TABLES, int(layout.desc[at.SAMPLES] * layout.desc[at.CHUNKS]) * 2 * layout.pitch * 4)
+        layout.take(at.TABLES, int(layout.desc[at.SAMPLES] * layout.desc[at.CHUNKS]) * layout.pitch * 4)  # shifts
     return operands.kernel(layout.step(_STATS, *tags))
 
 
@@ -78,7 +77,7 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
     for name, position in {"mean": at.MEAN, "invstd": at.RSTD, **outputs}.items():
         layout.vector(name, position)
     layout.take_partials()
-    layout.take(at.TABLES, 2 * layout.pitch * 4)  # mean and invstd
+    layout.take(at.TABLES, 3 * layout.pitch * 4)
     return operands.kernel(layout.step(_REDUCE_BACKWARD, *tags))
 
 

@@ -6,19 +6,13 @@ from normgrad.cpu.batch_norm_moments import FEW, batch_moments_columns, batch_mo
 from normgrad.cpu.batch_norm_singles import add_singles
 from normgrad.cpu.batch_norm_tables import (
     block_statistics,
-    channel_gradients,
-    channel_normals,
+    gradient_coefficients,
+    output_coefficients,
     put_lanes,
-    spread,
+    sum_coefficients,
     total_block,
 )
-from normgrad.cpu.channel_columns import (
-    add_places,
-    clear_sums,
-    gradient_places,
-    normalise_places,
-    settle_sums,
-)
+from normgrad.cpu.channel_columns import add_places, clear_sums, gradient_places, normalise_places
 from normgrad.cpu.channel_fields import (
     CHANNELS,
     CHANNELS_AT_ONCE,
@@ -27,7 +21,6 @@ from normgrad.cpu.channel_fields import (
     EPS,
     FIRST,
     GRAIN,
-    MEAN,
     OUT_0,
     OUT_1,
     OUT_2,
@@ -35,9 +28,7 @@ from normgrad.cpu.channel_fields import (
     PARTIALS,
     PITCH,
     PLACES,
-    PLANES,
     RECORDS,
-    RSTD,
     SAMPLES,
     SECOND,
     SLOT,
@@ -56,10 +47,10 @@ from normgrad.cpu.channels import (
     places_of,
     quotient,
 )
-from normgrad.cpu.exact import exact_gradient, exact_gradient_sums, exact_normalised
 from normgrad.cpu.jit import device, in_place, kernel
 from normgrad.cpu.kinds import BACKWARD, BACKWARD_SUMS, F32, FORWARD, FORWARD_SUMS
-from normgrad.cpu.memory import fetch_add, item_size, load_f64, start_of, store, store_f64, take
+from normgrad.cpu.memory import fetch_add, item_size, load_f64, start_of, store_f64, take
+from normgrad.cpu.mixed_dtypes import mixed_gradient, mixed_means, mixed_output, mixed_sums
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.vectors import vload, vload_f64, vstore_f64, widen
 
@@ -81,7 +72,7 @@ def _rows_of(desc, i):
 
 def _rows_sum_backward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    sum_rows(kind, desc, n, first, last, part)
+    sum_rows(kind, desc, n, first, last, part, np.float32(1), np.float32(0), desc[TABLES] + 4 * desc[PITCH])
 
 
 def _rows_sum_forward(kind, layout, direction, desc, i):
@@ -96,11 +87,10 @@ def _columns_sum_backward(kind, layout, direction, desc, i):
     run = 1 if desc[SAMPLES] * desc[PLACES] <= FEW else places
     clear_sums(desc, n, chunk)
     if item_size(kind) == 4 and desc[CHANNELS] > _NARROW and run > 1:
-        add_singles(desc, n, chunk, desc[TABLES])
+        add_singles(desc, n, chunk, desc[TABLES] + 4 * desc[PITCH])
     else:
         for first in range(0, places, run):
             add_places(kind, desc, n, chunk, first, first + run, desc[TABLES])
-    settle_sums(kind, desc, n, chunk)
 
 
 def _columns_sum_forward(kind, layout, direction, desc, i):
@@ -111,7 +101,7 @@ def _mixed_sum_backward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
     place, at = part * desc[CHUNK], partial_index(desc, n, part)
     for c in range(first, last):
-        total, total_x = exact_gradient_sums(desc, n, c, place, place + places_of(desc, part), 1.0, 1.0)
+        total, total_x = mixed_sums(desc, n, c, place, place + places_of(desc, part))
         store_f64(desc[PARTIALS], at + c, total)
         store_f64(desc[PARTIALS], at + c + desc[PITCH], total_x)
 
@@ -123,8 +113,8 @@ def _rows_result_backward(kind, layout, direction, desc, i):
 
 def _rows_result_forward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    weights = desc[TABLES] + 4 * (PLANES + 2) * desc[PITCH]
-    normalise_rows(kind, desc, n, first, last, part, desc[TABLES], weights, weights + 4 * desc[PITCH])
+    biases = desc[TABLES] + 12 * desc[PITCH]
+    normalise_rows(kind, desc, n, first, last, part, desc[TABLES], biases + 4 * desc[PITCH], biases)
 
 
 def _columns_result_backward(kind, layout, direction, desc, i):
@@ -141,14 +131,14 @@ def _mixed_result_backward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
     place = part * desc[CHUNK]
     for c in range(first, last):
-        exact_gradient(desc, n, c, place, place + places_of(desc, part))
+        mixed_gradient(desc, n, c, place, place + places_of(desc, part))
 
 
 def _mixed_result_forward(kind, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
     place = part * desc[CHUNK]
     for c in range(first, last):
-        exact_normalised(desc, n, c, place, place + places_of(desc, part))
+        mixed_output(desc, n, c, place, place + places_of(desc, part))
 
 
 choose(
@@ -201,7 +191,7 @@ def _put_statistics(kind, columns, desc, p):
 @device
 def _weigh(desc, lane):
     """The gradients of 16 channels' weights, to the records."""
-    sums_x, invstd = desc[PARTIALS] + 8 * desc[PITCH], desc[TABLES] + 4 * desc[PITCH]
+    sums_x, invstd = desc[PARTIALS] + 8 * desc[PITCH], desc[TABLES] + 8 * desc[PITCH]
     vstore_f64(desc[RECORDS], lane, vload_f64(sums_x, lane) * widen(vload(F32, invstd, lane)))
 
 
@@ -224,43 +214,34 @@ def _put_sums(kind, columns, desc, p):
     finish_phase(p, THIRD, mine, blocks)
 
 
-@device
-def _mark(columns, desc, fine):
-    """In columns one flag speaks for all channels, which share vectors."""
-    if columns:
-        store(F32, desc[TABLES], 4 * desc[PITCH], np.float32(fine))
-
-
 def _fill(kind, layout, direction, desc):
-    """What the results are made of, from the small vectors."""
+    """The coefficients of the results, from the per-channel parameters."""
 
 
 def _fill_gradients(kind, layout, direction, desc):
-    columns = in_columns(layout)
-    _mark(columns, desc, channel_gradients(kind, columns, desc, desc[TABLES], False))
+    gradient_coefficients(kind, in_columns(layout), desc, desc[TABLES])
 
 
-def _fill_exact_gradients(kind, layout, direction, desc):
-    channel_gradients(kind, False, desc, desc[TABLES], True)
+def _fill_mixed_gradients(kind, layout, direction, desc):
+    mixed_means(desc)
 
 
-def _fill_normals(kind, layout, direction, desc):
-    columns = in_columns(layout)
-    _mark(columns, desc, channel_normals(kind, columns, desc, desc[TABLES], False))
+def _fill_outputs(kind, layout, direction, desc):
+    output_coefficients(kind, in_columns(layout), desc, desc[TABLES])
 
 
-def _fill_exact_normals(kind, layout, direction, desc):
-    channel_normals(kind, False, desc, desc[TABLES], True)
+def _fill_nothing(kind, layout, direction, desc):
+    return
 
 
 choose(
     _fill,
     rows_backward=_fill_gradients,
     columns_backward=_fill_gradients,
-    mixed_backward=_fill_exact_gradients,
-    rows_forward=_fill_normals,
-    columns_forward=_fill_normals,
-    mixed_forward=_fill_exact_normals,
+    mixed_backward=_fill_mixed_gradients,
+    rows_forward=_fill_outputs,
+    columns_forward=_fill_outputs,
+    mixed_forward=_fill_nothing,
 )
 
 
@@ -297,8 +278,7 @@ def batch_norm_reduce_backward(desc, kind, layout):
         return
     mine = is_first(p, FIRST)
     if mine:
-        spread(kind, columns, desc, MEAN, 0.0, desc[TABLES])
-        spread(kind, columns, desc, RSTD, 0.0, desc[TABLES] + 4 * desc[PITCH])
+        sum_coefficients(kind, columns, desc, desc[TABLES])
     finish_phase(p, FIRST, mine, 1)
     _work_on_all(kind, layout, BACKWARD_SUMS, desc, p, slot)
     _put_sums(kind, columns, desc, p)

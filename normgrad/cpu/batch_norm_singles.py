@@ -22,18 +22,21 @@ _sums_of_run = stack_space(2 * _BLOCK * 4)
 
 
 @in_place
-def _add_columns(grad_out, go_step, x, x_step, rows, sums, means, whole, count):
+def _add_columns(grad_out, go_step, x, x_step, rows, sums, shifts, whole, count):
     """Add the terms of up to _AT_ONCE places to the float32 sums of 32 channels."""
-    m0, m1, zero = vload(F32, means, 0), vload(F32, means, 16), splat_f32(np.float32(0))
-    ahead, x_ahead = _AHEAD * go_step, _AHEAD * x_step
-    a0, a1, b0, b1 = zero, zero, zero, zero
+    one, zero, shift = (
+        splat_f32(np.float32(1)),
+        splat_f32(np.float32(0)),
+        (vload(F32, shifts, 0), vload(F32, shifts, 16)),
+    )
+    ahead, x_ahead, s = _AHEAD * go_step, _AHEAD * x_step, (zero, zero, zero, zero)
     for _ in range(rows):
-        a0, a1, b0, b1 = add_terms(F32, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
+        s = add_terms(F32, grad_out, ahead, x, x_ahead, whole, count, (one, one), shift, s)
         grad_out, x = grad_out + go_step, x + x_step
-    vstore(F32, sums, 0, vload(F32, sums, 0) + a0)
-    vstore(F32, sums, 16, vload(F32, sums, 16) + a1)
-    vstore(F32, sums, 32, vload(F32, sums, 32) + b0)
-    vstore(F32, sums, 48, vload(F32, sums, 48) + b1)
+    vstore(F32, sums, 0, vload(F32, sums, 0) + s[0])
+    vstore(F32, sums, 16, vload(F32, sums, 16) + s[1])
+    vstore(F32, sums, 32, vload(F32, sums, 32) + s[2])
+    vstore(F32, sums, 48, vload(F32, sums, 48) + s[3])
 
 
 @in_place
@@ -49,7 +52,7 @@ def _settle_run(singles, sums, sums_x, channels):
 
 
 @device
-def _add_block(grad_out, go_step, x, x_step, places, sums, sums_x, means, channels):
+def _add_block(grad_out, go_step, x, x_step, places, sums, sums_x, shifts, channels):
     """Add the terms of places to the sums of some channels: RUN of them in float32, float64 beyond."""
     singles, whole, yes, no = _sums_of_run(), channels & ~31, np.bool_(True), np.bool_(False)
     for i in range(0, 2 * _BLOCK, 16):
@@ -58,10 +61,10 @@ def _add_block(grad_out, go_step, x, x_step, places, sums, sums_x, means, channe
     while first < places:
         rows = min(_AT_ONCE, places - first)
         for c in range(0, whole, 32):
-            g, v, s, m = grad_out + 4 * c, x + 4 * c, singles + 8 * c, means + 4 * c
+            g, v, s, m = grad_out + 4 * c, x + 4 * c, singles + 8 * c, shifts + 4 * c
             _add_columns(g, go_step, v, x_step, rows, s, m, yes, np.int64(32))
         if whole < channels:
-            g, v, s, m = grad_out + 4 * whole, x + 4 * whole, singles + 8 * whole, means + 4 * whole
+            g, v, s, m = grad_out + 4 * whole, x + 4 * whole, singles + 8 * whole, shifts + 4 * whole
             _add_columns(g, go_step, v, x_step, rows, s, m, no, channels - whole)
         grad_out, x, first = grad_out + rows * go_step, x + rows * x_step, first + rows
         if first % RUN == 0 or first == places:
@@ -69,12 +72,12 @@ def _add_block(grad_out, go_step, x, x_step, places, sums, sums_x, means, channe
 
 
 @device
-def add_singles(desc, n, chunk, means):
-    """Add the terms of a chunk to its sums: grad_out, and grad_out·(x − mean)."""
+def add_singles(desc, n, chunk, shifts):
+    """Add the terms of a chunk to its sums: grad_out, and grad_out·(x − mean); the shifts are the negative means."""
     sums, place, channels = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), chunk * desc[CHUNK], desc[CHANNELS]
     sums_x, go_step, x_step = sums + 8 * desc[PITCH], 4 * desc[GRAD_OUT + 3], 4 * desc[INPUT + 3]
     places = places_of(desc, chunk)
     for c in range(0, channels, _BLOCK):
         grad_out, x = address_of(desc, GRAD_OUT, 4, n, c, place), address_of(desc, INPUT, 4, n, c, place)
-        some, s, s_x, m = min(_BLOCK, channels - c), sums + 8 * c, sums_x + 8 * c, means + 4 * c
+        some, s, s_x, m = min(_BLOCK, channels - c), sums + 8 * c, sums_x + 8 * c, shifts + 4 * c
         _add_block(grad_out, go_step, x, x_step, places, s, s_x, m, some)

@@ -1,6 +1,6 @@
-"""BatchNorm's small vectors: brought into the order of lanes, made into tables, brought out again; 32 channels at once.
+"""BatchNorm's per-channel parameters: brought into the order of lanes, made into coefficients, brought out again.
 
-Records are float64, tables float32 for the fast arithmetic. Lanes without a channel give zeros.
+32 channels at a time. Records are float64, tables float32. Lanes without a channel hold zeros.
 """
 
 import numpy as np
@@ -9,13 +9,10 @@ from normgrad.cpu.channel_fields import (
     BIAS,
     CHANNELS,
     CHUNKS,
-    COUNTER,
-    COUNTS,
     MEAN,
     PARTIALS,
     PITCH,
     PLACES,
-    PLANES,
     RECORDS,
     RSTD,
     SAMPLES,
@@ -23,21 +20,22 @@ from normgrad.cpu.channel_fields import (
     SUM_DY_XMU,
     WEIGHT,
 )
-from normgrad.cpu.channels import partial_index, places_of, vector_or, vector_value
-from normgrad.cpu.jit import device, in_place
+from normgrad.cpu.channels import partial_index, places_of, vector_or
+from normgrad.cpu.jit import device
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, load_f64, store, store_f64
-from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair, store_ordered, store_pair
-from normgrad.cpu.tables import VISIBLE, lane_of, put_vector
+from normgrad.cpu.mixed_dtypes import total_count
+from normgrad.cpu.moments import between
+from normgrad.cpu.pairs import load_ordered, load_pair, store_ordered, store_pair
+from normgrad.cpu.tables import lane_of, put_vector
 from normgrad.cpu.vectors import (
-    all_between,
-    fma,
-    lanes_between,
     narrow,
+    not_below,
+    power_of_two,
+    saturated,
     splat_f32,
     splat_f64,
     square_roots,
-    usable_lanes,
     vload,
     vload_f64,
     vstore,
@@ -45,8 +43,7 @@ from normgrad.cpu.vectors import (
     widen,
 )
 
-_MOST = 2.0**126  # of a mean: a difference from it is then finite
-_MOST_IN_HALF = 2.0**16  # of a factor: terms of opposite signs, rounded, do not make a sum that float16 does not hold
+_TINY = 2.0**-200
 
 
 @device
@@ -86,18 +83,22 @@ def put_lanes(kind, columns, desc, output, block, source):
 @device
 def _statistics(desc, lane, eps):
     """Mean and invstd of 16 channels over all samples, to the records."""
-    size, at, zero = splat_f64(1.0 / (desc[SAMPLES] * desc[PLACES])), desc[PARTIALS] + 8 * lane, splat_f64(0.0)
-    pitch, total, squares = desc[PITCH], zero, zero
+    size, at, pitch = np.float64(desc[SAMPLES] * desc[PLACES]), desc[PARTIALS] + 8 * lane, desc[PITCH]
+    total, squares = splat_f64(0.0), splat_f64(0.0)
     for i in range(desc[SAMPLES] * desc[CHUNKS]):
         total = total + vload_f64(at + 16 * i * pitch, 0)
-    mean = total * size
     for n in range(desc[SAMPLES]):
         for chunk in range(desc[CHUNKS]):
             count, at = np.float64(places_of(desc, chunk)), desc[PARTIALS] + 8 * (partial_index(desc, n, chunk) + lane)
-            distance = fma(vload_f64(at, 0), splat_f64(1.0 / count), -mean)
-            squares = squares + fma(distance * splat_f64(count), distance, vload_f64(at, pitch))
-    vstore_f64(desc[RECORDS], lane, mean)
-    vstore_f64(desc[RECORDS], pitch + lane, splat_f64(1.0) / square_roots(fma(squares, size, splat_f64(eps))))
+            share = splat_f64(1.0 / (count * size * size))
+            apart = between(vload_f64(at, 0), splat_f64(count), total, splat_f64(size), share)
+            squares = squares + (vload_f64(at, pitch) + apart)
+    # Where float32 squares underflow, M2 may be negative, and invstd must be finite: it is Inf for equal elements alone.
+    # Where they overflow, it must be NaN, not 0.
+    variance = not_below(squares, splat_f64(_TINY)) / splat_f64(size)
+    variance = variance + (variance - variance)
+    vstore_f64(desc[RECORDS], lane, total / splat_f64(size))
+    vstore_f64(desc[RECORDS], pitch + lane, splat_f64(1.0) / square_roots(variance + splat_f64(eps)))
 
 
 @device
@@ -124,71 +125,59 @@ def total_block(desc, block):
     vstore_f64(at, pitch + 16, x1)
 
 
-@in_place
-def fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag):
-    vstore(F32, table, lane, mean)
-    vstore(F32, table, pitch + lane, narrow(slope))
-    vstore(F32, table, 2 * pitch + lane, narrow(factor))
-    vstore(F32, table, 3 * pitch + lane, narrow(offset))
-    vstore(F32, table, 4 * pitch + lane, flag)
-    return all_between(flag, np.float32(1), np.float32(2))
+@device
+def sum_coefficients(kind, columns, desc, table):
+    """The table of sums of grad_out·(x − mean): scales of 1 and the negative means; and the invstds."""
+    spread(kind, columns, desc, MEAN, 0.0, table + 4 * desc[PITCH])
+    spread(kind, columns, desc, RSTD, 0.0, table + 8 * desc[PITCH])
+    for lane in range(0, desc[PITCH], 16):
+        vstore(F32, table, lane, splat_f32(np.float32(1)))
+        vstore(F32, table, desc[PITCH] + lane, -vload(F32, table, desc[PITCH] + lane))
 
 
 @device
-def _record(kind, columns, desc, first, second, scale):
-    """The record of each channel, from float32 in the order of lanes: what the exact arithmetic needs."""
-    for c in range(desc[CHANNELS]):
-        lane = lane_of(kind, columns, c)
-        store_f64(desc[RECORDS], 2 * c, np.float64(load(F32, first, lane)) * scale)
-        store_f64(desc[RECORDS], 2 * c + 1, np.float64(load(F32, second, lane)) * scale)
-
-
-@device
-def channel_gradients(kind, columns, desc, table, exact):
-    """BatchNorm's records from the sums given, and the table; whether float32 will do for all channels.
-
-    Records are made where they are read: for results in float64, `exact` or where float32 will not do.
-    """
-    count, fine, pitch = 0.0, True, desc[PITCH]
-    largest = _MOST if item_size(kind) == 4 or is_bfloat(kind) else _MOST_IN_HALF
-    for i in range(desc[COUNTS]):
-        count += vector_value(desc, COUNTER, i)
-    means, plane = table + 4 * PLANES * pitch, 4 * pitch
-    invstds, weights, sums, sums_x = means + plane, means + 2 * plane, means + 3 * plane, means + 4 * plane
-    spread(kind, columns, desc, MEAN, 0.0, means)
-    spread(kind, columns, desc, RSTD, 0.0, invstds)
-    spread(kind, columns, desc, WEIGHT, 1.0, weights)
-    spread(kind, columns, desc, SUM_DY, 0.0, sums)
-    spread(kind, columns, desc, SUM_DY_XMU, 0.0, sums_x)
+def gradient_coefficients(kind, columns, desc, table):
+    """The table of gradients, from the statistics and sums given."""
+    pitch, count = desc[PITCH], splat_f64(total_count(desc))
+    plane = 4 * pitch
+    shifts, factors, means, scales, posts = (
+        table + plane, table + 2 * plane, table + 3 * plane, table + 4 * plane, table + 5 * plane,
+    )  # fmt: skip
+    spread(kind, columns, desc, MEAN, 0.0, shifts)
+    spread(kind, columns, desc, SUM_DY_XMU, 0.0, factors)
+    spread(kind, columns, desc, SUM_DY, 0.0, means)
+    spread(kind, columns, desc, RSTD, 0.0, scales)
+    spread(kind, columns, desc, WEIGHT, 1.0, posts)
     for lane in range(0, pitch, 16):
-        mean, invstd = vload(F32, means, lane), widen(vload(F32, invstds, lane))
-        factor, size = invstd * widen(vload(F32, weights, lane)), splat_f64(count)
-        slope = -(invstd * invstd * (widen(vload(F32, sums_x, lane)) / size) * factor)
-        offset = -(widen(vload(F32, sums, lane)) / size * factor)
-        flag = usable_lanes(slope) * usable_lanes(offset) * usable_lanes(factor)
-        flag = flag * lanes_between(widen(mean), 0.0, _MOST) * lanes_between(factor, 0.0, largest)
-        seen = lanes_between(offset, VISIBLE, np.inf) + lanes_between(slope, 0.0, 0.0)
-        fine = fill_lanes(table, pitch, lane, mean, slope, factor, offset, flag * seen) and fine
-    if exact or is_bfloat(kind) or not fine:
-        _record(kind, columns, desc, sums, sums_x, 1.0 / count)
-    return fine
+        mean, invstd = widen(vload(F32, shifts, lane)), widen(vload(F32, scales, lane))
+        pre = power_of_two(invstd, splat_f64(0.0))
+        coefficient = invstd * invstd * (widen(vload(F32, factors, lane)) / count) * pre
+        scale = power_of_two(coefficient, mean)
+        vstore(F32, table, lane, narrow(scale))
+        vstore(F32, shifts, lane, narrow(-(mean * scale)))
+        vstore(F32, factors, lane, narrow(saturated(coefficient / scale)))
+        vstore(F32, means, lane, narrow(widen(vload(F32, means, lane)) / count * pre))
+        vstore(F32, scales, lane, narrow(pre))
+        vstore(F32, posts, lane, narrow(saturated(widen(vload(F32, posts, lane)) * (invstd / pre))))
 
 
 @device
-def channel_normals(kind, columns, desc, table, exact):
-    """The same from the statistics given."""
-    fine, pitch = True, desc[PITCH]
-    means, plane = table + 4 * PLANES * pitch, 4 * pitch
-    invstds, weights, biases = means + plane, means + 2 * plane, means + 3 * plane
-    spread(kind, columns, desc, MEAN, 0.0, means)
-    spread(kind, columns, desc, RSTD, 0.0, invstds)
+def output_coefficients(kind, columns, desc, table):
+    """The table of outputs, from the statistics given; for float32 rows records of them too, and the weights."""
+    pitch = desc[PITCH]
+    plane = 4 * pitch
+    shifts, factors, weights = table + plane, table + 2 * plane, table + 4 * plane
+    spread(kind, columns, desc, RSTD, 0.0, table)
+    spread(kind, columns, desc, MEAN, 0.0, shifts)
+    spread(kind, columns, desc, BIAS, 0.0, table + 3 * plane)
     spread(kind, columns, desc, WEIGHT, 1.0, weights)
-    spread(kind, columns, desc, BIAS, 0.0, biases)
+    if item_size(kind) == 4 and not columns:
+        for c in range(desc[CHANNELS]):
+            store_f64(desc[RECORDS], 2 * c, np.float64(load(F32, shifts, c)))
+            store_f64(desc[RECORDS], 2 * c + 1, np.float64(load(F32, table, c)))
     for lane in range(0, pitch, 16):
-        mean, factor = vload(F32, means, lane), widen(vload(F32, invstds, lane)) * widen(vload(F32, weights, lane))
-        offset = widen(vload(F32, biases, lane))
-        flag = usable_lanes(factor) * usable_lanes(offset) * lanes_between(widen(mean), 0.0, _MOST)
-        fine = fill_lanes(table, pitch, lane, mean, splat_f64(0.0), factor, offset, flag) and fine
-    if exact or is_bfloat(kind) or not fine or (item_size(kind) == 4 and not columns):
-        _record(kind, columns, desc, means, invstds, 1.0)
-    return fine
+        mean, invstd = widen(vload(F32, shifts, lane)), widen(vload(F32, table, lane))
+        scale = power_of_two(invstd, mean)
+        vstore(F32, table, lane, narrow(scale))
+        vstore(F32, shifts, lane, narrow(-(mean * scale)))
+        vstore(F32, factors, lane, narrow(saturated(widen(vload(F32, weights, lane)) * (invstd / scale))))

@@ -12,40 +12,32 @@ from normgrad.cpu.channel_fields import (
     INPUT,
     PARTIALS,
     PITCH,
+    PLACES,
     RESULT,
+    SAMPLES,
     STREAM,
 )
-from normgrad.cpu.channel_rows import WORST
+from normgrad.cpu.channel_formulas import deviation, gradient, output
 from normgrad.cpu.channels import address_of, partial_index, places_of
-from normgrad.cpu.exact import exact_gradient, exact_moments, exact_normalised
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, prefetch_l2, store_f64
-from normgrad.cpu.moments import moments
+from normgrad.cpu.memory import item_size, prefetch_l2, store_f64
+from normgrad.cpu.moments import about_mean, moments
 from normgrad.cpu.pairs import (
-    is_bfloat,
     load_pair,
     load_pair_first,
-    store_normal_pair,
-    store_normal_pair_first,
-    stream_normal_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
 )
-from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.trusted_sums import settle_lanes
-from normgrad.cpu.vectors import (
-    all_between_f64,
-    any_subnormal,
-    fma,
-    splat_f32,
-    splat_f64,
-    unlikely,
-    vload,
-    vload_f64,
-    vstore_f64,
-    widen,
-)
+from normgrad.cpu.tables import lane_coefficients
+from normgrad.cpu.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore_f64, widen
 
 RUN = 16  # places that are worked on at once
+_AT_ONCE = 4  # the same of outputs, of which few keep the stores nearly in order
+_AHEAD = 8  # places after which the data of outputs is prefetched
+_NARROW = 128  # channels of float32 up to which that is faster than place by place whatever the size
+_KEPT = 1 << 21  # elements of float32 up to which it is
 
 # Where a literal would be an argument stands np.bool_(..) or np.int64(..): Numba compiles a function for every literal.
 
@@ -69,11 +61,11 @@ def ask_for_channels(kind, address):
 @in_place
 def _store(kind, address, low, high, whole, count, stream):
     if not whole:
-        store_normal_pair_first(kind, address, 0, low, high, count)
+        store_pair_first(kind, address, 0, low, high, count)
     elif stream:
-        stream_normal_pair(kind, address, 0, low, high)
+        stream_pair(kind, address, 0, low, high)
     else:
-        store_normal_pair(kind, address, 0, low, high)
+        store_pair(kind, address, 0, low, high)
 
 
 @in_place
@@ -90,154 +82,82 @@ def clear_sums(desc, n, chunk):
 
 
 @in_place
-def add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1):
+def add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s):
+    """Add grad_out and grad_out·deviation of 32 channels at a place to s, both in pairs."""
     ask_for_channels(kind, grad_out + ahead)
     ask_for_channels(kind, x + x_ahead)
     g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
-    return a0 + g[0], a1 + g[1], fma(g[0], v[0] - m0, b0), fma(g[1], v[1] - m1, b1)
+    x0, x1 = deviation(v[0], scale[0], shift[0]), deviation(v[1], scale[1], shift[1])
+    return s[0] + g[0], s[1] + g[1], fma(g[0], x0, s[2]), fma(g[1], x1, s[3])
 
 
 @in_place
-def _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, c, means, whole, count):
+def _add_columns(kind, grad_out, go_step, x, x_step, rows, sums, pitch, c, table, whole, count):
     """The sums of 32 channels over some places: two runs of up to 8 terms in float32, float64 beyond."""
-    m0, m1, zero = vload(F32, means, c), vload(F32, means, c + 16), splat_f32(np.float32(0))
-    a0, a1, b0, b1 = zero, zero, zero, zero
-    e0, e1, f0, f1 = zero, zero, zero, zero
+    scale, at = (vload(F32, table, c), vload(F32, table, c + 16)), pitch + c
+    shift, zero = (vload(F32, table, at), vload(F32, table, at + 16)), splat_f32(np.float32(0))
+    s, t = (zero, zero, zero, zero), (zero, zero, zero, zero)
     ahead, x_ahead = RUN * go_step, RUN * x_step
     for _ in range(rows // 2):
-        a0, a1, b0, b1 = add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
-        e0, e1, f0, f1 = add_terms(
-            kind, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, m0, m1, e0, e1, f0, f1
-        )
+        s = add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s)
+        t = add_terms(kind, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, scale, shift, t)
         grad_out, x = grad_out + 2 * go_step, x + 2 * x_step
     if rows % 2:
-        a0, a1, b0, b1 = add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, m0, m1, a0, a1, b0, b1)
-    add_pair(sums, c, a0 + e0, a1 + e1)
-    add_pair(sums, pitch + c, b0 + f0, b1 + f1)
+        s = add_terms(kind, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s)
+    add_pair(sums, c, s[0] + t[0], s[1] + t[1])
+    add_pair(sums, pitch + c, s[2] + t[2], s[3] + t[3])
 
 
 @device
-def add_places(kind, desc, n, chunk, first, last, means):
-    """Add the terms of some places of a chunk to its sums: grad_out, and grad_out·(x − mean)."""
+def add_places(kind, desc, n, chunk, first, last, table):
+    """Add the terms of some places of a chunk to its sums: grad_out, and grad_out·deviation."""
     size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
     sums, pitch = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), desc[PITCH]
     go_step, x_step, whole = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3], channels & ~31
+    yes, no, left = np.bool_(True), np.bool_(False), channels & 31
     while first < last:
         rows = min(RUN, last - first)
-        grad_out = address_of(desc, GRAD_OUT, size, n, 0, place + first)
+        g = address_of(desc, GRAD_OUT, size, n, 0, place + first)
         x = address_of(desc, INPUT, size, n, 0, place + first)
         for c in range(0, whole, 32):
-            _add_columns(
-                kind,
-                grad_out + c * size,
-                go_step,
-                x + c * size,
-                x_step,
-                rows,
-                sums,
-                pitch,
-                c,
-                means,
-                np.bool_(True),
-                np.int64(32),
-            )
-        if whole < channels:
-            grad_out, x = grad_out + whole * size, x + whole * size
-            _add_columns(
-                kind, grad_out, go_step, x, x_step, rows, sums, pitch, whole, means, np.bool_(False), channels - whole
-            )
+            _add_columns(kind, g, go_step, x, x_step, rows, sums, pitch, c, table, yes, np.int64(32))
+            g, x = g + 32 * size, x + 32 * size
+        if left > 0:
+            _add_columns(kind, g, go_step, x, x_step, rows, sums, pitch, whole, table, no, left)
         first += rows
 
 
-@device
-def settle_sums(kind, desc, n, chunk):
-    """Make a chunk's sums anew in float64 where float32 is not to be trusted."""
-    sums, place = desc[PARTIALS] + 8 * partial_index(desc, n, chunk), chunk * desc[CHUNK]
-    last, pitch = place + places_of(desc, chunk), desc[PITCH]
-    settle_lanes(kind, True, desc, n, 0, pitch, place, last, sums, sums + 8 * pitch)
-
-
-@device
-def _exact_gradients(desc, n, c, count, place):
-    for k in range(c, c + count):
-        exact_gradient(desc, n, k, place, place + 1)
-
-
 @in_place
-def _gradient(g, x, mean, slope, factor, offset):
-    return fma(factor, g, fma(slope, x - mean, offset))
-
-
-@in_place
-def _gradient_columns(kind, desc, n, c, place, rows, grad_out, x, result, table, stream, whole, count):
+def _gradient_columns(kind, desc, c, rows, grad_out, x, result, table, stream, whole, count):
     """grad_input of 32 channels at some places."""
     size, pitch = item_size(kind), desc[PITCH]
     go_step, x_step, step = size * desc[GRAD_OUT + 3], size * desc[INPUT + 3], size * desc[RESULT + 3]
-    m0, m1 = vload(F32, table, c), vload(F32, table, c + 16)
-    s0, s1 = vload(F32, table, pitch + c), vload(F32, table, pitch + c + 16)
-    f0, f1 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
-    o0, o1 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+    low, high = lane_coefficients(table, pitch, c), lane_coefficients(table, pitch, c + 16)
     ahead, x_ahead = RUN * go_step, RUN * x_step
-    for r in range(rows):
+    for _ in range(rows):
         ask_for_channels(kind, grad_out + ahead)
         ask_for_channels(kind, x + x_ahead)
         g, v = load_channels(kind, grad_out, whole, count), load_channels(kind, x, whole, count)
-        a, b = _gradient(g[0], v[0], m0, s0, f0, o0), _gradient(g[1], v[1], m1, s1, f1, o1)
-        # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
-        if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-            _exact_gradients(desc, n, c, count, place + r)
-        else:
-            _store(kind, result, a, b, whole, count, stream)
+        a, b = gradient(g[0], v[0], low), gradient(g[1], v[1], high)
+        _store(kind, result, a, b, whole, count, stream)
         grad_out, x, result = grad_out + go_step, x + x_step, result + step
 
 
 @device
 def gradient_places(kind, desc, n, chunk, first, last, table):
-    """grad_input of some places of a chunk: factor·g + slope·(x − mean) + offset."""
+    """grad_input of some places of a chunk."""
     size, channels, place = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
-    if load(F32, table, 4 * desc[PITCH]) == 0:
-        for c in range(channels):
-            exact_gradient(desc, n, c, place + first, place + last)
-        return
-    whole = channels & ~31
+    whole, left, yes, no = channels & ~31, channels & 31, np.bool_(True), np.bool_(False)
     for start in range(place + first, place + last, RUN):
-        grad_out, x = address_of(desc, GRAD_OUT, size, n, 0, start), address_of(desc, INPUT, size, n, 0, start)
+        g, x = address_of(desc, GRAD_OUT, size, n, 0, start), address_of(desc, INPUT, size, n, 0, start)
         result, rows = address_of(desc, RESULT, size, n, 0, start), min(RUN, place + last - start)
         stream = desc[STREAM] != 0 and (result | size * desc[RESULT + 3]) % 64 == 0
         for c in range(0, whole, 32):
             at = c * size
-            _gradient_columns(
-                kind,
-                desc,
-                n,
-                c,
-                start,
-                rows,
-                grad_out + at,
-                x + at,
-                result + at,
-                table,
-                stream,
-                np.bool_(True),
-                np.int64(32),
-            )
-        if whole < channels:
-            at, count = whole * size, channels - whole
-            _gradient_columns(
-                kind,
-                desc,
-                n,
-                whole,
-                start,
-                rows,
-                grad_out + at,
-                x + at,
-                result + at,
-                table,
-                np.bool_(False),
-                np.bool_(False),
-                count,
-            )
+            _gradient_columns(kind, desc, c, rows, g + at, x + at, result + at, table, stream, yes, np.int64(32))
+        if left > 0:
+            at = whole * size
+            _gradient_columns(kind, desc, whole, rows, g + at, x + at, result + at, table, no, no, left)
 
 
 @in_place
@@ -279,79 +199,65 @@ def add_moments(kind, desc, n, chunk, first, last):
 
 @device
 def add_run(kind, desc, n, chunk):
-    """The sum of all numbers of a chunk, and of the squares about their mean, to the partials of the first channel."""
-    x = address_of(desc, INPUT, item_size(kind), n, 0, chunk * desc[CHUNK])
-    count, at = places_of(desc, chunk) * desc[CHANNELS], partial_index(desc, n, chunk)
-    total, squares = moments(kind, x, count)
+    """The sum and M2 of all elements of a chunk, to the partials of the first channel."""
+    size = item_size(kind)
+    x, count = address_of(desc, INPUT, size, n, 0, chunk * desc[CHUNK]), places_of(desc, chunk) * desc[CHANNELS]
+    total, squares = moments(kind, x, count, size)
+    at = partial_index(desc, n, chunk)
     store_f64(desc[PARTIALS], at, total)
     store_f64(desc[PARTIALS], at + desc[PITCH], squares)
 
 
-@in_place
-def _settle_lanes(sums, squares, shift, count):
-    """The moments of 16 channels about a shift become the sum and the squares about the mean; whether they are fine."""
-    s, q = vload_f64(sums, 0), vload_f64(squares, 0)
-    about_mean = q - s * s * splat_f64(1.0 / count)
-    vstore_f64(sums, 0, fma(splat_f64(count), widen(shift), s))
-    vstore_f64(squares, 0, about_mean)
-    nothing = splat_f64(2.0**-400)  # of equal numbers there are no squares
-    return all_between_f64((about_mean + nothing) / (q + nothing), 1 / WORST, 2.0)
-
-
 @device
 def settle_moments(kind, desc, n, chunk):
-    """Make a chunk's moments the sum and the squares about the mean."""
-    size, place, count, channels = item_size(kind), chunk * desc[CHUNK], places_of(desc, chunk), desc[CHANNELS]
+    """Make a chunk's moments about its first place the sum and M2."""
+    size, channels, count = item_size(kind), desc[CHANNELS], splat_f64(np.float64(places_of(desc, chunk)))
     sums = desc[PARTIALS] + 8 * partial_index(desc, n, chunk)
-    squares, shift = sums + 8 * desc[PITCH], address_of(desc, INPUT, size, n, 0, place)
+    squares, first = sums + 8 * desc[PITCH], address_of(desc, INPUT, size, n, 0, chunk * desc[CHUNK])
     for c in range(0, channels, 32):
-        m, at = _load_at(kind, shift, c, channels), 8 * c
-        fine = _settle_lanes(sums + at, squares + at, m[0], np.float64(count))
-        fine = _settle_lanes(sums + at + 128, squares + at + 128, m[1], np.float64(count)) and fine
-        if unlikely(not fine):
-            for k in range(c, min(c + 32, channels)):
-                total, about_mean = exact_moments(desc, n, k, place, place + count)
-                store_f64(sums, lane_of_column(kind, k), total)
-                store_f64(squares, lane_of_column(kind, k), about_mean)
-
-
-@device
-def _exact_normals(desc, n, c, count, place):
-    for k in range(c, c + count):
-        exact_normalised(desc, n, k, place, place + 1)
+        shift = _load_at(kind, first, c, channels)
+        for half in range(2):
+            at = c + 16 * half
+            s, q = vload_f64(sums, at), vload_f64(squares, at)
+            s, q = about_mean(s, q, count, widen(shift[0] if half == 0 else shift[1]))
+            vstore_f64(sums, at, s)
+            vstore_f64(squares, at, q)
 
 
 @in_place
-def _normalise_channels(kind, desc, n, c, place, x, result, table, stream, whole, count):
-    """The output of 32 channels at a place."""
-    factors, offsets = table + 8 * desc[PITCH], table + 12 * desc[PITCH]
-    v = load_channels(kind, x, whole, count)
-    a = fma(v[0] - vload(F32, table, c), vload(F32, factors, c), vload(F32, offsets, c))
-    b = fma(v[1] - vload(F32, table, c + 16), vload(F32, factors, c + 16), vload(F32, offsets, c + 16))
-    if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-        _exact_normals(desc, n, c, count, place)
-    else:
+def _normalise_columns(kind, c, pitch, places, x, x_step, result, step, table, stream, whole, count):
+    """The output of 32 channels at some places."""
+    scale, scale_2 = vload(F32, table, c), vload(F32, table, c + 16)
+    shift, shift_2 = vload(F32, table, pitch + c), vload(F32, table, pitch + c + 16)
+    factor, factor_2 = vload(F32, table, 2 * pitch + c), vload(F32, table, 2 * pitch + c + 16)
+    offset, offset_2 = vload(F32, table, 3 * pitch + c), vload(F32, table, 3 * pitch + c + 16)
+    for _ in range(places):
+        if item_size(kind) == 2:
+            ask_for_channels(kind, x + _AHEAD * x_step)
+        v = load_channels(kind, x, whole, count)
+        a, b = output(v[0], scale, shift, factor, offset), output(v[1], scale_2, shift_2, factor_2, offset_2)
         _store(kind, result, a, b, whole, count, stream)
+        x, result = x + x_step, result + step
 
 
 @device
 def normalise_places(kind, desc, n, chunk, first, last, table):
-    """The output at some places of a chunk: (x − mean)·factor + offset."""
-    size, channels, start = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK]
-    if load(F32, table, 4 * desc[PITCH]) == 0:
-        for c in range(channels):
-            exact_normalised(desc, n, c, start + first, start + last)
-        return
-    whole, left = channels & ~31, channels & 31
+    """The output at some places of a chunk."""
+    size, channels, start, pitch = item_size(kind), desc[CHANNELS], chunk * desc[CHUNK], desc[PITCH]
     x, result = address_of(desc, INPUT, size, n, 0, start + first), address_of(desc, RESULT, size, n, 0, start + first)
     x_step, step = size * desc[INPUT + 3], size * desc[RESULT + 3]
     stream = desc[STREAM] != 0 and (result | step) % 64 == 0
-    yes, no, all_32 = np.bool_(True), np.bool_(False), np.int64(32)
-    for place in range(start + first, start + last):
+    whole, left, yes, no = channels & ~31, channels & 31, np.bool_(True), np.bool_(False)
+    one_by_one = size == 4 and channels > _NARROW and desc[SAMPLES] * desc[PLACES] * channels > _KEPT
+    while first < last:
+        places = 1 if one_by_one else min(_AT_ONCE, last - first)
         for c in range(0, whole, 32):
-            at = c * size
-            _normalise_channels(kind, desc, n, c, place, x + at, result + at, table, stream, yes, all_32)
+            i, o = x + c * size, result + c * size
+            if one_by_one:  # a constant, which makes coefficients operands in memory
+                _normalise_columns(kind, c, pitch, np.int64(1), i, x_step, o, step, table, stream, yes, np.int64(32))
+            else:
+                _normalise_columns(kind, c, pitch, places, i, x_step, o, step, table, stream, yes, np.int64(32))
         if left > 0:
-            at = whole * size
-            _normalise_channels(kind, desc, n, whole, place, x + at, result + at, table, no, no, left)
-        x, result = x + x_step, result + step
+            i, o = x + whole * size, result + whole * size
+            _normalise_columns(kind, whole, pitch, places, i, x_step, o, step, table, no, no, left)
+        first, x, result = first + places, x + places * x_step, result + places * step

@@ -21,17 +21,16 @@ OUT_0, OUT_1, OUT_2, OUT_3 = 60, 63, 66, 69  # small outputs, as the vectors
 PARTIALS = 72  # float64 [samples, chunks, 2, PITCH]
 RECORDS = 73  # float64 [statistics, 2]
 TABLES = 74  # float32 [.., PLANES, PITCH]
-EPS, BATCH = 75, 76
-SCALE_BY_RSTD = 77  # whether the sums become those of (x − mean)·rstd once a unit has them
+EPS = 75
 STREAM = 78  # results go past the caches
 CHANNELS_AT_ONCE = 79  # whole channels in a chunk of short rows
-WEIGHTS = 80  # float32 [2, PITCH + 16]: weight and bias in the order of lanes; behind the weight, whether it is finite
+WEIGHTS = 80  # float32 [2, PITCH + SPARE]: weight and bias in the order of lanes
 UNITS_AT_ONCE = 81  # units that are taken at a time where they are kept together
 ONE_RUN = 82  # of columns: a chunk's numbers follow each other and share their statistics
 # Counters of the phases: taken, done. In cache lines of their own: threads write to them while others read the rest.
 ZEROTH, FIRST, SECOND, THIRD, FOURTH = 96, 98, 100, 102, 104
 DESC_SIZE = 112
 
-# A table's planes: what a channel's fast arithmetic needs, and whether it will do.
-PLANES = 5  # mean, slope, factor, offset, fine
+# A table's planes: a channel's coefficients, in the order of `channel_formulas`.
+PLANES = 6
 SPARE = 16  # lanes behind a table of GroupNorm's, so that a group's last vector may be a whole one

@@ -74,12 +74,6 @@ def is_first(p, phase):
     return fetch_add(p, phase, 1) == 0
 
 
-@device
-def usable(value):
-    """Whether float32 holds a value with all its digits."""
-    return value == 0.0 or 2.0**-126 <= abs(value) <= 2.0**127
-
-
 # The types of the tags that say how data lies and which way a pass goes.
 _LAYOUTS = {types.uint8: "rows", types.int8: "columns", types.int64: "mixed"}
 _DIRECTIONS = {

@@ -69,10 +69,14 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str) -> bytes:
-    """The object code of a kernel for the types of its tags: ``int32 symbol(int64 *descriptor)``."""
+def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str, is_loop_body: bool = False) -> bytes:
+    """The object code of a kernel for the types of its tags: ``int32 symbol(int64 *descriptor)``.
+
+    Of a loop's body: ``int32 symbol(int64 begin, int64 end, int64 *descriptor)``.
+    """
     function = getattr(import_module(module), name).py_func
-    arguments = (types.CPointer(types.int64), *(numba.typeof(tag) for tag in tags))
+    leading = (*[types.int64] * (2 * is_loop_body), types.CPointer(types.int64))
+    arguments = (*leading, *(numba.typeof(tag) for tag in tags))
     flags = compiler.Flags()
     flags.error_model, flags.no_cpython_wrapper, flags.no_cfunc_wrapper = "numpy", True, True
     with _untouched_libraries() as context:
@@ -80,7 +84,7 @@ def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str) -> byte
             cpu_target.typing_context, context, function, arguments, types.void, flags, {}, pipeline_class=Pipeline
         )
         whole = _linked(result.library)
-    _add_entry(whole, whole.get_function(result.fndesc.llvm_func_name), symbol)
+    _add_entry(whole, whole.get_function(result.fndesc.llvm_func_name), len(leading), symbol)
     machine = target_machine()
     _optimise(whole, machine)
     return bytes(machine.emit_object(whole))
@@ -102,18 +106,17 @@ def _linked(library: Any) -> Any:
     return whole
 
 
-def _add_entry(whole: Any, kernel: Any, symbol: str) -> None:
+def _add_entry(whole: Any, kernel: Any, leading: int, symbol: str) -> None:
     """The one function to be seen from outside: a kernel's tags are types alone, so any values will do for them."""
-    result, problem, descriptor, *tags = (str(argument.type) for argument in kernel.arguments)
-    values = ", ".join([f"{result} %result", f"{problem} %problem", f"{descriptor} %descriptor"])
-    values += "".join(f", {tag} zeroinitializer" for tag in tags)
-    declared = ", ".join([result, problem, descriptor, *tags])
+    result, problem, *arguments = (str(argument.type) for argument in kernel.arguments)
+    given = ", ".join(f"{kind} %argument{number}" for number, kind in enumerate(arguments[:leading]))
+    tags = "".join(f", {tag} zeroinitializer" for tag in arguments[leading:])
     entry = llvm.parse_assembly(f"""
-        declare i32 @"{kernel.name}"({declared})
-        define i32 @{symbol}({descriptor} %descriptor) {{
+        declare i32 @"{kernel.name}"({", ".join([result, problem, *arguments])})
+        define i32 @{symbol}({given}) {{
             %result = alloca i64
             %problem = alloca i64
-            %status = call i32 @"{kernel.name}"({values})
+            %status = call i32 @"{kernel.name}"({result} %result, {problem} %problem, {given}{tags})
             ret i32 %status
         }}
     """)

@@ -29,7 +29,6 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         separate(operands, "grad_input", ("grad_out", "input"))
         tensors["grad_input"] = at.RESULT
     layout = _laid(operands, tensors, 2)
-    layout.desc[at.SCALE_BY_RSTD] = 1
     for name, position in (("mean", at.MEAN), ("rstd", at.RSTD), ("weight", at.WEIGHT)):
         layout.vector(name, position)
     for name, position in (("grad_weight", at.OUT_0), ("grad_bias", at.OUT_1)):
@@ -48,6 +47,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     channels, groups = int(layout.desc[at.CHANNELS]), int(layout.desc[at.GROUPS])
     if layout.columns and groups == 1 and layout.strides["input"][2] == channels:
         layout.desc[[at.ONE_RUN, at.CHANNELS_AT_ONCE]] = 1, channels
+    layout.take(at.RECORDS, int(layout.desc[at.SAMPLES]) * groups * 16)
     layout.desc[at.EPS] = np.float64(problem.attributes["eps"]).view(np.int64)
     for name, position in (("weight", at.WEIGHT), ("bias", at.BIAS), ("mean", at.OUT_0), ("rstd", at.OUT_1)):
         layout.vector(name, position)
@@ -67,7 +67,6 @@ def _laid(operands: Operands, tensors: dict[str, int], read: int) -> Layout:
     desc[[at.STAT_SAMPLE, at.STAT_CHANNEL]] = groups, sizes[1] // groups
     slots = int(desc[at.SLOTS])
     layout.take_partials()
-    layout.take(at.RECORDS, samples * groups * 16)
-    layout.take(at.WEIGHTS, 2 * (layout.pitch + 16) * 4)
+    layout.take(at.WEIGHTS, 2 * (layout.pitch + at.SPARE) * 4)
     layout.take_tables(samples + slots if desc[at.APART] else 2 * slots)
     return layout

@@ -16,7 +16,6 @@ from normgrad.cpu.channel_columns import (
     gradient_places,
     normalise_places,
     settle_moments,
-    settle_sums,
 )
 from normgrad.cpu.channel_fields import (
     APART,
@@ -54,17 +53,15 @@ from normgrad.cpu.channel_fields import (
 )
 from normgrad.cpu.channel_rows import gradient_rows, moments_rows, normalise_group_rows
 from normgrad.cpu.channels import choose, finish_phase, in_columns, is_first, places_of, quotient
-from normgrad.cpu.group_gradients import group_gradients, spread_group_means, total_samples
+from normgrad.cpu.group_gradients import group_gradients, spread_sum_coefficients, sum_coefficients, total_samples
 from normgrad.cpu.group_statistics import group_statistics, merge_chunks
 from normgrad.cpu.jit import device, in_place, kernel
-from normgrad.cpu.kinds import BACKWARD, F32, FORWARD
-from normgrad.cpu.memory import fetch_add, load_f64, start_of, store, take
+from normgrad.cpu.kinds import BACKWARD, FORWARD
+from normgrad.cpu.memory import fetch_add, load_f64, start_of, take
 from normgrad.cpu.row_sums import sum_rows
 from normgrad.cpu.rows import lane_of_column
-from normgrad.cpu.tables import mark_all, put_vector
-from normgrad.cpu.vectors import all_between, vload
+from normgrad.cpu.tables import put_vector
 
-_LARGEST = np.finfo(np.float32).max
 _TURN = 16  # places of a column chunk that are worked on in turn
 
 
@@ -87,7 +84,7 @@ def _conclude(kind, layout, direction, desc, p):
 @device
 def _biases(desc):
     """Where the biases are: behind the weights."""
-    return desc[WEIGHTS] + 4 * (desc[PITCH] + 16)
+    return desc[WEIGHTS] + 4 * (desc[PITCH] + SPARE)
 
 
 @device
@@ -95,12 +92,8 @@ def _order_vectors(kind, layout, desc, p):
     """Weight and bias, in the order of lanes."""
     mine, columns = is_first(p, ZEROTH), in_columns(layout)
     if mine:
-        weights, finite = desc[WEIGHTS], True
-        spread(kind, columns, desc, np.int64(WEIGHT), 1.0, weights)
+        spread(kind, columns, desc, np.int64(WEIGHT), 1.0, desc[WEIGHTS])
         spread(kind, columns, desc, np.int64(BIAS), 0.0, _biases(desc))
-        for lane in range(0, desc[PITCH], 16):
-            finite = finite and all_between(vload(F32, weights, lane), np.float32(0), _LARGEST)
-        store(F32, weights, desc[PITCH], np.float32(finite))
     finish_phase(p, ZEROTH, mine, 1)
 
 
@@ -111,7 +104,7 @@ def _no_begin(kind, layout, direction, desc, unit, table):
 
 @device
 def _spread(kind, layout, direction, desc, unit, table):
-    spread_group_means(kind, desc, unit, table)
+    spread_sum_coefficients(kind, desc, unit, table)
 
 
 @device
@@ -127,7 +120,8 @@ def _rows_of(desc, unit, chunk):
 def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
-        sum_rows(kind, desc, n, first, last, part)
+        scale, shift = sum_coefficients(desc, n, quotient(first, desc[STAT_CHANNEL]))
+        sum_rows(kind, desc, n, first, last, part, scale, shift, 0)
     if old_unit >= 0:
         n, first, last, part = _rows_of(desc, old_unit, old_chunk)
         gradient_rows(kind, desc, n, first, last, part, old_table)
@@ -154,8 +148,6 @@ def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_uni
             add_places(kind, desc, unit, chunk, first, min(first + _TURN, places), table)
         if first < old_places:
             gradient_places(kind, desc, old_unit, old_chunk, first, min(first + _TURN, old_places), old_table)
-    if unit >= 0:
-        settle_sums(kind, desc, unit, chunk)
 
 
 @device
@@ -190,20 +182,17 @@ def _settle_rows_forward(kind, layout, direction, desc, unit, table):
 
 @device
 def _settle_columns_backward(kind, layout, direction, desc, unit, table):
-    fine = True
     for q in range(desc[GROUPS]):
-        fine = group_gradients(kind, True, desc, unit, q, table, desc[WEIGHTS]) and fine
-    mark_all(kind, desc, table, fine)
+        group_gradients(kind, True, desc, unit, q, table, desc[WEIGHTS])
 
 
 @device
 def _settle_columns_forward(kind, layout, direction, desc, unit, table):
-    eps, biases, fine = load_f64(start_of(desc), EPS), _biases(desc), True
+    eps, biases = load_f64(start_of(desc), EPS), _biases(desc)
     if not desc[ONE_RUN]:
         merge_chunks(desc, unit)
     for q in range(desc[GROUPS]):
-        fine = group_statistics(kind, True, desc, unit, q, table, eps, desc[WEIGHTS], biases) and fine
-    mark_all(kind, desc, table, fine)
+        group_statistics(kind, True, desc, unit, q, table, eps, desc[WEIGHTS], biases)
 
 
 @device

@@ -70,7 +70,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
             places.append((position, operands.place(name)))
     take = operands.workspace.take
     places += [
-        (backward.ORDERED_WEIGHT, take((padded + _PAIR) * 4)),
+        (backward.ORDERED_WEIGHT, take(padded * 4)),
         (backward.PARTIALS, take((1 if wide else blocks) * padded * 16)),
         (backward.ROW_SUMS, take(rows * -(-columns // SEGMENT) * 16 if wide else 0)),
         (backward.SCRATCH, take(slots * scratch)),

@@ -19,6 +19,7 @@ from normgrad.cpu.layer_norm_backward_fields import (
     PARTIALS,
     ROW_SUMS,
     ROWS,
+    RSTD,
     SCRATCH,
     SCRATCH_SIZE,
     SLOT,
@@ -33,7 +34,6 @@ from normgrad.cpu.layer_norm_backward_fields import (
     WIDE,
 )
 from normgrad.cpu.layer_norm_groups import run_group
-from normgrad.cpu.layer_norm_rows import begin_scratch
 from normgrad.cpu.layer_norm_vectors import combine_partials, order_weight
 from normgrad.cpu.memory import (
     fetch_add,
@@ -119,6 +119,7 @@ def sum_segments(kind, desc, p):
             segment * SEGMENT,
             min(n, (segment + 1) * SEGMENT),
             load_coded(desc[STATISTICS_CODE], desc[MEAN], row),
+            load_coded(desc[STATISTICS_CODE], desc[RSTD], row),
         )
         store_f64(desc[ROW_SUMS], 2 * i, s1)
         store_f64(desc[ROW_SUMS], 2 * i + 1, s2)
@@ -137,7 +138,6 @@ def run_items(kind, desc, p, slot, scratch):
         i = take(p, NEXT, items, slot)
         if i >= items:
             break
-        begin_scratch(scratch)
         first_row, last_row, first, last = i * desc[BLOCK_ROWS], min(m, (i + 1) * desc[BLOCK_ROWS]), 0, n
         dw = desc[PARTIALS] + i * padded * 16
         if wide:
@@ -147,7 +147,6 @@ def run_items(kind, desc, p, slot, scratch):
         if want_sums:
             zero_f64(dw, (last - first + 31) // 32 * 32)
             zero_f64(db, (last - first + 31) // 32 * 32)
-        begin_scratch(scratch)
         run_rows(kind, desc, first_row, last_row, first, last, scratch, dw, db, first)
         fetch_add(p, DONE, 1)
     wait_until(p, DONE, items)

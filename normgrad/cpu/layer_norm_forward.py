@@ -35,40 +35,58 @@ from normgrad.cpu.layer_norm_forward_fields import (
     WEIGHT,
     WEIGHT_STRIDE,
 )
-from normgrad.cpu.layer_norm_output import exact_normalise, normalise_row, vector_lane
-from normgrad.cpu.memory import fetch_add, item_size, load_f64, stack_space, start_of, store, store_f64, wait_until
-from normgrad.cpu.moments import LARGEST, SMALLEST, put_moments, settled_moments, shift_of
+from normgrad.cpu.layer_norm_output import normalise_row, vector_lane
+from normgrad.cpu.memory import (
+    fetch_add,
+    item_size,
+    load_f64,
+    stack_space,
+    start_of,
+    store,
+    store_f64,
+    wait_until,
+)
+from normgrad.cpu.moments import about_mean, lane_moments, moments, shift_of
 from normgrad.cpu.pairs import is_bfloat, load_ordered, load_pair
 from normgrad.cpu.row_sizes import STAGED_ROWS, TILE
 from normgrad.cpu.rows import gather_rows, row_offset, scatter_rows
-from normgrad.cpu.vectors import splat_f32, store_sums, vload_f64, vstore
+from normgrad.cpu.vectors import splat_f32, store_sums, vload_f64, vstore, vstore_f64
 
 _FEW_COLUMNS = 1024  # up to so many, TILE rows stay in the first-level cache
 
-_sums, _lanes = stack_space(3 * TILE * 8), stack_space(TILE * 2 * 16 * 8)
+_sums, _lanes = stack_space(2 * TILE * 8), stack_space(TILE * 2 * 16 * 8)
 
 
 @device
 def sum_rows(kind, x, pitch, rows, n, sums):
-    """Moments of up to TILE rows: the sums of all, their squares, and what they are about."""
+    """The sums and M2 of up to TILE short rows, which are all in flight before the first one's lanes are added up."""
     lanes = _lanes()
     for r in range(rows):
-        shift = shift_of(kind, x + r * pitch, n)
-        store_f64(sums, 2 * TILE + r, np.float64(shift))
-        put_moments(kind, x + r * pitch, n, shift, lanes + 256 * r)
+        s, q = lane_moments(kind, x + r * pitch, n, shift_of(kind, x + r * pitch))
+        vstore_f64(lanes, 32 * r, s)
+        vstore_f64(lanes, 32 * r + 16, q)
     for k in range(0, 32, 16):  # of rows that are not there nothing is read
         a, b = vload_f64(lanes, k), vload_f64(lanes, k + 32)
         store_sums(sums + 2 * k, a, b, vload_f64(lanes, k + 64), vload_f64(lanes, k + 96))
+    for r in range(rows):
+        shift = np.float64(shift_of(kind, x + r * pitch))
+        total, squares = about_mean(load_f64(sums, r), load_f64(sums, TILE + r), n, shift)
+        store_f64(sums, r, total)
+        store_f64(sums, TILE + r, squares)
 
 
 @device
 def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
-    """Up to TILE rows: the moments of all, then the results of each."""
-    n, pitch, sums = desc[COLUMNS], desc[PITCH], _sums()
-    sum_rows(kind, x, x_pitch, rows, n, sums)
+    """Up to TILE rows, or one long row: the moments of all, then the results of each."""
+    n, sums, total, squares = desc[COLUMNS], _sums(), 0.0, 0.0
+    together = 0 < n <= _FEW_COLUMNS
+    if together:
+        sum_rows(kind, x, x_pitch, rows, n, sums)
+    elif n > 0:
+        total, squares = moments(kind, x, n, item_size(kind))
     for r in range(rows):
-        s, q, shift = load_f64(sums, r), load_f64(sums, TILE + r), load_f64(sums, 2 * TILE + r)
-        total, squares = settled_moments(kind, x + r * x_pitch, n, shift, False, s, q)
+        if together:
+            total, squares = load_f64(sums, r), load_f64(sums, TILE + r)
         mean, variance = total / n, squares / n
         rstd = 1.0 / np.sqrt(variance + eps)
         if desc[MEAN] != 0:
@@ -76,11 +94,7 @@ def forward_rows(kind, desc, row, rows, x, x_pitch, y, y_pitch, eps):
         if desc[RSTD] != 0:
             store_coded(desc[RSTD_CODE], desc[RSTD], row + r, np.float32(rstd))
         source, target, weight, bias = x + r * x_pitch, y + r * y_pitch, desc[ORDERED_WEIGHT], desc[ORDERED_BIAS]
-        # Of equal numbers the output is the bias: no term that may be too small.
-        if (SMALLEST <= variance <= LARGEST or variance == 0.0) and abs(mean) <= LARGEST and rstd <= LARGEST:
-            normalise_row(kind, source, target, n, weight, bias, pitch, mean, rstd, desc[STREAM] != 0)
-        else:
-            exact_normalise(kind, source, target, 0, n, weight, bias, pitch, mean, rstd)
+        normalise_row(kind, source, target, n, weight, bias, desc[PITCH], mean, rstd, desc[STREAM] != 0)
 
 
 @device

@@ -8,16 +8,16 @@ import numpy as np
 
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import item_size, load, round_for, store
+from normgrad.cpu.memory import item_size
 from normgrad.cpu.pairs import (
     is_bfloat,
     load_pair,
     load_pair_first,
-    store_normal_pair,
-    store_normal_pair_first,
-    stream_normal_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
 )
-from normgrad.cpu.vectors import any_subnormal, fma, scaled, splat_f32, unlikely, vload
+from normgrad.cpu.vectors import fma, scaled, splat_f32, vload
 
 _SHORT = 128  # columns of a row that is not aligned
 
@@ -34,14 +34,6 @@ def _vectors_at(kind, vector, column, pitch):
     if is_bfloat(kind):
         return vector + 4 * vector_lane(kind, column, pitch), vector + 4 * vector_lane(kind, column + 1, pitch)
     return vector + 4 * column, vector + 4 * (column + 16)
-
-
-@device
-def exact_normalise(kind, x, y, first, last, weight, bias, pitch, mean, rstd):
-    for i in range(first, last):
-        lane = vector_lane(kind, i, pitch)
-        t = (load(kind, x, i) - mean) * rstd
-        store(kind, y, i, round_for(kind, t * load(F32, weight, lane) + load(F32, bias, lane)))
 
 
 @in_place
@@ -69,20 +61,14 @@ def normalise_row(kind, x, y, n, weight, bias, pitch, mean, rstd, stream):
             whole = j + ((n - j) & ~31)
             while j < whole:
                 a, b = _pair(kind, load_pair(kind, x, j), first, second, to_bias, vh, vr, vl, vc)
-                # Rounded to a subnormal float32 and then to bfloat16, a value would be rounded twice.
-                if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-                    exact_normalise(kind, x, y, j, j + 32, weight, bias, pitch, mean, rstd)
-                elif stream and left == 0:
-                    stream_normal_pair(kind, y, j, a, b)
+                if stream and left == 0:
+                    stream_pair(kind, y, j, a, b)
                 else:
-                    store_normal_pair(kind, y, j, a, b)
+                    store_pair(kind, y, j, a, b)
                 j, first, second = j + 32, first + step, second + step
             left = n - j
         if left > 0:
             left = min(left, n - j)
             a, b = _pair(kind, load_pair_first(kind, x, j, left), first, second, to_bias, vh, vr, vl, vc)
-            if is_bfloat(kind) and unlikely(any_subnormal(a, b)):
-                exact_normalise(kind, x, y, j, j + left, weight, bias, pitch, mean, rstd)
-            else:
-                store_normal_pair_first(kind, y, j, a, b, left)
+            store_pair_first(kind, y, j, a, b, left)
             j += left

@@ -5,18 +5,23 @@ import numpy as np
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.layer_norm_tiles import keep_sums, splat_of
-from normgrad.cpu.pairs import ask_for_pair, stream_normal_pair
-from normgrad.cpu.row_sizes import FIRST_SUMS, MEANS, OFFSETS, RSTDS, SECOND_SUMS, SLOPES, TILE
+from normgrad.cpu.pairs import ask_for_pair, stream_pair
+from normgrad.cpu.row_sizes import MEANS, MEANS_G, MEANS_GX, RSTDS, SUMS_G, SUMS_GX, TILE
 from normgrad.cpu.vectors import fma, splat_f32, store_sums, vload, vstore, widen
 
 SHORT = 16
 
 
 @in_place
-def _terms(w, tensors, scratch, r, i):
+def _x_hat(tensors, scratch, r, i):
     x = vload(F32, tensors[2] + i * tensors[3], 0) - splat_of(scratch, MEANS, r + i)
+    return x * splat_of(scratch, RSTDS, r + i)
+
+
+@in_place
+def _terms(w, tensors, scratch, r, i):
     g = vload(F32, tensors[0] + i * tensors[1], 0) * w
-    return widen(g), widen(g * x)
+    return widen(g), widen(g * _x_hat(tensors, scratch, r, i))
 
 
 @device
@@ -28,18 +33,16 @@ def sum_short_rows(weight, rows, tensors, scratch, r):
         a1, b1 = _terms(w, tensors, scratch, r, min(i + 1, last))
         a2, b2 = _terms(w, tensors, scratch, r, min(i + 2, last))
         a3, b3 = _terms(w, tensors, scratch, r, min(i + 3, last))
-        store_sums(scratch + FIRST_SUMS + 8 * (r + i), a0, a1, a2, a3)
-        store_sums(scratch + SECOND_SUMS + 8 * (r + i), b0, b1, b2, b3)
+        store_sums(scratch + SUMS_G + 8 * (r + i), a0, a1, a2, a3)
+        store_sums(scratch + SUMS_GX + 8 * (r + i), b0, b1, b2, b3)
 
 
 @in_place
 def _gradient(w, tensors, scratch, r, i):
-    """A row's result, and its terms of both weight gradients."""
-    d = vload(F32, tensors[0] + i * tensors[1], 0)
-    x = vload(F32, tensors[2] + i * tensors[3], 0) - splat_of(scratch, MEANS, r + i)
-    scaled = d * splat_of(scratch, RSTDS, r + i)
-    rest = fma(x, splat_of(scratch, SLOPES, r + i), splat_of(scratch, OFFSETS, r + i))
-    return fma(scaled, w, rest), scaled, x, d
+    """A row's grad_input, x_hat and grad_out."""
+    d, x_hat = vload(F32, tensors[0] + i * tensors[1], 0), _x_hat(tensors, scratch, r, i)
+    means = fma(x_hat, splat_of(scratch, MEANS_GX, r + i), splat_of(scratch, MEANS_G, r + i))
+    return fma(d, w, -means) * splat_of(scratch, RSTDS, r + i), x_hat, d
 
 
 @device
@@ -50,17 +53,17 @@ def short_tile_gradients(weight, tensors, scratch, sums, r, stream, ahead):
     for i in range(0, TILE, 2):
         ask_for_pair(F32, tensors[0] + (ahead + i) * tensors[1], 0)
         ask_for_pair(F32, tensors[2] + (ahead + i) * tensors[3], 0)
-    o0, s0, x0, d0 = _gradient(w, tensors, scratch, r, 0)
-    o1, s1, x1, d1 = _gradient(w, tensors, scratch, r, 1)
-    o2, s2, x2, d2 = _gradient(w, tensors, scratch, r, 2)
-    o3, s3, x3, d3 = _gradient(w, tensors, scratch, r, 3)
+    o0, x0, d0 = _gradient(w, tensors, scratch, r, 0)
+    o1, x1, d1 = _gradient(w, tensors, scratch, r, 1)
+    o2, x2, d2 = _gradient(w, tensors, scratch, r, 2)
+    o3, x3, d3 = _gradient(w, tensors, scratch, r, 3)
     if stream and pitch == 4 * SHORT:
-        stream_normal_pair(F32, out, 0, o0, o1)
-        stream_normal_pair(F32, out, 2 * SHORT, o2, o3)
+        stream_pair(F32, out, 0, o0, o1)
+        stream_pair(F32, out, 2 * SHORT, o2, o3)
     else:
         vstore(F32, out, 0, o0)
         vstore(F32, out + pitch, 0, o1)
         vstore(F32, out + 2 * pitch, 0, o2)
         vstore(F32, out + 3 * pitch, 0, o3)
-    dw, db = fma(s3, x3, fma(s2, x2, fma(s1, x1, s0 * x0))), ((d0 + d1) + d2) + d3
+    dw, db = fma(d3, x3, fma(d2, x2, fma(d1, x1, d0 * x0))), ((d0 + d1) + d2) + d3
     keep_sums(sums, 0, (dw, zero, db, zero), r == 0)

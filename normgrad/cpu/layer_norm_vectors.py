@@ -52,7 +52,7 @@ def order_columns(kind, desc, first, last):
 
 @device
 def order_weight(kind, desc, p):
-    """Phase 1: the weight as float32 in lane order, padded with zeros; then the pad of the last pair."""
+    """Phase 1: the weight as float32 in lane order, padded with zeros."""
     n = desc[COLUMNS]
     padded = (n + 31) // 32 * 32
     chunks = (padded + COLUMN_CHUNK - 1) // COLUMN_CHUNK
@@ -61,9 +61,6 @@ def order_weight(kind, desc, p):
         if c >= chunks:
             break
         order_columns(kind, desc, c * COLUMN_CHUNK, min(padded, (c + 1) * COLUMN_CHUNK))
-        if c == chunks - 1:
-            for j in range(32):
-                store(F32, desc[ORDERED_WEIGHT], padded + lane_of_column(kind, j), np.float32(padded - 32 + j >= n))
         fetch_add(p, DONE_WEIGHT, 1)
     wait_until(p, DONE_WEIGHT, chunks)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -50,13 +50,13 @@ def _processor() -> str:
     return str(llvm.get_host_cpu_name())
 
 
-def target_machine(effort: int = 3) -> Any:
-    """A new target machine for this very processor, which tries harder to make code fast from 0 to 3."""
+def target_machine() -> Any:
+    """A new target machine for this very processor."""
     target = _target()
     return target.create_target_machine(
         cpu=_processor(),
         features=llvm.get_host_cpu_features().flatten(),
-        opt=effort,
+        opt=3,
         reloc="static" if target.name.startswith("x86") else "default",
         codemodel="jitdefault",
         jit=True,
@@ -82,20 +82,6 @@ def loaded(code: bytes, symbol: str) -> Entry:
     return cast(Entry, entry)
 
 
-def translated(code: str, symbols: Sequence[str]) -> list[int]:
-    """Where the functions of these names lie that code in LLVM's language has. They stay loaded.
-
-    For short code, which is translated in every process: without any effort that takes a fifth of the time.
-    """
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), target_machine(effort=0))
-    engine.finalize_object()
-    _translated.append(engine)
-    return [engine.get_function_address(symbol) for symbol in symbols]
-
-
-_translated: list[Any] = []  # which hold the code
-
-
 @cache
 def _libraries_of_c() -> list[Any]:
     if sys.platform == "win32":
@@ -109,6 +95,14 @@ def address_of(name: str) -> int:
         if hasattr(library, name):
             return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
     raise OSError(f"compiled code needs {name}, which this process has not")
+
+
+def needs_only_c(code: bytes) -> bool:
+    """Return whether object code refers to nothing outside itself but the functions of :data:`OF_C`."""
+    try:
+        return OF_C.issuperset(needs(code))
+    except (struct.error, ValueError, IndexError):  # not the ELF file that it says it is
+        return False
 
 
 def needs(code: bytes) -> list[str]:

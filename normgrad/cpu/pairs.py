@@ -60,30 +60,27 @@ def _split(builder, kind, raw):
 
 
 def _round_bits(builder, value):
-    """float32 bits rounded to bfloat16 in the high half; keeps Inf, and NaNs without low payload bits."""
+    """float32 bits rounded to bfloat16 in the high half. A NaN gets its quiet bit, so that it stays a NaN."""
     bits = builder.bitcast(value, vector_of(I32_TYPE))
     odd = builder.and_(builder.lshr(bits, splat_constant(bits.type, 16)), splat_constant(bits.type, 1))
-    return builder.add(builder.add(bits, splat_constant(bits.type, 0x7FFF)), odd)
+    rounded = builder.add(builder.add(bits, splat_constant(bits.type, 0x7FFF)), odd)
+    quiet = builder.or_(bits, splat_constant(bits.type, 0x400000))
+    return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
 
 
 def _join(builder, kind, low, high):
-    """Two f32x16 -> 32 storage elements."""
+    """Two f32x16 -> 32 storage elements. The instruction that rounds to bfloat16 flushes subnormal numbers to zero."""
+    if kind == types.uint16 and _ROUNDS_BFLOAT:
+        name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
+        words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
+        order = [start + i for i in range(LANES) for start in (0, LANES)]
+        return builder.shuffle_vector(words, words, ir.Constant(vector_of(I32_TYPE, PAIR), order))
     if kind == types.uint16:
         even = builder.lshr(_round_bits(builder, low), splat_constant(vector_of(I32_TYPE), 16))
         odd = builder.and_(_round_bits(builder, high), splat_constant(vector_of(I32_TYPE), 0xFFFF0000))
         return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
     low, high = narrowed(builder, kind, low), narrowed(builder, kind, high)
     return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
-
-
-def _join_normal(builder, kind, low, high):
-    """As _join, of lanes none of which is subnormal: the instruction that rounds to bfloat16 takes those for zeros."""
-    if kind != types.uint16 or not _ROUNDS_BFLOAT:
-        return _join(builder, kind, low, high)
-    name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
-    words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
-    order = [start + i for i in range(LANES) for start in (0, LANES)]
-    return builder.shuffle_vector(words, words, ir.Constant(vector_of(I32_TYPE, PAIR), order))
 
 
 def _float_to_half_bits(builder, value):
@@ -204,62 +201,59 @@ def split_pair(typingctx, kind, columns, first, second):
     return pair_type(kind, types.int64, types.float32, types.float32), codegen
 
 
-def _storing(join):
-    """Stores of a pair, of its first columns, and past the caches, where ``join`` makes storage elements of it."""
+@intrinsic
+def store_pair(typingctx, kind, address, index, low, high):
+    """Store 32 elements."""
 
-    @intrinsic
-    def store_whole(typingctx, kind, address, index, low, high):
-        def codegen(context, builder, sig, args):
-            element = STORAGE[kind]
-            pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-            if kind == types.int16 and _HAS_AVX512:
-                _store_halves(builder, pointer, args[3:], size_of(element))
-            else:
-                builder.store(join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
-            return context.get_dummy_value()
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        if kind == types.int16 and _HAS_AVX512:
+            _store_halves(builder, pointer, args[3:], size_of(element))
+        else:
+            builder.store(_join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
+        return context.get_dummy_value()
 
-        return types.void(kind, address, index, f32x16, f32x16), codegen
-
-    @intrinsic
-    def store_first(typingctx, kind, address, index, low, high, count):
-        def codegen(context, builder, sig, args):
-            element = STORAGE[kind]
-            pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-            raw = join(builder, kind, args[3], args[4])
-            call_intrinsic(
-                builder,
-                f"llvm.masked.store.{type_suffix(raw.type)}.p0",
-                ir.VoidType(),
-                [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
-            )
-            return context.get_dummy_value()
-
-        return types.void(kind, address, index, f32x16, f32x16, types.int64), codegen
-
-    @intrinsic
-    def stream_whole(typingctx, kind, address, index, low, high):
-        def codegen(context, builder, sig, args):
-            element = STORAGE[kind]
-            pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-            if kind == types.int16 and _HAS_AVX512:
-                stores = _store_halves(builder, pointer, args[3:], 32)
-            else:
-                lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
-                raw = builder.bitcast(join(builder, kind, args[3], args[4]), lanes)
-                stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
-            for stored in stores:
-                stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
-            return context.get_dummy_value()
-
-        return types.void(kind, address, index, f32x16, f32x16), codegen
-
-    return store_whole, store_first, stream_whole
+    return types.void(kind, address, index, f32x16, f32x16), codegen
 
 
-# Streams go past the caches; their address must be a multiple of 64.
-store_pair, store_pair_first, stream_pair = _storing(_join)
-# Of lanes none of which is a subnormal number.
-store_normal_pair, store_normal_pair_first, stream_normal_pair = _storing(_join_normal)
+@intrinsic
+def store_pair_first(typingctx, kind, address, index, low, high, count):
+    """Store the first `count` of 32 elements."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = _join(builder, kind, args[3], args[4])
+        call_intrinsic(
+            builder,
+            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
+            ir.VoidType(),
+            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
+        )
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, f32x16, types.int64), codegen
+
+
+@intrinsic
+def stream_pair(typingctx, kind, address, index, low, high):
+    """Store 32 elements by non-temporal stores; the address must be a multiple of 64."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[kind]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        if kind == types.int16 and _HAS_AVX512:
+            stores = _store_halves(builder, pointer, args[3:], 32)
+        else:
+            lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
+            raw = builder.bitcast(_join(builder, kind, args[3], args[4]), lanes)
+            stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
+        for stored in stores:
+            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(kind, address, index, f32x16, f32x16), codegen
 
 
 def _lane_order(kind, inverse=False):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from normgrad.cpu import torch_threads
 from normgrad.cpu.variants import Kernel
 from normgrad.cpu.waiting_fields import BOX_SIZE, DESCRIPTOR, FUNCTION, IDLE, POSTED, STATE
+from normgrad.log import warn_once
 from normgrad.threads import get_num_threads, usable_cores
 
 if TYPE_CHECKING:
@@ -108,9 +109,14 @@ _starting = threading.Lock()
 
 
 def _start(count: int) -> None:
+    """Start worker threads, or as many of them as can be had: the caller's thread does what they would have done."""
     with _starting:
-        while len(_helpers) < count:
-            _helpers.append(_Helper(_SERVE.entry(())))
+        serve = _SERVE.entry(())
+        try:
+            while len(_helpers) < count:
+                _helpers.append(_Helper(serve))
+        except (RuntimeError, MemoryError) as error:
+            warn_once(f"large calls run on fewer threads than they could use: a thread did not start ({error})")
 
 
 def _forget_threads() -> None:

@@ -9,8 +9,8 @@ STRETCH = 1024  # columns that the tiles of a group go through one after another
 STAGED_ROWS = 32  # strided rows that are brought together at a time
 COLUMN_CHUNK = 8192  # columns of long rows that are taken at a time
 
-# A group's scratch, in bytes. Of its rows, in float32, with room for a whole vector from any row on: mean, rstd,
-# -rstd*S1/N and -rstd^3*S2/N (S2 of x - mean); in float64: S1 and S2, whether float32 is enough, S1/N and S2/N for rows
-# where it is not. Then the float32 sums of both weight gradients: 32 columns of the one, 32 of the other, and so on.
-MEANS, RSTDS, OFFSETS, SLOPES, FIRST_SUMS, SECOND_SUMS, FINE, EXACT = 0, 128, 256, 384, 512, 768, 1024, 1152
-SUMS = 1408
+# A group's scratch, in bytes. Per row, in float32, with room for a whole vector from any row on: mean, rstd, mean(g),
+# mean(g*x_hat); in float64: sum(g) and sum(g*x_hat). Then the float32 sums of both weight gradients: 32 columns of the
+# one, 32 of the other, and so on.
+MEANS, RSTDS, MEANS_G, MEANS_GX, SUMS_G, SUMS_GX = 0, 128, 256, 384, 512, 768
+SUMS = 1024

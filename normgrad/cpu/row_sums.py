@@ -6,148 +6,149 @@ from normgrad.cpu.channel_fields import (
     CHUNK,
     GRAD_OUT,
     INPUT,
-    MEAN,
     PARTIALS,
     PITCH,
     PLACES,
     SAMPLES,
-    SCALE_BY_RSTD,
-    TABLES,
 )
-from normgrad.cpu.channels import address_of, partial_index, places_of, statistic_of, vector_value
+from normgrad.cpu.channel_formulas import deviation
+from normgrad.cpu.channels import address_of, partial_index, places_of
 from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
 from normgrad.cpu.memory import item_size, load, store_f64
 from normgrad.cpu.pairs import load_pair, load_pair_first
-from normgrad.cpu.trusted_sums import settle_lanes
 from normgrad.cpu.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
 
 _SHORT = 128  # places of a row that needs no float64 before its lanes are added up
 _TOGETHER = 4  # rows whose lanes are added up together
-_FEW = 1024  # up to so many terms of a sum that is a result itself, a float32 rounding of one of them shows
+_FEW = 1024  # up to so many terms of a sum, one float32 rounding would be a visible share of the error bound
 
 
 @in_place
-def _pair_sums(g, x, mean):
-    return g[0] + g[1], fma(g[1], x[1] - mean, g[0] * (x[0] - mean))
+def _pair_sums(g, x, scale, shift):
+    return g[0] + g[1], fma(g[1], deviation(x[1], scale, shift), g[0] * deviation(x[0], scale, shift))
 
 
 @in_place
-def _sums_at(kind, grad_out, x, i, mean):
-    return _pair_sums(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean)
+def _sums_at(kind, grad_out, x, i, scale, shift):
+    return _pair_sums(load_pair(kind, grad_out, i), load_pair(kind, x, i), scale, shift)
 
 
 @in_place
-def _rest_in_float64(kind, grad_out, x, i, count, centre, total, total_x):
-    centre = widen(centre)
+def _rest_in_float64(kind, grad_out, x, i, count, scale, shift, total, total_x):
+    scale, shift = widen(scale), widen(shift)
     while i < count:
         g, v = load_pair_first(kind, grad_out, i, count - i), load_pair_first(kind, x, i, count - i)
         g0, g1 = widen(g[0]), widen(g[1])
         total = total + (g0 + g1)
-        total_x = fma(g1, widen(v[1]) - centre, fma(g0, widen(v[0]) - centre, total_x))
+        total_x = fma(g1, deviation(widen(v[1]), scale, shift), fma(g0, deviation(widen(v[0]), scale, shift), total_x))
         i += 32
     return total, total_x
 
 
 @in_place
-def _rest(kind, grad_out, x, i, count, centre, total, total_x):
+def _rest(kind, grad_out, x, i, count, scale, shift, total, total_x):
     a, b = splat_f32(np.float32(0)), splat_f32(np.float32(0))
     while i + 32 <= count:
-        a0, b0 = _sums_at(kind, grad_out, x, i, centre)
+        a0, b0 = _sums_at(kind, grad_out, x, i, scale, shift)
         a, b = a + a0, b + b0
         i += 32
     if i < count:
         g, v = load_pair_first(kind, grad_out, i, count - i), load_pair_first(kind, x, i, count - i)
-        a0, b0 = _pair_sums(g, v, centre)
+        a0, b0 = _pair_sums(g, v, scale, shift)
         a, b = a + a0, b + b0
     return total + widen(a), total_x + widen(b)
 
 
 @in_place
-def _lane_sums(kind, grad_out, x, count, mean, precise):
-    """sum(g), sum(g·(x − mean)) in 16 lanes: float32 trees of 8 terms a lane, float64 beyond."""
-    centre = splat_f32(mean)
+def _lane_sums(kind, grad_out, x, count, scale, shift, precise):
+    """sum(g) and sum(g·deviation) in 16 lanes: float32 trees of 8 terms a lane, float64 beyond."""
+    scale, shift = splat_f32(scale), splat_f32(shift)
     total, total_x = splat_f64(0.0), splat_f64(0.0)
     i = 0
     while i + 128 <= count:
-        a0, b0 = _sums_at(kind, grad_out, x, i, centre)
-        a1, b1 = _sums_at(kind, grad_out, x, i + 32, centre)
-        a2, b2 = _sums_at(kind, grad_out, x, i + 64, centre)
-        a3, b3 = _sums_at(kind, grad_out, x, i + 96, centre)
+        a0, b0 = _sums_at(kind, grad_out, x, i, scale, shift)
+        a1, b1 = _sums_at(kind, grad_out, x, i + 32, scale, shift)
+        a2, b2 = _sums_at(kind, grad_out, x, i + 64, scale, shift)
+        a3, b3 = _sums_at(kind, grad_out, x, i + 96, scale, shift)
         total = total + widen((a0 + a1) + (a2 + a3))
         total_x = total_x + widen((b0 + b1) + (b2 + b3))
         i += 128
     if i == count:
         return total, total_x
     if precise:
-        return _rest_in_float64(kind, grad_out, x, i, count, centre, total, total_x)
-    return _rest(kind, grad_out, x, i, count, centre, total, total_x)
+        return _rest_in_float64(kind, grad_out, x, i, count, scale, shift, total, total_x)
+    return _rest(kind, grad_out, x, i, count, scale, shift, total, total_x)
 
 
 @in_place
-def _added(g, x, mean, a, b):
-    return a + (g[0] + g[1]), fma(g[1], x[1] - mean, fma(g[0], x[0] - mean, b))
+def _added(g, x, scale, shift, a, b):
+    x0, x1 = deviation(x[0], scale, shift), deviation(x[1], scale, shift)
+    return a + (g[0] + g[1]), fma(g[1], x1, fma(g[0], x0, b))
 
 
 @in_place
-def _added_at(kind, grad_out, x, i, mean, a, b):
-    return _added(load_pair(kind, grad_out, i), load_pair(kind, x, i), mean, a, b)
+def _added_at(kind, grad_out, x, i, scale, shift, a, b):
+    return _added(load_pair(kind, grad_out, i), load_pair(kind, x, i), scale, shift, a, b)
 
 
 @in_place
-def _added_first(kind, grad_out, x, i, left, mean, a, b):
-    return _added(load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left), mean, a, b)
+def _added_first(kind, grad_out, x, i, left, scale, shift, a, b):
+    g, v = load_pair_first(kind, grad_out, i, left), load_pair_first(kind, x, i, left)
+    return _added(g, v, scale, shift, a, b)
 
 
 @in_place
-def _four_short_rows(kind, grad_out, go_step, x, x_step, count, means, sums, sums_x):
+def _four_short_rows(kind, grad_out, go_step, x, x_step, count, scale, shifts, sums, sums_x):
     """The sums of four rows, to memory, with at most 8 terms a lane; their lanes are added up together."""
-    m0, m1, m2, m3 = splat_f32(means[0]), splat_f32(means[1]), splat_f32(means[2]), splat_f32(means[3])
+    scale = splat_f32(scale)
+    m0, m1, m2, m3 = splat_f32(shifts[0]), splat_f32(shifts[1]), splat_f32(shifts[2]), splat_f32(shifts[3])
     go_1, go_2, go_3 = grad_out + go_step, grad_out + 2 * go_step, grad_out + 3 * go_step
     x_1, x_2, x_3 = x + x_step, x + 2 * x_step, x + 3 * x_step
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat_f32(np.float32(0))
     whole = count & ~31
     for i in range(0, whole, 32):
-        a0, b0 = _added_at(kind, grad_out, x, i, m0, a0, b0)
-        a1, b1 = _added_at(kind, go_1, x_1, i, m1, a1, b1)
-        a2, b2 = _added_at(kind, go_2, x_2, i, m2, a2, b2)
-        a3, b3 = _added_at(kind, go_3, x_3, i, m3, a3, b3)
+        a0, b0 = _added_at(kind, grad_out, x, i, scale, m0, a0, b0)
+        a1, b1 = _added_at(kind, go_1, x_1, i, scale, m1, a1, b1)
+        a2, b2 = _added_at(kind, go_2, x_2, i, scale, m2, a2, b2)
+        a3, b3 = _added_at(kind, go_3, x_3, i, scale, m3, a3, b3)
     if whole < count:
         left = count & 31
-        a0, b0 = _added_first(kind, grad_out, x, whole, left, m0, a0, b0)
-        a1, b1 = _added_first(kind, go_1, x_1, whole, left, m1, a1, b1)
-        a2, b2 = _added_first(kind, go_2, x_2, whole, left, m2, a2, b2)
-        a3, b3 = _added_first(kind, go_3, x_3, whole, left, m3, a3, b3)
+        a0, b0 = _added_first(kind, grad_out, x, whole, left, scale, m0, a0, b0)
+        a1, b1 = _added_first(kind, go_1, x_1, whole, left, scale, m1, a1, b1)
+        a2, b2 = _added_first(kind, go_2, x_2, whole, left, scale, m2, a2, b2)
+        a3, b3 = _added_first(kind, go_3, x_3, whole, left, scale, m3, a3, b3)
     store_sums(sums, widen(a0), widen(a1), widen(a2), widen(a3))
     store_sums(sums_x, widen(b0), widen(b1), widen(b2), widen(b3))
 
 
 @device
-def sum_rows(kind, desc, n, first, last, part):
-    """Sums of a chunk of gradients, to the partials: of grad_out, and of grad_out·(x − mean)."""
+def sum_rows(kind, desc, n, first, last, part, scale, shift, shifts):
+    """Sums of a chunk of gradients, to the partials: of grad_out, and of grad_out·deviation.
+
+    Either all rows have one `shift`, or `shifts` is the address of one for each channel. A row's sums are then results
+    themselves.
+    """
     place, count, size = part * desc[CHUNK], places_of(desc, part), item_size(kind)
     grad_out, x = address_of(desc, GRAD_OUT, size, n, first, place), address_of(desc, INPUT, size, n, first, place)
     go_step, x_step = size * desc[GRAD_OUT + 2], size * desc[INPUT + 2]
-    of_batch = desc[SCALE_BY_RSTD] == 0  # every row has a mean of its own, and the sums are results themselves
-    precise = of_batch and desc[SAMPLES] * desc[PLACES] <= _FEW
-    mean = np.float32(0) if of_batch else np.float32(vector_value(desc, MEAN, statistic_of(desc, n, first)))
-    means = mean, mean, mean, mean
+    precise = shifts != 0 and desc[SAMPLES] * desc[PLACES] <= _FEW
+    four = shift, shift, shift, shift
     sums = desc[PARTIALS] + 8 * partial_index(desc, n, part)
     sums_x = sums + 8 * desc[PITCH]
     c = first
     while count <= _SHORT and not precise and c + _TOGETHER <= last:
-        if of_batch:
-            at = desc[TABLES] + 4 * c
-            means = load(F32, at, 0), load(F32, at, 1), load(F32, at, 2), load(F32, at, 3)
-        _four_short_rows(kind, grad_out, go_step, x, x_step, count, means, sums + 8 * c, sums_x + 8 * c)
+        if shifts != 0:
+            at = shifts + 4 * c
+            four = load(F32, at, 0), load(F32, at, 1), load(F32, at, 2), load(F32, at, 3)
+        _four_short_rows(kind, grad_out, go_step, x, x_step, count, scale, four, sums + 8 * c, sums_x + 8 * c)
         grad_out, x = grad_out + _TOGETHER * go_step, x + _TOGETHER * x_step
         c += _TOGETHER
     while c < last:
-        if of_batch:
-            mean = load(F32, desc[TABLES], c)
-        total, total_x = _lane_sums(kind, grad_out, x, count, mean, precise)
+        if shifts != 0:
+            shift = load(F32, shifts, c)
+        total, total_x = _lane_sums(kind, grad_out, x, count, scale, shift, precise)
         store_f64(sums, c, hsum(total))
         store_f64(sums_x, c, hsum(total_x))
         grad_out, x = grad_out + go_step, x + x_step
         c += 1
-    settle_lanes(kind, False, desc, n, first, last, place, place + count, sums, sums_x)

@@ -1,17 +1,12 @@
-"""From sums to what the results are made of: records in float64, tables in float32 for the fast arithmetic."""
+"""Tables of per-channel coefficients in float32, and small outputs."""
 
-import numpy as np
-
-from normgrad.cpu.channel_fields import APART, CHANNELS, PITCH
-from normgrad.cpu.channels import usable
+from normgrad.cpu.channel_fields import APART
 from normgrad.cpu.copies import store_exact
-from normgrad.cpu.jit import device
+from normgrad.cpu.jit import device, in_place
 from normgrad.cpu.kinds import F32
-from normgrad.cpu.memory import store
+from normgrad.cpu.memory import load
 from normgrad.cpu.rows import lane_of_column
-
-# Values about this size and larger: whatever a term loses as a subnormal number does not show.
-VISIBLE = 2.0**-100
+from normgrad.cpu.vectors import splat_f32, vload
 
 
 @device
@@ -34,29 +29,36 @@ def filled_vectors(columns, desc, first, last):
     return whole_vectors(columns, first, last) if columns or desc[APART] else last
 
 
-@device
-def fill_entry(table, pitch, lane, first, second, third, fourth, fine):
-    store(F32, table, lane, np.float32(first))
-    store(F32, table, pitch + lane, np.float32(second))
-    store(F32, table, 2 * pitch + lane, np.float32(third))
-    store(F32, table, 3 * pitch + lane, np.float32(fourth))
-    store(F32, table, 4 * pitch + lane, np.float32(fine))
+@in_place
+def splat_entry(table, pitch, plane, c):
+    """A channel's coefficient in all lanes."""
+    return splat_f32(load(F32, table, plane * pitch + c))
 
 
-@device
-def mark_all(kind, desc, table, fine):
-    """In columns one flag speaks for all channels, which share vectors; lanes without a channel are to give zeros."""
-    pitch = desc[PITCH]
-    for c in range(desc[CHANNELS], pitch):
-        fill_entry(table, pitch, lane_of_column(kind, c), 0.0, 0.0, 0.0, 0.0, True)
-    store(F32, table, 4 * pitch, np.float32(fine))
+@in_place
+def coefficients(table, pitch, c):
+    """A channel's six coefficients, each in all lanes."""
+    return (
+        splat_entry(table, pitch, 0, c),
+        splat_entry(table, pitch, 1, c),
+        splat_entry(table, pitch, 2, c),
+        splat_entry(table, pitch, 3, c),
+        splat_entry(table, pitch, 4, c),
+        splat_entry(table, pitch, 5, c),
+    )
 
 
-@device
-def fine_gradient(mean, slope, offset):
-    """Whether float32 will do for slope·(x − mean) + offset."""
-    fine = usable(slope) and usable(offset) and abs(mean) <= 2.0**126
-    return fine and (slope == 0.0 or abs(offset) >= VISIBLE)
+@in_place
+def lane_coefficients(table, pitch, lane):
+    """The six coefficients of 16 channels."""
+    return (
+        vload(F32, table, lane),
+        vload(F32, table, pitch + lane),
+        vload(F32, table, 2 * pitch + lane),
+        vload(F32, table, 3 * pitch + lane),
+        vload(F32, table, 4 * pitch + lane),
+        vload(F32, table, 5 * pitch + lane),
+    )
 
 
 @device

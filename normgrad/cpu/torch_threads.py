@@ -17,26 +17,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normgrad.cpu.variants import Kernel
+from normgrad.cpu.waiting_fields import JOB_STATUS
+
 if TYPE_CHECKING:
     from normgrad.cpu.native import Entry
 
 _LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
-_FUNCTION, _DESCRIPTOR, _STATUS, _ENTERED = range(4)  # what lies where in a job
-_MOST_LOOKS = 1000  # some microseconds
+_TAKE_PART = Kernel("normgrad.cpu.waiting", "take_part", is_loop_body=True)
 
 
 class TorchThreads:
     """The threads that the main thread's calls of PyTorch use."""
 
     def __init__(self, torch: Any) -> None:
-        from normgrad.cpu.native import translated  # which takes LLVM with it
-
         folder = Path(torch.__file__).parent / "lib"
         library = ctypes.CDLL(str(folder / _LIBRARIES[sys.platform]))
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         prototype = ctypes.CFUNCTYPE(ctypes.c_int32, number, number, number, pointer, pointer)
         self._share = prototype(("torch_parallel_for", library))
-        (self._take_part,) = translated(_code(), ["take_part"])
+        self._take_part = _TAKE_PART.entry(()).address
         self._main: int | None = threading.main_thread().ident
         #: How many threads PyTorch would use.
         self.count: Callable[[], int] = torch.get_num_threads
@@ -53,44 +53,7 @@ class TorchThreads:
         """Call a kernel on so many of the threads, of which this one is the first; all have left it afterwards."""
         job = array("q", (entry.address, descriptor, 0, 0))
         failed = self._share(0, threads, 1, self._take_part, job.buffer_info()[0])
-        return failed or job[_STATUS]
-
-
-def _code() -> str:
-    """``void take_part(int64 number, int64 end, int64 *job)`` in LLVM's language: calls the job's kernel once.
-
-    Threads enter it in the order of their numbers, so that each gets the same share of the work in every call, whose
-    data is in its cache; but none waits long for another that is late.
-    """
-    from llvmlite import ir
-
-    word, status = ir.IntType(64), ir.IntType(32)
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word] * 3), "take_part")
-    number, _, job = function.args
-    start, waits, enters = (function.append_basic_block(name) for name in ("start", "waits", "enters"))
-    build = ir.IRBuilder(start)
-
-    def at(place: int) -> Any:
-        return build.inttoptr(build.add(job, word(8 * place)), word.as_pointer())
-
-    build.branch(waits)
-    build.position_at_end(waits)
-    looks = build.phi(word)
-    looks.add_incoming(word(0), start)
-    more = build.add(looks, word(1))
-    looks.add_incoming(more, waits)
-    entered = build.load_atomic(at(_ENTERED), "acquire", 8)
-    is_next = build.icmp_signed(">=", entered, number)
-    build.cbranch(build.or_(is_next, build.icmp_signed(">", more, word(_MOST_LOOKS))), enters, waits)
-    build.position_at_end(enters)
-    build.atomic_rmw("add", at(_ENTERED), word(1), "seq_cst")
-    kernel = build.inttoptr(build.load(at(_FUNCTION)), ir.FunctionType(status, [word]).as_pointer())
-    found = build.call(kernel, [build.load(at(_DESCRIPTOR))])
-    with build.if_then(build.icmp_signed("!=", found, status(0))):
-        build.store(build.sext(found, word), at(_STATUS))
-    build.ret_void()
-    return str(module)
+        return failed or job[JOB_STATUS]
 
 
 _found: TorchThreads | None = None

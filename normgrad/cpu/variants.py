@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -32,10 +32,14 @@ _entries: dict[tuple[Kernel, tuple[type, ...]], Entry] = {}
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function under the decorator ``kernel``, by the module that holds it and its name there."""
+    """A function under the decorator ``kernel``, by the module that holds it and its name there.
+
+    The body of a parallel loop takes the first and the last number of its part of the loop before the descriptor.
+    """
 
     module: str
     name: str
+    is_loop_body: bool = False
 
     def entry(self, tags: tuple[Any, ...]) -> Entry:
         """The compiled function for the types of the tags. It takes a descriptor's address and returns 0."""
@@ -57,12 +61,12 @@ def _load(kernel: Kernel, tags: tuple[Any, ...]) -> Entry:
     symbol = _SYMBOL.format(hashlib.sha256(key.encode()).hexdigest())
     name = f"{kernel.name}-{types}" if types else kernel.name
     code = store.find(name, key)
-    if code is None:
+    if code is None or not native.needs_only_c(code):
         with announced(kernel.name):
             from normgrad.cpu.compilation import compiled
 
-            code = compiled(kernel.module, kernel.name, tags, symbol)
-        if native.OF_C.issuperset(native.needs(code)):
+            code = compiled(kernel.module, kernel.name, tags, symbol, kernel.is_loop_body)
+        if native.needs_only_c(code):
             store.keep(name, key, code)
     return native.loaded(code, symbol)
 
@@ -104,7 +108,8 @@ def announced(name: str) -> Iterator[None]:
 
     timer = threading.Timer(_ANNOUNCE_AFTER, show)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # no thread can be started
+        timer.start()
     try:
         yield
     finally:

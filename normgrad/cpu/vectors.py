@@ -7,7 +7,6 @@ overlap or tile it happens in.
 import operator
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.core.datamodel import models
 from numba.core.typing import signature
@@ -32,8 +31,6 @@ from normgrad.cpu.llvm import (
     vector_of,
     widened,
 )
-
-_CLASSIFIES = bool(get_host_cpu_features().get("avx512dq"))
 
 
 class Vector(types.Type):
@@ -87,126 +84,66 @@ def vstore(typingctx, kind, address, index, value):
 
 
 @intrinsic
-def bits_or(typingctx, a, b):
-    """The bits of both: zero, of either sign, only where both lanes are."""
+def power_of_two(typingctx, value, mean):
+    """The largest power of two p with p <= |value| and p*|mean| <= 2^126, within 2^-126 .. 2^126; float64 or f64x16.
+
+    A NaN counts as no limit.
+    """
 
     def codegen(context, builder, sig, args):
-        bits = [builder.bitcast(value, vector_of(I32_TYPE)) for value in args]
-        return builder.bitcast(builder.or_(*bits), vector_of(FLOAT_TYPE))
+        kind = args[0].type
+        is_vector = isinstance(kind, ir.VectorType)
 
-    return f32x16(f32x16, f32x16), codegen
+        def constant(number):
+            return splat_constant(kind, number) if is_vector else ir.Constant(kind, number)
+
+        def call(name, *operands):
+            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(kind)}", kind, list(operands))
+
+        size, mean_size = call("fabs", args[0]), call("fabs", args[1])
+        limited = call("minnum", call("minnum", size, builder.fdiv(constant(2.0**126), mean_size)), constant(2.0**126))
+        word = vector_of(I64_TYPE) if is_vector else I64_TYPE
+        exponent = 0x7FF0000000000000
+        mask = splat_constant(word, exponent) if is_vector else ir.Constant(word, exponent)
+        power = builder.bitcast(builder.and_(builder.bitcast(limited, word), mask), kind)
+        return call("maxnum", power, constant(2.0**-126))
+
+    return value(value, value), codegen
 
 
 @intrinsic
-def coarse(typingctx, value):
-    """float32, a number or a vector, with its first 8 digits alone: sums with it are exact if terms are short."""
+def saturated(typingctx, value):
+    """A float64 or f64x16 within float32's range: finite values beyond it become +-2^127, Inf and NaN stay."""
 
     def codegen(context, builder, sig, args):
-        word = vector_of(I32_TYPE) if value == f32x16 else I32_TYPE
-        mask = splat_constant(word, 0xFFFF0000) if value == f32x16 else ir.Constant(word, 0xFFFF0000)
-        return builder.bitcast(builder.and_(builder.bitcast(args[0], word), mask), args[0].type)
+        kind = args[0].type
+
+        def constant(number):
+            return splat_constant(kind, number) if isinstance(kind, ir.VectorType) else ir.Constant(kind, number)
+
+        def call(name, *operands):
+            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(kind)}", kind, list(operands))
+
+        size = call("fabs", args[0])
+        largest = call("copysign", constant(2.0**127), args[0])
+        beyond = builder.and_(
+            builder.fcmp_ordered(">", size, constant(2.0**127)), builder.fcmp_ordered("<", size, constant(float("inf")))
+        )
+        return builder.select(beyond, largest, args[0])
 
     return value(value), codegen
 
 
 @intrinsic
-def select_zero(typingctx, condition, zero, other):
-    """Lanes of ``zero`` where the condition is zero (of either sign), of ``other`` elsewhere."""
+def not_below(typingctx, value, least):
+    """The value, or `least` where it is negative: NaN stays; float64 or f64x16."""
 
     def codegen(context, builder, sig, args):
-        bits = builder.and_(
-            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
-        )
-        is_zero = builder.icmp_unsigned("==", bits, splat_constant(vector_of(I32_TYPE), 0))
-        return builder.select(is_zero, args[1], args[2])
+        kind = args[0].type
+        zero = splat_constant(kind, 0.0) if isinstance(kind, ir.VectorType) else ir.Constant(kind, 0.0)
+        return builder.select(builder.fcmp_ordered("<", args[0], zero), args[1], args[0])
 
-    return f32x16(f32x16, f32x16, f32x16), codegen
-
-
-@intrinsic
-def all_between(typingctx, value, low, high):
-    """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
-
-    def codegen(context, builder, sig, args):
-        bits = builder.and_(
-            builder.bitcast(args[0], vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF)
-        )
-
-        def splat(scalar):
-            scalar = builder.bitcast(scalar, I32_TYPE)
-            single = builder.insert_element(
-                ir.Constant(vector_of(I32_TYPE), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0)
-            )
-            return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
-
-        low_, high_ = splat(args[1]), splat(args[2])
-        outside = builder.icmp_unsigned(">", builder.sub(bits, low_), builder.sub(high_, low_))
-        return builder.icmp_unsigned(
-            "==", builder.bitcast(outside, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0)
-        )
-
-    return types.boolean(f32x16, types.float32, types.float32), codegen
-
-
-def _all(builder, lanes):
-    mask = ir.IntType(LANES)
-    return builder.icmp_unsigned("==", builder.bitcast(lanes, mask), ir.Constant(mask, 2**LANES - 1))
-
-
-def _between(builder, value, low, high):
-    """Lanes for which low <= |lane| <= high: not if it is NaN. The limits are constants or vectors."""
-    size = call_intrinsic(builder, f"llvm.fabs.{type_suffix(value.type)}", value.type, [value])
-    return builder.and_(builder.fcmp_ordered(">=", size, low), builder.fcmp_ordered("<=", size, high))
-
-
-@intrinsic
-def all_between_f64(typingctx, value, low, high):
-    """Whether low <= |lane| <= high for all the lanes (False if one is NaN)."""
-
-    def codegen(context, builder, sig, args):
-        return _all(builder, _between(builder, args[0], *(splatted(builder, limit) for limit in args[1:])))
-
-    return types.boolean(f64x16, types.float64, types.float64), codegen
-
-
-def _usable(builder, value):
-    double = vector_of(DOUBLE_TYPE)
-    normal = _between(builder, value, splat_constant(double, 2.0**-126), splat_constant(double, 2.0**127))
-    return builder.or_(normal, builder.fcmp_ordered("==", value, splat_constant(double, 0.0)))
-
-
-@intrinsic
-def all_usable(typingctx, value):
-    """Whether float32 holds all lanes with all their digits."""
-    return types.boolean(f64x16), lambda context, builder, sig, args: _all(builder, _usable(builder, args[0]))
-
-
-@intrinsic
-def usable_lanes(typingctx, value):
-    """1 in lanes that float32 holds with all their digits, 0 in others."""
-
-    def codegen(context, builder, sig, args):
-        return builder.uitofp(_usable(builder, args[0]), vector_of(FLOAT_TYPE))
-
-    return f32x16(f64x16), codegen
-
-
-@intrinsic
-def lanes_between(typingctx, value, low, high):
-    """1 in lanes for which low <= |lane| <= high, 0 in others."""
-
-    def codegen(context, builder, sig, args):
-        lanes = _between(builder, args[0], *(splatted(builder, limit) for limit in args[1:]))
-        return builder.uitofp(lanes, vector_of(FLOAT_TYPE))
-
-    return f32x16(f64x16, types.float64, types.float64), codegen
-
-
-@intrinsic
-def magnitude(typingctx, value):
-    return value(value), lambda context, builder, sig, args: call_intrinsic(
-        builder, f"llvm.fabs.{type_suffix(args[0].type)}", args[0].type, list(args)
-    )
+    return value(value, value), codegen
 
 
 @intrinsic
@@ -214,39 +151,6 @@ def square_roots(typingctx, value):
     return f64x16(f64x16), lambda context, builder, sig, args: call_intrinsic(
         builder, f"llvm.sqrt.{type_suffix(args[0].type)}", args[0].type, list(args)
     )
-
-
-def _subnormal_lanes(builder, value):
-    if _CLASSIFIES:
-        lanes, denormal = ir.VectorType(ir.IntType(1), LANES), ir.Constant(I32_TYPE, 0x20)
-        return call_intrinsic(builder, "llvm.x86.avx512.fpclass.ps.512", lanes, [value, denormal])
-    bits = builder.and_(builder.bitcast(value, vector_of(I32_TYPE)), splat_constant(vector_of(I32_TYPE), 0x7FFFFFFF))
-    below = builder.sub(bits, splat_constant(vector_of(I32_TYPE), 1))  # zero becomes the largest
-    return builder.icmp_unsigned("<", below, splat_constant(vector_of(I32_TYPE), 0x7FFFFF))
-
-
-@intrinsic
-def any_subnormal(typingctx, a, b):
-    """Whether a lane of either is a subnormal number."""
-
-    def codegen(context, builder, sig, args):
-        subnormal = builder.or_(*(_subnormal_lanes(builder, value) for value in args))
-        return builder.icmp_unsigned(
-            "!=", builder.bitcast(subnormal, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0)
-        )
-
-    return types.boolean(f32x16, f32x16), codegen
-
-
-@intrinsic
-def unlikely(typingctx, condition):
-    """The condition, of which LLVM is told that it seldom holds: what follows otherwise keeps its registers."""
-
-    def codegen(context, builder, sig, args):
-        bit = ir.IntType(1)
-        return call_intrinsic(builder, "llvm.expect.i1", bit, [args[0], ir.Constant(bit, 0)])
-
-    return types.boolean(types.boolean), codegen
 
 
 @intrinsic

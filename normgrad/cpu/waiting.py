@@ -1,4 +1,4 @@
-"""How a helper thread serves: it looks out for jobs and runs them without the interpreter, which would take longer."""
+"""Kernels that call kernels: how threads of our own and of PyTorch's run them without the interpreter."""
 
 import platform
 
@@ -8,11 +8,22 @@ from numba.extending import intrinsic
 
 from normgrad.cpu.jit import kernel
 from normgrad.cpu.llvm import I32_TYPE, I64_TYPE, call_intrinsic
-from normgrad.cpu.memory import load_acquire, start_of, store_release
-from normgrad.cpu.waiting_fields import DESCRIPTOR, FUNCTION, IDLE, POSTED, STATE
+from normgrad.cpu.memory import fetch_add, load_acquire, start_of, store_release
+from normgrad.cpu.waiting_fields import (
+    DESCRIPTOR,
+    ENTERED,
+    FUNCTION,
+    IDLE,
+    JOB_DESCRIPTOR,
+    JOB_FUNCTION,
+    JOB_STATUS,
+    POSTED,
+    STATE,
+)
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
 _LOOKS = 12_000 if _HAS_PAUSE else 100_000  # about 0.2 ms, several times what waking up takes
+_LOOKS_FOR_TURN = 1000  # some microseconds
 
 
 @intrinsic
@@ -29,14 +40,13 @@ def _pause(typingctx):
 
 @intrinsic
 def _call(typingctx, function, descriptor):
-    """Call a kernel by its address."""
+    """Call a kernel by its address, return its status."""
 
     def codegen(context, builder, sig, args):
         signature = ir.FunctionType(I32_TYPE, [I64_TYPE])
-        builder.call(builder.inttoptr(args[0], signature.as_pointer()), [args[1]])
-        return context.get_dummy_value()
+        return builder.call(builder.inttoptr(args[0], signature.as_pointer()), [args[1]])
 
-    return types.void(types.int64, types.int64), codegen
+    return types.int32(types.int64, types.int64), codegen
 
 
 @kernel
@@ -50,3 +60,19 @@ def serve(desc):
             looks = _LOOKS
         looks -= 1
         _pause()
+
+
+@kernel
+def take_part(number, end, job):
+    """Call the job's kernel once, as thread ``number`` of a parallel loop.
+
+    Threads enter in the order of their numbers, so that each gets the same share of the work in every call, whose data
+    is in its cache; but none waits long for another that is late.
+    """
+    start, looks = start_of(job), 0
+    while load_acquire(start, ENTERED) < number and looks < _LOOKS_FOR_TURN:
+        looks += 1
+    fetch_add(start, ENTERED, 1)
+    status = _call(job[JOB_FUNCTION], job[JOB_DESCRIPTOR])
+    if status != 0:
+        job[JOB_STATUS] = status

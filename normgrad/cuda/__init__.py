@@ -1,7 +1,7 @@
 """The operators on NVIDIA GPUs, in Triton.
 
 From a call to the GPU: ``backend.prepare`` asks an operator family for the launches of a problem, compiles them, and
-hands them to ``series``. One folder per family has the host side and the kernels together:
+hands them to ``driver_launch``. One folder per family has the host side and the kernels together:
 
 ``layer_norm``, ``group_norm``, ``batch_norm``
     ``launches`` (which kernels, on which operands), ``tiles`` (tile sizes, with the measurements that chose them),
@@ -14,8 +14,9 @@ Shared by all families, on the host:
 ``steps``              the launches of a call while they are collected; copies, workspace, second-stage reductions
 ``cta_groups``         CTAs that share rows or groups: cluster, cooperative launch, or two launches
 ``launch``             one launch: how it is compiled and run
-``series``             all launches of a call through the driver
+``driver_launch``      all launches of a call through NVIDIA's cuda-bindings
 ``cluster_occupancy``  how many clusters fit on a GPU
+``devices``            which GPUs the kernels run on, and why not on others
 ``interpreter``        the backend that runs the kernels in Triton's interpreter
 
 and on the device: ``device`` (functions of several kernels) and ``helper_kernels``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,12 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda.batch_norm import launches as batch_norm
 from normgrad.cuda.chip import Chip
-from normgrad.cuda.cluster_occupancy import max_active_clusters
+from normgrad.cuda.cluster_occupancy import cluster_occupancy
+from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, load_driver
 from normgrad.cuda.group_norm import launches as group_norm
 from normgrad.cuda.launch import Launcher, aligned, compiled, launcher
 from normgrad.cuda.layer_norm import launches as layer_norm
 from normgrad.cuda.operands import alignment_mask
-from normgrad.cuda.series import DoesNotFit, Series, fresh_bytes
 from normgrad.cuda.steps import Steps
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
@@ -40,33 +41,33 @@ class _Kernel:
     workspace_size: int
     problem: Problem
     device: int
-    counted_on: list[int]  # the bits of each address that the compiled code takes for zero
-    one_step: Series | None  # all launches in one call, where that is possible
-    launchers: list[Launcher]  # one by one, where it is not
+    alignment_masks: list[int]  # for view i the compiled code takes ``address & masks[i]`` for 0
+    launches: DriverLaunches | None  # through the driver, where that is possible
+    launchers: list[Launcher]  # Triton's, one per launch, where it is not
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         """Put the launches on a stream: a PyTorch stream, a raw handle, or by default the device's current one."""
-        if torch._C._cuda_getDevice() == self.device:
+        if torch.cuda.current_device() == self.device:
             self._launch_here(addresses, workspace, stream)
         else:
             with torch.cuda.device(self.device):
                 self._launch_here(addresses, workspace, stream)
 
     def _launch_here(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
-        if any(map(operator.and_, addresses, self.counted_on)):
+        if any(map(operator.and_, addresses, self.alignment_masks)):
             self._for(addresses)._launch_here(addresses, workspace, stream)
             return
         handle = _handle(stream, self.device)
-        if self.one_step is not None:
-            self.one_step.launch(addresses, workspace, handle)
+        if self.launches is not None:
+            self.launches.launch(addresses, workspace, handle)
         first = aligned(workspace)
         for launch in self.launchers:
             launch(addresses, first, handle)
 
     def _for(self, addresses: Sequence[int]) -> _Kernel:
-        """Compiled anew, for addresses without an alignment that the code counts on."""
+        """Prepare the kernel anew, for addresses that are less aligned than the compiled code assumes."""
         views = self.problem.views.items()
-        moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
+        moved = {name: view.at(address) for (name, view), address in zip(views, addresses, strict=True)}
         return backend.prepare(replace(self.problem, views=moved))
 
 
@@ -88,7 +89,7 @@ def chip(device: int) -> Chip:
     return Chip(
         properties.multi_processor_count,
         shared_memory=properties.shared_memory_per_multiprocessor,
-        max_active_clusters=max_active_clusters(device),
+        max_active_clusters=cluster_occupancy(device),
     )
 
 
@@ -100,17 +101,17 @@ class _Cuda:
         lay_out = OPERATORS[problem.signature.name]
         steps = lay_out(problem, chip(device))
         names = list(problem.views)
-        counted_on = [alignment_mask(address) for address in problem.addresses]
-        series = _series(steps, names, device)
-        if series is None:  # Triton's launcher starts no clusters
+        masks = [alignment_mask(address) for address in problem.addresses]
+        launches, launchers = _driver_launches(steps, names, device), []
+        if launches is None:
             steps = lay_out(problem, replace(chip(device), max_active_clusters=None))
-        launchers = [] if series is not None else [launcher(step, names, device) for step in steps.steps]
-        return _Kernel(steps.workspace_size, problem, device, counted_on, series, launchers)
+            launchers = [launcher(step, names, device) for step in steps.steps]
+        return _Kernel(steps.workspace_size, problem, device, masks, launches, launchers)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         """From the current stream's pool, to which it goes back; but not before another stream is done with it."""
         where = _device(device)
-        tensor = fresh_bytes(nbytes, where)
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=where)
         if stream is not None:
             handle = _handle(stream, where.index)
             if handle != torch._C._cuda_getCurrentRawStream(where.index):
@@ -118,12 +119,21 @@ class _Cuda:
         return Memory(tensor.data_ptr(), nbytes, device, owner=tensor)
 
 
-def _series(steps: Steps, names: Sequence[str], device: int) -> Series | None:
+def _driver_launches(steps: Steps, names: Sequence[str], device: int) -> DriverLaunches | None:
+    """Prepare the launches of a problem; None, with a line in the log, where Triton has to launch its kernels."""
+    if load_driver() is None:
+        return None
     kernels = [compiled(step, device) for step in steps.steps]
     try:
-        return Series(steps.steps, kernels, names, device, steps.workspace_size)
-    except (DoesNotFit, AttributeError, OSError, ValueError, OverflowError):  # another Triton, another driver
+        return DriverLaunches(steps.steps, kernels, names, device)
+    except (NotLaunchable, AttributeError, RuntimeError, ValueError, OverflowError) as error:
+        _log_fallback(f"{type(error).__name__}: {error}")  # another Triton or another driver than was tried
         return None
+
+
+@functools.cache
+def _log_fallback(reason: str) -> None:
+    logging.getLogger("normgrad").warning("kernels are launched by Triton, without clusters: %s", reason)
 
 
 backend = _Cuda()

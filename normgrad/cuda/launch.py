@@ -1,7 +1,7 @@
 """One kernel launch: its kernel, grid, arguments and options; how it is compiled, launched and interpreted.
 
 ``steps.Steps`` collects the launches (``Step``) of an operator call. The backend compiles them when a plan is prepared
-and launches them, through ``series`` or one by one, when it runs; ``interpreter`` runs them on the host.
+and launches them, through ``driver_launch`` or one by one, when it runs; ``interpreter`` runs them on the host.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from normgrad.contract.plan import Backend, Kernel, Problem, launch
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
 from normgrad.jax.frame import Layout, handler
 from normgrad.jax.platform import on_cpu
+from normgrad.jax.sharding import as_varying, varying_axes
 from normgrad.operators import OPERATORS
 
 _TARGET = "normgrad"
@@ -55,8 +56,9 @@ def call(operator: str, arrays: dict[str, Any], results: dict[str, Any], **attri
     layouts = tuple(layout_of(array) for array in (*given.values(), *results.values()))
     _prepared(text.encode(), layouts, requested_backend())
     foreign = jax.ffi.ffi_call(_TARGET, list(results.values()), vmap_method="expand_dims")
-    done: list[Any] = foreign(*(on_cpu(array) for array in given.values()), call=text)
-    return done
+    axes = varying_axes(*given.values())
+    done = foreign(*(on_cpu(as_varying(array, axes)) for array in given.values()), call=text)
+    return [as_varying(array, axes) for array in done]
 
 
 def result(shape: Shape, dtype: Any = jnp.float32) -> Any:

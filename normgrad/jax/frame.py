@@ -114,7 +114,7 @@ def handler(serve: Serve, include_dir: str) -> Any:
         frame = pointer.contents
         try:
             if frame.extension:
-                _introduce(frame.extension, minor)
+                _answer_question(frame.extension, minor)
                 return None
             layouts: list[Layout] = []
             addresses: list[int] = []
@@ -144,12 +144,20 @@ def _minor_version(include_dir: str) -> int:
     return minor
 
 
-def _introduce(address: int, minor: int) -> None:
-    """XLA asks which version of its interface the function keeps to."""
-    extension = _Extension.from_address(address)
-    if extension.type == _METADATA:
+def _answer_question(address: int | None, minor: int) -> None:
+    """Tell XLA the version of its interface that the function keeps to. Any other extension may change what a call
+    means, and is refused.
+    """
+    while address:
+        extension = _Extension.from_address(address)
+        if extension.type != _METADATA:
+            raise NotImplementedError(
+                f"the call frame has an extension of type {extension.type}, which normgrad.jax does not know: "
+                "use another version of JAX"
+            )
         version = extension.metadata.contents.version
         version.major, version.minor = _MAJOR, minor
+        address = extension.next
 
 
 def _error(frame: _CallFrame, message: str) -> int | None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from normgrad.contract.check import check
 from normgrad.contract.products import current_product
 from normgrad.jax.calls import call, layout_of, result, stand_ins
+from normgrad.jax.sharding import as_varying, varying_axes
 from normgrad.operators import OPERATORS
 
 
@@ -57,14 +58,12 @@ def layer_norm(
     Array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    x, weight, bias = _arrays(input, weight, bias)
-    if isinstance(normalized_shape, int):
-        normalized_shape = (normalized_shape,)
-    _check("layer_norm", x, weight, bias, normalized_shape=list(normalized_shape), eps=eps)
-    columns = math.prod(normalized_shape)
-    rows = math.prod(x.shape[: x.ndim - len(normalized_shape)])
+    x, weight, bias = _arrays("layer_norm", input, weight, bias)
+    attributes = _checked("layer_norm", x, weight, bias, normalized_shape=normalized_shape, eps=eps)
+    sizes = attributes["normalized_shape"]
+    rows, columns = math.prod(x.shape[: x.ndim - len(sizes)]), math.prod(sizes)
     weight, bias = _vectors(weight, bias)
-    return _layer_norm(x.reshape(rows, columns), weight, bias, float(eps)).reshape(x.shape)
+    return _layer_norm(x.reshape(rows, columns), weight, bias, attributes["eps"]).reshape(x.shape)
 
 
 def group_norm(input: Any, group: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -103,25 +102,36 @@ def group_norm(input: Any, group: int, weight: Any = None, bias: Any = None, eps
     >>> group_norm(jnp.array([[0.0, 2.0, 4.0, 8.0]]), 2, eps=0)
     Array([[-1.,  1., -1.,  1.]], dtype=float32)
     """
-    x, weight, bias = _arrays(input, weight, bias)
+    x, weight, bias = _arrays("group_norm", input, weight, bias)
     if x.ndim < 2:
         raise ValueError(f"normgrad.jax.group_norm: input has the shape {x.shape}, and must have 2 dimensions or more")
     samples, channels, *places = x.shape
     sizes = {"N": samples, "C": channels, "HxW": math.prod(places)}
-    _check("group_norm", x, weight, bias, **sizes, group=group, eps=eps)
+    attributes = _checked("group_norm", x, weight, bias, **sizes, group=group, eps=eps)
     weight, bias = _vectors(weight, bias)
-    return _group_norm(x.reshape(tuple(sizes.values())), weight, bias, int(group), float(eps)).reshape(x.shape)
+    flat = x.reshape(tuple(sizes.values()))
+    return _group_norm(flat, weight, bias, attributes["group"], attributes["eps"]).reshape(x.shape)
 
 
-def _arrays(*values: Any) -> list[Any]:
-    return [None if value is None else jnp.asarray(value) for value in values]
+def _arrays(operator: str, *values: Any) -> list[Any]:
+    """The arguments as JAX's arrays. Inside shard_map all vary over the same axes of the mesh, as the output will."""
+    arrays = [None if value is None else jnp.asarray(value) for value in values]
+    for name, array in zip(("input", "weight", "bias"), arrays, strict=True):
+        if array is not None and not all(isinstance(size, int) for size in array.shape):
+            raise NotImplementedError(
+                f"normgrad.jax.{operator}: {name} has the shape {array.shape}, and every dimension must be a number: "
+                "kernels are chosen when the function is traced; export it for each shape"
+            )
+    axes = varying_axes(*arrays)
+    return [as_varying(array, axes) for array in arrays]
 
 
-def _check(operator: str, x: Any, weight: Any, bias: Any, **attributes: Any) -> None:
-    """The operator's own rules, on the arrays as the user gave them."""
+def _checked(operator: str, x: Any, weight: Any, bias: Any, **attributes: Any) -> dict[str, Any]:
+    """Check the operator's own rules on the arrays as given, and return the attributes as it reads them."""
     arrays = {"input": x, "weight": weight, "bias": bias}
     views = stand_ins({name: layout_of(array) for name, array in arrays.items() if array is not None})
-    check(OPERATORS[operator].signature, views | attributes, current_product(), outputs_needed=False)
+    call = check(OPERATORS[operator].signature, views | attributes, current_product(), outputs_needed=False)
+    return call.attributes
 
 
 def _vectors(weight: Any, bias: Any) -> tuple[Any, Any]:

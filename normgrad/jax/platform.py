@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 _PROBLEM = (
     "normgrad.jax computes on the CPU, and this program is compiled for another platform: put the data on the CPU, "
@@ -22,6 +22,14 @@ def _refuse(context: Any, array: Any) -> Any:
     raise NotImplementedError(_PROBLEM)
 
 
+def _refuse_derivative(primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        "normgrad.jax has first derivatives in reverse mode alone (jax.grad, jax.vjp), and this program differentiates "
+        "a gradient: write the norm in jax.numpy for it"
+    )
+
+
+ad.primitive_jvps[_on_cpu] = _refuse_derivative
 mlir.register_lowering(_on_cpu, _refuse)
 mlir.register_lowering(_on_cpu, lambda context, array: [array], platform="cpu")
 

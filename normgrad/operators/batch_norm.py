@@ -126,7 +126,7 @@ def batch_norm_elemt_backward(
         Tensor("invstd", "invstd", _statistics, _VECTOR, _per_channel, Role.OUTPUT),
     ),
 )
-def batch_norm_stats(input: Any, eps: float = 1e-5, *, out: Any = None) -> tuple[Any, Any]:
+def batch_norm_stats(input: Any, eps: float = 1e-5, *, out: Any = None, product: Any = None) -> tuple[Any, Any]:
     """The statistics of each channel over all other dimensions: the first step of BatchNorm, on one rank.
 
     ``mean = Σx/n`` and ``invstd = 1/√(Σ(x − mean)²/n + eps)``.
@@ -139,6 +139,8 @@ def batch_norm_stats(input: Any, eps: float = 1e-5, *, out: Any = None) -> tuple
         Added to the variance.
     out : tuple of 2 arrays or None, optional
         Arrays to write to.
+    product : Product or str, optional
+        Check the call as this product's documents do.
 
     Returns
     -------
@@ -191,6 +193,7 @@ def batch_norm_gather_stats_with_counts(
     counts: Any,
     *,
     out: Any = None,
+    product: Any = None,
 ) -> tuple[Any, Any]:
     """The statistics of the whole batch from those of its ranks.
 
@@ -212,6 +215,8 @@ def batch_norm_gather_stats_with_counts(
         One per rank.
     out : tuple of 2 arrays or None, optional
         Arrays to write to.
+    product : Product or str, optional
+        Check the call as this product's documents do.
 
     Returns
     -------
@@ -244,7 +249,15 @@ def batch_norm_gather_stats_with_counts(
     ),
 )
 def batch_norm_elemt(
-    input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float = 1e-5, *, out: Any = None
+    input: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    invstd: Any,
+    eps: float = 1e-5,
+    *,
+    out: Any = None,
+    product: Any = None,
 ) -> Any:
     """The last step of synchronised BatchNorm: ``output = (input − mean)·invstd·weight + bias``.
 
@@ -260,6 +273,8 @@ def batch_norm_elemt(
         Takes no part: ``invstd`` holds it already.
     out : array, optional
         The array to write to.
+    product : Product or str, optional
+        Check the call as this product's documents do.
 
     Returns
     -------
@@ -319,6 +334,7 @@ def batch_norm_reduce_backward(
     bias_g: bool = True,
     *,
     out: Any = None,
+    product: Any = None,
 ) -> tuple[Any, Any, Any, Any]:
     """The sums over a rank's data that BatchNorm's backward pass needs, per channel.
 
@@ -337,6 +353,8 @@ def batch_norm_reduce_backward(
         Whether the two sums, ``grad_weight`` and ``grad_bias`` are wanted.
     out : tuple of 4 arrays or None, optional
         Arrays to write to.
+    product : Product or str, optional
+        Check the call as this product's documents do.
 
     Returns
     -------

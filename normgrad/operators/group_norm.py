@@ -88,7 +88,7 @@ def _like_weight(call: Call) -> Extent:
 
 @operator(
     "aclnnGroupNormBackward",
-    Family.GROUP_NORM,
+    Family.GROUP_NORM_BACKWARD,
     (
         Tensor("grad_out", "gradOut", floats, _RANKS, _whole),
         Tensor("input", "input", dtype_of("grad_out"), _RANKS, _whole),
@@ -200,6 +200,7 @@ def group_norm(
     eps: float = 1e-5,
     *,
     out: Any = None,
+    product: Any = None,
 ) -> tuple[Any, Any, Any]:
     """GroupNorm, with the statistics that its backward pass needs.
 
@@ -219,6 +220,8 @@ def group_norm(
         Added to the variance.
     out : tuple of 3 arrays or None, optional
         Arrays to write to.
+    product : Product or str, optional
+        Check the call as this product's documents do.
 
     Returns
     -------

@@ -61,7 +61,7 @@ _statistics_dtype = preferring_float32(not_narrower_than("input"))
 
 @operator(
     "aclnnLayerNormBackward",
-    Family.LAYER_NORM,
+    Family.LAYER_NORM_BACKWARD,
     (
         Tensor("grad_out", "gradOut", floats, _RANKS),
         Tensor("input", "input", dtype_of("grad_out"), _RANKS, shape_of("grad_out")),
@@ -207,6 +207,7 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     out: Any = None,
+    product: Any = None,
 ) -> tuple[Any, Any, Any]:
     """LayerNorm, with the statistics that its backward pass needs.
 
@@ -225,6 +226,8 @@ def layer_norm(
         Added to the variance.
     out : tuple of 3 arrays or None, optional
         Arrays to write to.
+    product : Product or str, optional
+        Check the call as this product's documents do.
 
     Returns
     -------

@@ -12,7 +12,8 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import Parameter
 from normgrad.contract.plan import Plan, Problem
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.operators.calls import Calls
+from normgrad.contract.status import NULLPTR, ContractError
+from normgrad.operators.dispatch import Dispatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,10 +31,8 @@ class Operator(Generic[P, R]):
         #: The names of the arguments that a call may give by position, and their defaults.
         self.names = tuple(parameter.name for parameter in parameters)
         self.defaults = tuple(parameter.default for parameter in parameters)
-        self._fewest = self.defaults.count(inspect.Parameter.empty)
-        self._most = len(self.names)
-        self._calls = Calls(signature, self.names, self.defaults)
-        self._registers = self._calls.registers
+        self._required = self.defaults.count(inspect.Parameter.empty)
+        self.dispatch = Dispatch(signature, self.names)
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -42,21 +41,25 @@ class Operator(Generic[P, R]):
         return self.signature.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        found: R | None
-        if kwargs or not self._fewest <= len(args) <= self._most:
+        if kwargs or not self._required <= len(args) <= len(self.names):
             named, out, product = self._arguments(args, kwargs)
             arguments = (*named.values(), *(() if out is None else self._outputs(out).values()))
-            return self._calls(arguments, product)
-        product = current_product()
-        found = self._registers[product].recall(args, False)
-        if found is not None:
-            return found
-        return self._calls.not_registered(args + self.defaults[len(args) :], product)
+        else:
+            arguments, product = args + self.defaults[len(args) :], current_product()
+        results: R = self.dispatch(arguments, product)
+        return results
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
         arguments, out, product = self._arguments(args, kwargs)
-        call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)
+        try:
+            call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)
+        except ContractError as error:
+            if out is None and error.status == NULLPTR and self.signature.is_output(error.parameter or ""):
+                names = ", ".join(self.signature.output_names)
+                text = f"is null, and is a wanted output: a plan needs arrays to write to, out=({names})"
+                raise self.signature.error(error.parameter, text, NULLPTR) from None
+            raise
         problem = Problem(self.signature, call.views, call.attributes)
         return Plan(problem, backend_for(problem))
 

@@ -110,7 +110,8 @@ def _argument(signature: Signature, parameter: Parameter, word: Any) -> Any:
             tensor = handles.find(word, Tensor)
             return _DeadTensor(word) if tensor is None else tensor.view()
         case Mask():
-            return _values(signature, parameter, word, BoolArray)
+            flags = _values(signature, parameter, word, BoolArray)
+            return None if flags is None else tuple(map(bool, flags))
         case Attribute(nullable=True):
             return _values(signature, parameter, word, IntArray)
     return word

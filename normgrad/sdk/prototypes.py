@@ -12,6 +12,11 @@ INCLUDE = Path(__file__).parent / "include"
 _DECLARATION = re.compile(r"^ACL(?:NN)?_API\s+(?P<returns>[\w\s*]+?)(?P<name>\w+)\((?P<parameters>[^)]*)\);", re.M)
 _HANDLES = {"aclrtStream", "aclrtEvent", "aclrtContext"}
 _UNSIGNED = {"size_t", "uint64_t", "uint32_t", "bool"}
+_SIGNED = {
+    "int32_t",
+    "int64_t",
+    *("aclDataType", "aclFormat", "aclSysParamOpt", "aclrtMemMallocPolicy", "aclrtMemcpyKind", "aclrtMemAttr"),  # enums
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +29,15 @@ class Argument:
     @property
     def code(self) -> str:
         """How its 64-bit word is read, as the struct module writes it."""
-        if self.is_pointer or self.type.removeprefix("const ") in _UNSIGNED:
+        plain = self.type.removeprefix("const ")
+        if self.is_pointer or plain in _UNSIGNED:
             return "Q"
-        return "d" if self.type == "double" else "q"
+        if plain == "double":
+            return "d"
+        if plain in _SIGNED:
+            return "q"
+        known = ", ".join(sorted({"double", *_HANDLES, *_UNSIGNED, *_SIGNED}))
+        raise ValueError(f"{self.name} is of the C type {self.type}, and must be a pointer or one of {known}")
 
     @property
     def is_pointer(self) -> bool:

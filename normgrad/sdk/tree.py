@@ -1,10 +1,16 @@
-"""Makes the tree that programs written for CANN build against: headers, one library under all its names, set_env.sh."""
+"""Create the tree that programs written for CANN build against: headers, one library under all its names, set_env.sh.
+
+The tree has CANN's layout, and users of CANN have a tree of that layout already. So a file is written only where there
+is none or where normgrad wrote the one that is there, and never through a symbolic link. Everything is checked before
+anything is written.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -23,6 +29,10 @@ OTHER_NAMES = ("libacl_rt.so", "libnnopbase.so", "libopapi_nn.so", "libopapi_mat
 NATIVE = ("aclGetRecentErrMsg", "aclFloat16ToFloat", "aclFloatToFloat16", "aclDataTypeSize")
 
 _MODULE = "_normgrad_sdk"
+_SCRIPT = "set_env.sh"
+_SCRIPT_HEAD = "# Source this file: programs written for CANN then build and run against normgrad.\n"
+_HEADER_MARK = b"Part of normgrad"  # in the first line of every header
+_LIBRARY_MARK = f"PyInit_{_MODULE}".encode()  # an exported symbol of the library
 _INTERFACE = """
 extern "Python" void normgrad_call(int32_t function, const uint64_t *words, int64_t *result);
 void normgrad_set_text(const char *text);
@@ -46,25 +56,86 @@ static uint64_t word_of_double(double value)
 
 
 class SdkError(Exception):
-    """The tree cannot be made; the text says why and what would help."""
+    """The tree cannot be created; the text says why and what would help."""
 
 
 def build(directory: str | os.PathLike[str]) -> Path:
-    """Make the tree in a directory, over what an earlier call left there, and return its absolute path."""
+    """Create the tree in a directory, or update the one that an earlier call created there; return its absolute path.
+
+    Raises SdkError, with nothing changed, where the directory holds a file or a symbolic link under a name of the tree
+    that normgrad did not write.
+    """
+    if not os.fspath(directory).strip():
+        raise SdkError("the folder's name is empty, and must name the folder to create, such as ./sdk")
     home = Path(directory).resolve()
     if not sys.platform.startswith("linux"):
         raise SdkError(f"the SDK is for Linux, and this is {sys.platform}")
-    compiler = _compiler()
-    python = _shared_python()
-    (home / "lib64").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(INCLUDE, home / "include", dirs_exist_ok=True)
-    _compile(compiler, python, home / "lib64" / LIBRARY)
+    texts = {Path("include") / path.relative_to(INCLUDE): path.read_bytes() for path in INCLUDE.rglob("*.h")}
+    texts[Path(_SCRIPT)] = _set_env(home).encode()
+    try:
+        _refuse_foreign_files(home, [*texts, Path("lib64") / LIBRARY])
+        library = _compiled(_compiler(), _shared_python())
+        home.mkdir(parents=True, exist_ok=True)
+        for path, content in texts.items():
+            _write(home / path, content)
+        _write(home / "lib64" / LIBRARY, library, mode=0o755)
+        for name in OTHER_NAMES:
+            _link(home / "lib64" / name)
+    except OSError as error:
+        raise SdkError(f"{error.filename or home}: cannot be written: {error.strerror or error}") from error
+    return home
+
+
+def _refuse_foreign_files(home: Path, files: Iterable[Path]) -> None:
+    """Raise SdkError where a file of the tree would replace one of someone else, or be written through a link."""
+    if home.exists() and not home.is_dir():
+        raise _foreign(home, "is no folder")
+    files = list(files)
+    for folder in sorted({folder for file in files for folder in file.parents} - {Path()}):
+        if (home / folder).is_symlink():
+            raise _foreign(home / folder, "is a symbolic link")
+    for file in files:
+        path = home / file
+        if path.is_symlink():
+            raise _foreign(path, "is a symbolic link")
+        if path.is_file() and not _is_ours(path):
+            raise _foreign(path, "is not normgrad's")
+        if path.exists() and not path.is_file():
+            raise _foreign(path, "is no file")
     for name in OTHER_NAMES:
         link = home / "lib64" / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(LIBRARY)
-    (home / "set_env.sh").write_text(_set_env(home), encoding="utf-8")
-    return home
+        if os.path.lexists(link) and not (link.is_symlink() and os.readlink(link) == LIBRARY):
+            raise _foreign(link, f"is not normgrad's link to {LIBRARY}")
+
+
+def _foreign(path: Path, problem: str) -> SdkError:
+    return SdkError(f"{path}: {problem}, and is not overwritten; nothing was changed: choose another folder")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether normgrad wrote the file: every file of the tree has something that only normgrad's has."""
+    content = path.read_bytes()
+    if path.name == LIBRARY:
+        return _LIBRARY_MARK in content
+    first_line = content.partition(b"\n")[0]
+    return first_line == _SCRIPT_HEAD.encode().rstrip() if path.name == _SCRIPT else _HEADER_MARK in first_line
+
+
+def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Put a file into place in one step: a program that has the old library loaded keeps it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".normgrad-{secrets.token_hex(8)}")
+    try:
+        with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(LIBRARY)
 
 
 def _compiler() -> list[str]:
@@ -100,7 +171,8 @@ def _shared_python() -> Path:
     )
 
 
-def _compile(compiler: list[str], python: Path, library: Path) -> None:
+def _compiled(compiler: list[str], python: Path) -> bytes:
+    """The library's bytes."""
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / f"{_MODULE}.c", Path(folder) / LIBRARY
         _emit(source)
@@ -131,10 +203,7 @@ def _compile(compiler: list[str], python: Path, library: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SdkError(f"the C compiler failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
-        # Into place in one step: a program that has the old one loaded keeps it.
-        staged = library.with_name(f".{library.name}.{os.getpid()}")
-        shutil.copy2(made, staged)
-        staged.replace(library)
+        return made.read_bytes()
 
 
 def _emit(source: Path) -> None:
@@ -197,8 +266,7 @@ def _c_string(text: str) -> str:
 
 def _set_env(home: Path) -> str:
     return (
-        "# Source this file: programs written for CANN then build and run against normgrad.\n"
-        f"export ASCEND_HOME_PATH={shlex.quote(str(home))}\n"
+        _SCRIPT_HEAD + f"export ASCEND_HOME_PATH={shlex.quote(str(home))}\n"
         'export ASCEND_CUSTOM_PATH="$ASCEND_HOME_PATH"\n'
         'export LD_LIBRARY_PATH="$ASCEND_HOME_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"\n'
     )

@@ -1,23 +1,30 @@
-"""Whether wrong elements keep together: by row, by channel, at the end of rows, or at one place of every block.
+"""Where the wrong elements of a result are: in some rows, samples or channels, at the end of rows, in one lane.
 
 Rounding errors are scattered. Those of a wrong index, a missing mask or a lost piece of work are not, and where they
 are tells what went wrong.
+
+A pattern is a set of elements that a few words describe: rows 20–39, the last 3 elements of rows. It is reported where
+all wrong elements are in the set, or the text says how many are, and chance does not explain it. Chance puts m of n
+wrong elements into a set that holds the share p of all elements with a probability of at most exp(−n·KL(m/n ‖ p))
+(Chernoff's bound). Multiplied by the number of sets of that form, this is the measure of a pattern: the one with the
+smallest product explains most in the fewest words. The search goes on inside its set: the last 3 elements of rows 5–7
+are two patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from normgrad.testing.layout import Layout
 
-_MOST_OF = 0.9  # of the wrong elements, for which a pattern has to account
-_EVERYWHERE = 0.5  # of all elements
-_FEWEST = 4  # wrong elements, below which the end of a row and a block say nothing
-_SHORTEST_ROW = 8
-_LONGEST_BLOCK = 1024
+_CHANCE = math.log(1e-3)  # a pattern that chance makes more often than this is none
+_MOST_OF = 0.9  # of the wrong elements, for a pattern that does not hold for all of them
+_WHOLE = 0.9  # of a set's elements, from which on a set that holds more than half of all elements is a pattern too
+_BLOCKS = tuple(2**k for k in range(1, 11))
 _MOST_NAMED = 6
 
 
@@ -28,96 +35,252 @@ class Cluster:
     Attributes
     ----------
     kind : str
-        ``everywhere``, ``row``, ``channel``, ``tail``, ``block`` or ``scattered``.
+        Where they are: ``everywhere``, ``row``, ``sample``, ``channel``, ``position``, ``tail``, ``block``, ``single``
+        or ``scattered``. What they are: ``special``, ``zero``, ``sign``, ``factor``, ``offset``, ``swap`` or ``shift``.
     text : str
-        The pattern in words.
+        The pattern in words; everything is counted from 0.
     """
 
     kind: str
     text: str
 
 
+@dataclass(frozen=True)
+class Division:
+    """A division of the elements into numbered classes: rows, samples, channels."""
+
+    noun: str
+    classes: int
+    of: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """Pieces of one length that a kernel goes through from its first element to its last: rows, planes, the result."""
+
+    noun: str
+    length: int
+    offset: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A pattern, how likely it is by chance (a logarithm), and whether elements are in its set."""
+
+    chance: float
+    cluster: Cluster
+    holds: Callable[[np.ndarray], np.ndarray]
+
+
+def divisions(layout: Layout, size: int) -> list[Division]:
+    """The divisions of a flattened result into more than one class; of a vector its elements."""
+    rows = -(-size // layout.row_length)
+    every = [Division("row", rows, layout.row)]
+    if layout.channels:
+        of_a_sample = layout.channels * layout.positions
+        if of_a_sample != layout.row_length:
+            every.append(Division("sample", -(-size // of_a_sample), layout.sample))
+        every.append(Division("channel", layout.channels, layout.channel))
+        if layout.positions > 1:
+            every.append(Division("position", layout.positions, layout.position))
+    elif rows == 1:
+        every.append(Division("element", size, lambda index: index))
+    return [division for division in every if division.classes > 1]
+
+
 def clusters(is_wrong: np.ndarray, layout: Layout) -> list[Cluster]:
-    """The patterns of the wrong elements of a flattened result; none where nothing is wrong."""
+    """Where the wrong elements of a result are; nothing where no element is wrong."""
+    shape, is_wrong = is_wrong.shape, np.ravel(is_wrong)
     wrong = np.flatnonzero(is_wrong)
     if not wrong.size:
         return []
-    if wrong.size > _EVERYWHERE * is_wrong.size and is_wrong.size >= _SHORTEST_ROW:
-        share = f"{100 * wrong.size / is_wrong.size:.3g} %"
-        return [Cluster("everywhere", f"{share} of the elements are wrong, all over: a wrong formula or constant")]
     found = list(_patterns(wrong, is_wrong.size, layout))
-    return found or [Cluster("scattered", f"{wrong.size} wrong elements, in no pattern")]
+    return found or [_without_pattern(wrong, is_wrong.size, shape)]
+
+
+def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...]) -> Cluster:
+    if wrong.size == size > 1:
+        return Cluster("everywhere", f"all {size} elements are wrong")
+    if wrong.size <= _MOST_NAMED:
+        named = [_index(place, shape) for place in wrong]
+        kind, plural = ("single", "") if wrong.size == 1 else ("scattered", "s")
+        return Cluster(kind, f"{wrong.size} wrong element{plural}, at {_listed(named)}")
+    if 2 * wrong.size > size:
+        return Cluster("everywhere", f"{percent(wrong.size, size)} of the elements are wrong, in no pattern")
+    return Cluster("scattered", f"{wrong.size} wrong elements, in no pattern")
 
 
 def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> Iterator[Cluster]:
-    rows = -(-size // layout.row_length)
-    few = _few_of(layout.row(wrong), rows)
-    if few is not None:
-        yield Cluster("row", f"in {_named('row', few, rows)}")
-    tail = _tail(layout.position(wrong), layout.row_length)
-    if tail:
-        yield Cluster("tail", _tail_text(tail, layout.row_length))
-        return
-    block = _block(layout.position(wrong), layout.row_length)
-    if block is not None:
-        yield block
-        return
-    few = _few_of(layout.channel(wrong), layout.channels) if layout.channels else None
-    if few is not None:
-        yield Cluster("channel", f"in {_named('channel', few, layout.channels)}")
+    """The best pattern, the best one inside its set, and so on."""
+    inside = np.arange(size)
+    segments = _segments(layout, size)
+    while wrong.size > 1:
+        of = f"of the {wrong.size} wrong elements" if inside.size == size else f"of these {wrong.size} elements"
+        candidates = [*_sets(wrong, inside, divisions(layout, size), of), *_tails(wrong, inside, segments, of)]
+        candidates += _blocks(wrong, inside, segments)
+        best = min(candidates, key=lambda pattern: pattern.chance, default=None)
+        if best is None or best.chance > _CHANCE:
+            return
+        yield best.cluster
+        wrong, inside = wrong[best.holds(wrong)], inside[best.holds(inside)]
 
 
-def _few_of(labels: np.ndarray, classes: int) -> np.ndarray | None:
-    """The few classes that hold most of the elements; None where chance would have them spread as wide."""
-    if classes < 2 or labels.size < 2:
+def _segments(layout: Layout, size: int) -> list[_Segments]:
+    planes = _Segments("positions (HxW) of channels", layout.positions, layout.position)
+    rows = _Segments("elements of rows", layout.row_length, layout.offset)
+    result = _Segments("elements of the result", size, lambda index: index)
+    by_length = {segments.length: segments for segments in (rows, planes, result) if segments.length > 1}
+    return sorted(by_length.values(), key=lambda segments: segments.length)
+
+
+def _sets(wrong: np.ndarray, inside: np.ndarray, every: Sequence[Division], of: str) -> Iterator[_Pattern]:
+    """The classes of a division that hold the wrong elements, and those that hold most of them."""
+    for division in every:
+        of_wrong = np.bincount(division.of(wrong), minlength=division.classes)
+        of_all = np.bincount(division.of(inside), minlength=division.classes)
+        available = int(np.count_nonzero(of_all))
+        hit = np.flatnonzero(of_wrong)
+        order = hit[np.argsort(-of_wrong[hit], kind="stable")]
+        most = order[: int(np.searchsorted(np.cumsum(of_wrong[order]), _MOST_OF * wrong.size)) + 1]
+        for chosen in (hit, np.sort(most)):
+            found = int(np.sum(of_wrong[chosen]))
+            evidence = _evidence(found, wrong.size, int(np.sum(of_all[chosen])), inside.size)
+            if evidence is None:
+                continue
+            period = _period(chosen, division.classes) if available == division.classes else None
+            chance = _choices(chosen, division.classes, available, period) - evidence
+            some = "" if found == wrong.size else f"{found} {of} are "
+            text = f"{some}in {_named(division.noun, chosen, division.classes, period)}"
+            yield _Pattern(chance, Cluster(division.noun, text), _in_classes(division, chosen))
+
+
+def _tails(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments], of: str) -> Iterator[_Pattern]:
+    """The end of rows or planes that holds the wrong elements, or most of them."""
+    for segments in every:
+        offsets, of_all = np.sort(segments.offset(wrong)), segments.offset(inside)
+        for first in dict.fromkeys((int(offsets[0]), int(offsets[int((1 - _MOST_OF) * wrong.size)]))):
+            found = int(np.count_nonzero(offsets >= first))
+            evidence = _evidence(found, wrong.size, int(np.count_nonzero(of_all >= first)), inside.size)
+            if evidence is None or offsets[-1] != segments.length - 1:
+                continue
+            tail = segments.length - first
+            some = "" if found == wrong.size else f"{found} {of} are "
+            text = f"{some}in the last {tail} of the {segments.length} {segments.noun}"
+            cluster = Cluster("tail", text + _left_over(tail, segments.length))
+            yield _Pattern(math.log(segments.length) - evidence, cluster, _from_offset(segments, first))
+
+
+def _left_over(tail: int, length: int) -> str:
+    """The blocks that would leave such a tail over."""
+    blocks = [block for block in _BLOCKS if length % block == tail]
+    if not blocks:
+        return ""
+    return f", which blocks of {blocks[0]}{f' to {blocks[-1]}' if len(blocks) > 1 else ''} leave over"
+
+
+def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -> Iterator[_Pattern]:
+    """The offsets in every block of a power of two that hold the wrong elements."""
+    for segments in every:
+        counts = [np.bincount(segments.offset(index) % _BLOCKS[-1], minlength=_BLOCKS[-1]) for index in (wrong, inside)]
+        for block in reversed(_BLOCKS):
+            if counts[0].size > block:
+                counts = [of_lane[:block] + of_lane[block:] for of_lane in counts]
+            in_lane, all_in_lane = counts
+            lanes = np.flatnonzero(in_lane)
+            elements = int(np.sum(all_in_lane[lanes]))
+            evidence = _evidence(wrong.size, wrong.size, elements, inside.size)
+            is_whole = np.min(in_lane[lanes] / all_in_lane[lanes]) >= _WHOLE
+            if evidence is None or not is_whole or 4 * block > segments.length:
+                continue
+            blocks = "every block" if wrong.size == elements else f"{percent(wrong.size, elements)} of the blocks"
+            text = f"at {_named('position', lanes)} of {blocks} of {block} {segments.noun}"
+            chance = math.log(len(_BLOCKS)) + _ways(block, lanes.size) - evidence
+            yield _Pattern(chance, Cluster("block", text), _in_lanes(segments, block, lanes))
+
+
+def _evidence(found: int, wrong: int, elements: int, of: int) -> float | None:
+    """How far a set that holds so many of the wrong elements is from chance; None where it is no pattern at all."""
+    share, expected = found / wrong, elements / of
+    if elements == of or share <= expected or (2 * elements > of and found < _WHOLE * elements):
         return None
-    names, counts = np.unique(labels, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    needed = int(np.searchsorted(np.cumsum(counts[order]), _MOST_OF * labels.size)) + 1
-    by_chance = classes * -np.expm1(labels.size * np.log1p(-1 / classes))
-    return np.sort(names[order[:needed]]) if needed <= by_chance / 2 else None
+    rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
+    return wrong * (share * math.log(share / expected) + rest)
 
 
-def _tail(positions: np.ndarray, length: int) -> int:
-    """How many elements at the end of rows hold most of those wrong; 0 where they are not a short end."""
-    if positions.size < _FEWEST or length < _SHORTEST_ROW:
-        return 0
-    ordered = np.sort(positions)
-    tail = length - int(ordered[int((1 - _MOST_OF) * ordered.size)])
-    return tail if tail <= length / 4 and np.unique(positions).size > 1 else 0
+def _choices(chosen: np.ndarray, classes: int, available: int, period: int | None) -> float:
+    """The logarithm of the number of sets like this one: all of its size, all intervals, or all that repeat."""
+    choices = _ways(available, chosen.size)
+    if chosen[-1] - chosen[0] + 1 == chosen.size:
+        at_an_end = chosen[0] == 0 or chosen[-1] == classes - 1
+        choices = min(choices, math.log(2 * available) if at_an_end else 2 * math.log(available))
+    if period is not None:
+        repeated = int(np.count_nonzero(chosen < period))
+        choices = min(choices, math.log(available) + _ways(period, repeated))
+    return choices
 
 
-def _tail_text(tail: int, length: int) -> str:
-    text = f"in the last {tail} of the {length} elements of rows"
-    blocks = [str(2**k) for k in range(1, 11) if tail <= length % 2**k < 2 * tail]
-    if blocks:
-        text += f", where blocks of {blocks[0]}{f' to {blocks[-1]}' if blocks[1:] else ''} leave some over"
-    return text
+def _ways(of: int, size: int) -> float:
+    return math.lgamma(of + 1) - math.lgamma(size + 1) - math.lgamma(of - size + 1)
 
 
-def _block(positions: np.ndarray, length: int) -> Cluster | None:
-    """The places in blocks of a power of two that hold most of those wrong, for the block where they are fewest."""
-    if positions.size < _FEWEST:
-        return None
-    best: tuple[float, int, np.ndarray] | None = None
-    block = 4
-    while block <= min(_LONGEST_BLOCK, length // 4):
-        touched = np.unique(positions // block).size
-        few = _few_of(positions % block, block) if 2 * touched >= length // block else None
-        if few is not None and 4 * few.size <= block and (best is None or few.size / block < best[0]):
-            best = (few.size / block, block, few)
-        block *= 2
-    if best is None:
-        return None
-    return Cluster("block", f"at {_named('place', best[2], best[1])} of every block of {best[1]} elements of a row")
+def _period(chosen: np.ndarray, classes: int) -> int | None:
+    """The smallest period with which the chosen classes repeat over all classes, at least three times."""
+    is_chosen = np.zeros(classes, bool)
+    is_chosen[chosen] = True
+    for period in chosen[1:65] - chosen[0]:
+        if 3 * period > classes:
+            return None
+        if np.array_equal(is_chosen[period:], is_chosen[:-period]):
+            return int(period)
+    return None
 
 
-def _named(what: str, numbers: np.ndarray, of: int) -> str:
-    """``rows 3, 5–7 of 64``, with no more than a few named."""
+def _in_classes(division: Division, chosen: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    is_chosen = np.zeros(division.classes, bool)
+    is_chosen[chosen] = True
+    return lambda index: is_chosen[division.of(index)]
+
+
+def _from_offset(segments: _Segments, first: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda index: segments.offset(index) >= first
+
+
+def _in_lanes(segments: _Segments, block: int, lanes: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    is_chosen = np.zeros(block, bool)
+    is_chosen[lanes] = True
+    return lambda index: is_chosen[segments.offset(index) % block]
+
+
+def _named(noun: str, numbers: np.ndarray, of: int | None = None, period: int | None = None) -> str:
+    """``3 rows 5–7 of 64``; what repeats is named once, and of many the first and the last."""
+    end = "" if of is None else f" of {of}"
+    if numbers.size == 1:
+        return f"{noun} {numbers[0]}{end}"
+    head = f"{numbers.size} {noun}s"
+    if period is not None:
+        repeated = numbers[numbers < period]
+        return f"{head}{end}: {_runs(repeated)} of every {period}"
+    if of is not None and 4 * numbers.size > 3 * of:
+        return f"{head}{end}: all but {_runs(np.setdiff1d(np.arange(of), numbers))}"
+    return f"{head} {_runs(numbers)}{end}"
+
+
+def _runs(numbers: np.ndarray) -> str:
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     texts = [str(run[0]) if run.size == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     if len(texts) > _MOST_NAMED:
-        texts = [*texts[:_MOST_NAMED], "…"]
-    label = what if numbers.size == 1 else f"{what}s"
-    amount = "" if numbers.size == 1 else f"{numbers.size} "
-    return f"{amount}{label} {', '.join(texts)} of {of}"
+        texts = [*texts[: _MOST_NAMED - 1], "…", texts[-1]]
+    return ", ".join(texts)
+
+
+def _index(place: int, shape: tuple[int, ...]) -> str:
+    return f"({', '.join(str(i) for i in np.unravel_index(place, shape))})"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
+
+
+def percent(part: int, of: int) -> str:
+    """A share that is rounded down: what is not all does not read as 100 %."""
+    return f"{math.floor(1000 * part / of) / 10:g} %"

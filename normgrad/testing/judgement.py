@@ -23,6 +23,7 @@ from normgrad.testing.layout import Layout, layout_of
 from normgrad.testing.measured import Measured
 from normgrad.testing.standards import STRICT, find
 from normgrad.testing.terms import Magnitude
+from normgrad.testing.wrong_values import wrong_values
 
 _QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 
@@ -34,15 +35,15 @@ class Element:
     Attributes
     ----------
     index : tuple of int
-        Its place in the result.
+        Its index in the result.
     actual, exact : float
-        What came out, and what is right.
+        The result, and the exact value.
     ulps : float
         The signed error in ulp of the dtype; NaN where there is no distance.
     share : float
         The error as a fraction of the bound.
     inputs, terms : dict
-        The inputs at its place, and the terms that the formula adds up.
+        The inputs at its position, and the terms that the formula adds up.
     total : float
         T, the sum of the absolute values of all terms.
     underflow : float
@@ -75,7 +76,7 @@ class Errors:
     worst : list of Element
         The elements with the largest such fraction.
     clusters : list of Cluster
-        Patterns of the elements beyond the bound.
+        Where the elements beyond the bound are, and what they are.
     """
 
     quantiles: dict[str, float]
@@ -241,14 +242,27 @@ def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) ->
     ulps = np.abs(np.ravel(measured.ulps))
     finite = ulps[np.isfinite(ulps)]
     same = (measured.actual == measured.nearest) | (np.isnan(measured.actual) & np.isnan(measured.nearest))
-    order = np.argsort(-share, kind="stable")[:worst]
+    order = _largest(share, worst)
     return Errors(
-        {f"{100 * q:g} %": float(np.quantile(finite, q)) if finite.size else 0.0 for q in _QUANTILES},
+        dict(zip((f"{100 * q:g} %" for q in _QUANTILES), _quantiles(finite), strict=True)),
         float(np.mean(same)) if same.size else 1.0,
         float(np.max(share, initial=0.0)),
-        [_element(measured, parts, int(place)) for place in order],
-        clusters(~(share <= 1), layout),
+        [_element(measured, parts, int(index)) for index in order],
+        [*clusters(~(measured.share_of_bound <= 1), layout), *wrong_values(measured, layout)],
     )
+
+
+def _quantiles(values: Array) -> list[float]:
+    return [float(value) for value in np.quantile(values, _QUANTILES)] if values.size else [0.0] * len(_QUANTILES)
+
+
+def _largest(values: Array, count: int) -> np.ndarray:
+    """The indices of the largest values, the largest first and the first of equal ones first."""
+    first = values.size - min(count, values.size)
+    if first == values.size:
+        return np.array([], np.int64)
+    candidates = np.flatnonzero(values >= np.partition(values, first)[first])
+    return candidates[np.argsort(-values[candidates], kind="stable")][:count]
 
 
 def _element(measured: Measured, parts: Anatomy, place: int) -> Element:

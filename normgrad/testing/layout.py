@@ -1,4 +1,4 @@
-"""Where an element lies as a kernel sees it: its row, its channel, and its place in the row."""
+"""Where an element lies as a kernel sees it: its row, its sample, its channel, and its position in the row."""
 
 from __future__ import annotations
 
@@ -19,26 +19,34 @@ class Layout:
     row_length : int
         Elements in a row: what one statistic is taken over, or a vector as a whole.
     channels : int
-        How many channels there are; 0 where a channel is no more than a single element.
-    places : int
-        How many elements of a channel lie side by side.
+        How many channels there are, columns in LayerNorm; 0 where a channel is no more than a single element.
+    positions : int
+        How many spatial positions (HxW) a channel of a sample has, one after the other.
     """
 
     row_length: int
     channels: int = 0
-    places: int = 1
+    positions: int = 1
 
     def row(self, index: np.ndarray) -> np.ndarray:
         """The row that holds the element."""
         return index // self.row_length
 
-    def position(self, index: np.ndarray) -> np.ndarray:
-        """Its place in the row."""
+    def offset(self, index: np.ndarray) -> np.ndarray:
+        """Its offset in the row."""
         return index % self.row_length
+
+    def sample(self, index: np.ndarray) -> np.ndarray:
+        """Its sample."""
+        return index // (self.channels * self.positions)
 
     def channel(self, index: np.ndarray) -> np.ndarray:
         """Its channel."""
-        return index // self.places % self.channels
+        return index // self.positions % self.channels
+
+    def position(self, index: np.ndarray) -> np.ndarray:
+        """Its spatial position."""
+        return index % self.positions
 
 
 def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
@@ -50,7 +58,7 @@ def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
         columns = max(math.prod(arguments["normalized_shape"]), 1)
         return Layout(columns, columns)
     if "group" in arguments:
-        channels, places = arguments["C"], arguments["HxW"]
-        return Layout(max(channels // arguments["group"] * places, 1), channels, places)
-    channels, places = shape[1], math.prod(shape[2:])
-    return Layout(places if places > 1 else channels, channels, max(places, 1))
+        channels, positions = arguments["C"], arguments["HxW"]
+        return Layout(max(channels // arguments["group"] * positions, 1), channels, positions)
+    channels, positions = shape[1], math.prod(shape[2:])
+    return Layout(positions if positions > 1 else channels, channels, max(positions, 1))

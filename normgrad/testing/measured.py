@@ -39,6 +39,13 @@ def bound(expected: ArrayLike, terms: ArrayLike, dtype: str, underflow: ArrayLik
     return np.asarray(0.5 * ulp(expected, dtype) + 8 * 2.0**-24 * scale + SMALLEST_NORMAL * allowance)
 
 
+def _counted(text: str, count: int) -> str:
+    singular, plural = ("a number is", "number"), ("numbers are", "numbers")
+    for one, many in zip(singular, plural, strict=True):
+        text = text.replace(f"{{{one}}}", one if count == 1 else many)
+    return text
+
+
 @dataclass(frozen=True)
 class Measured:
     """A result and the exact values, of the same shape.
@@ -111,6 +118,24 @@ class Measured:
             signed = np.isinf(actual) & (np.copysign(exact, actual) == exact)
             excused = ~np.isfinite(exact) | (np.broadcast_to(self.magnitude.peak, exact.shape) >= OVERFLOW)
         return np.asarray((actual == self.nearest) | (overflows & signed) | (excused & ~np.isfinite(actual)))
+
+    @cached_property
+    def misplaced(self) -> str:
+        """How many NaN, Inf and numbers stand where something else is correct, in words; empty where there are none."""
+        wrong = ~(np.isfinite(self.actual) & np.isfinite(self.nearest)) & ~self.is_right_special
+        if not np.any(wrong):
+            return ""
+        is_nan, is_inf = np.isnan(self.actual), np.isinf(self.actual)
+        is_number = np.isfinite(self.nearest)
+        places = {
+            "NaN where {a number is} right": is_nan & is_number,
+            "Inf where {a number is} right": is_inf & is_number,
+            "NaN where Inf is right": is_nan & ~is_number,
+            "Inf where Inf of the other sign is right": is_inf & ~is_number,
+            "{number} where NaN or Inf is right": ~is_nan & ~is_inf,
+        }
+        counts = {text: int(np.count_nonzero(wrong & of)) for text, of in places.items()}
+        return ", ".join(f"{count} {_counted(text, count)}" for text, count in counts.items() if count)
 
     def share_of(self, allowed: Array, error: Array | None = None) -> Array:
         """Error over what is allowed; where a special value stands, 0 if that is right and Inf if not."""

@@ -1,4 +1,4 @@
-"""Three plots of a result: its errors over the index, their histogram in ulp, and what came out over what is right."""
+"""Three plots of a result: its errors over the index, their histogram in ulp, and its values over the exact ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from normgrad.testing.svg import Chart, Scale
 _STEMS = 300
 _DOTS = 1200
 _BINS = 40
+_WIDEST_WITH_LINES = 20  # ulp, beyond which two lines at ±½ ulp are one
 _LEAST_SHARE = 1e-3
 
 
@@ -23,7 +24,7 @@ def plots(measured: Measured) -> list[str]:
 
 
 def _error_over_index(measured: Measured) -> str:
-    """The largest error of every stretch of elements as a fraction of the bound."""
+    """The largest error of every segment of elements as a fraction of the bound."""
     share = np.ravel(measured.share_of_bound)
     starts = np.unique(np.linspace(0, share.size, _STEMS, endpoint=False).astype(np.int64))
     largest = np.maximum.reduceat(share, starts)
@@ -50,12 +51,14 @@ def _histogram(measured: Measured) -> str:
     reach = max(0.6, 1.1 * reach)
     edges = np.linspace(-reach, reach, _BINS + 1)
     counts, _ = np.histogram(np.clip(ulps, -reach, reach), edges)
-    top = max(10.0, 1.3 * float(np.max(counts, initial=0)))
+    highest = max(2.0, float(np.max(counts, initial=0)))
+    top = 5 * highest  # room for a label above the bars
     label = f"signed error in ulp of {measured.dtype}"
     chart = Chart("Histogram of errors in ulp", Scale(-reach, reach), Scale(0.5, top, log=True), label)
     chart.bars([float(edge) for edge in edges], [float(count) for count in counts], "good")
-    for edge in (-0.5, 0.5):
-        chart.line((edge, 0.5), (edge, top), "limit")
+    if reach <= _WIDEST_WITH_LINES:
+        for edge, text in ((-0.5, ""), (0.5, "½ ulp")):
+            chart.line((edge, 0.5), (edge, 1.5 * highest), "limit", text)
     return chart.drawn()
 
 
@@ -71,7 +74,7 @@ def _actual_over_expected(measured: Measured) -> str:
         low, high = -1.0, 1.0
     margin = 0.05 * (high - low)
     scale = Scale(low - margin, high + margin)
-    chart = Chart("Came out, over what is right", scale, scale, "exact value")
+    chart = Chart("Result over exact value", scale, scale, "exact value")
     chart.line((scale.low, scale.low), (scale.high, scale.high), "grid")
     chart.dots([(float(exact[i]), float(actual[i])) for i in picked], "good")
     chart.dots([(float(exact[i]), float(actual[i])) for i in wrong], "bad", 3.2)

@@ -102,7 +102,7 @@ class Reference:
 def strict(measured: Measured, reference: Reference) -> Verdict:
     """The bound of the contract."""
     share = measured.share_of_bound
-    return Verdict(bool(np.all(share <= 1)), share, _within(share, "the bound"))
+    return Verdict(bool(np.all(share <= 1)), share, _within(measured, share, "the bound"))
 
 
 def cann(measured: Measured, reference: Reference) -> Verdict:
@@ -118,12 +118,11 @@ def cann(measured: Measured, reference: Reference) -> Verdict:
         if error.size
         else 0.0
     )
-    misplaced = _misplaced(measured)
     text = (
         f"{100 * good:.4g} % of the elements within the tolerance (99 % needed); the largest error is {largest:.3g}, "
     )
-    text += f"and may be {allowed:.3g}{_misplaced_text(misplaced)}"
-    passed = good >= CANN_SHARE and largest <= allowed and not misplaced
+    text += f"and may be {allowed:.3g}{_misplaced_text(measured)}"
+    passed = good >= CANN_SHARE and largest <= allowed and not measured.misplaced
     return Verdict(passed, share, text, {"good": good, "largest": largest, "allowed": allowed})
 
 
@@ -132,11 +131,10 @@ def cann_mere(measured: Measured, reference: Reference) -> Verdict:
     threshold = MERE[measured.dtype]
     relative = _relative(measured)
     mean, largest = float(np.mean(relative)) if relative.size else 0.0, float(np.max(relative, initial=0.0))
-    misplaced = _misplaced(measured)
     text = f"the mean relative error is {mean:.3g} (must be below {threshold:.3g}), "
-    text += f"the largest {largest:.3g} (below {MERE_LARGEST * threshold:.3g}){_misplaced_text(misplaced)}"
+    text += f"the largest {largest:.3g} (below {MERE_LARGEST * threshold:.3g}){_misplaced_text(measured)}"
     share = measured.share_of(MERE_LARGEST * threshold * (np.abs(measured.exact) + MERE_FLOOR))
-    passed = mean < threshold and largest < MERE_LARGEST * threshold and not misplaced
+    passed = mean < threshold and largest < MERE_LARGEST * threshold and not measured.misplaced
     return Verdict(passed, share, text, {"mean": mean, "largest": largest, "threshold": threshold})
 
 
@@ -153,13 +151,12 @@ def cann_double(measured: Measured, reference: Reference) -> Verdict:
         ratios = np.where(ours == floor, 1.0, ours / floor)
     ratios = np.where(ours == 0, 0.0, ratios)
     most = np.array((level.largest, level.mean, level.rms))
-    misplaced = _misplaced(measured)
     names = ("largest", "mean", "rms")
     text = ", ".join(f"{name} {ratio:.3g} (at most {m:g})" for name, ratio, m in zip(names, ratios, most, strict=True))
-    text = f"errors over the baseline's at {reference.level}: {text}{_misplaced_text(misplaced)}"
+    text = f"errors over the baseline's at {reference.level}: {text}{_misplaced_text(measured)}"
     allowed = level.largest * floor[0] * (np.abs(measured.exact) + MERE_FLOOR)
     share = measured.share_of(np.where(allowed > 0, allowed, np.finfo(np.float64).tiny))
-    passed = bool(np.all(ratios <= most)) and not misplaced
+    passed = bool(np.all(ratios <= most)) and not measured.misplaced
     return Verdict(passed, share, text, dict(zip(names, map(float, ratios), strict=True)))
 
 
@@ -169,7 +166,7 @@ def torch(measured: Measured, reference: Reference) -> Verdict:
     with np.errstate(all="ignore"):
         error = np.abs(measured.actual - measured.nearest)
         share = measured.share_of(tolerances.absolute + tolerances.relative * np.abs(measured.nearest), error)
-    return Verdict(bool(np.all(share <= 1)), share, _within(share, "PyTorch's tolerance"))
+    return Verdict(bool(np.all(share <= 1)), share, _within(measured, share, "PyTorch's tolerance"))
 
 
 def bitwise(measured: Measured, reference: Reference) -> Verdict:
@@ -209,20 +206,17 @@ def find(name: str, level: str) -> Standard:
     return STANDARDS[name]
 
 
-def _within(share: Array, what: str) -> str:
+def _within(measured: Measured, share: Array, what: str) -> str:
     right = int(np.count_nonzero(share <= 1))
-    worst = float(np.max(share, initial=0.0))
-    return f"{right} of {share.size} elements within {what}; the worst error is {worst:.3g} of it"
+    worst = float(np.max(share[np.isfinite(share)], initial=0.0))
+    return (
+        f"{right} of {share.size} elements within {what}; the worst error is {worst:.3g} of it"
+        f"{_misplaced_text(measured)}"
+    )
 
 
-def _misplaced(measured: Measured) -> int:
-    """How many elements are NaN or Inf where they must not be, or are not where they must."""
-    special = ~(np.isfinite(measured.actual) & np.isfinite(measured.nearest))
-    return int(np.count_nonzero(special & ~measured.is_right_special))
-
-
-def _misplaced_text(count: int) -> str:
-    return f"; NaN or Inf is out of place in {count} elements" if count else ""
+def _misplaced_text(measured: Measured) -> str:
+    return f"; {measured.misplaced}" if measured.misplaced else ""
 
 
 def _relative(measured: Measured) -> Array:

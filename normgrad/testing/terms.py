@@ -63,11 +63,6 @@ class Magnitude:
 
         return Magnitude(reshape(self.total), reshape(self.peak), underflow=reshape(self.underflow))
 
-    def __add__(self, other: Magnitude) -> Magnitude:
-        """Return the scales of the sum of two outputs."""
-        total = np.asarray(self.total + other.total)
-        return Magnitude(total, self.peak, other.peak, underflow=self.underflow + other.underflow)
-
 
 def _finite_size(values: ArrayLike) -> NDArray[np.float64]:
     """Return absolute values, and 0 for what an infinite input made, since that is no overflow."""

@@ -18,7 +18,7 @@ KINDS = {
     "huge": "data of huge magnitude",
     "constant": "rows of one value each, whose variance is 0",
     "one-column": "one element per statistic, or one channel",
-    "one-place": "one place per channel (HxW = 1)",
+    "one-place": "one spatial position per channel (HxW = 1)",
     "long-rows": "few and long rows",
     "many-rows": "many and short rows",
     "special": "NaN, Inf, negative zero, a very large and the smallest number here and there",

@@ -3,6 +3,15 @@
 import normgrad.torch.library  # noqa: F401 - registers the operators
 from normgrad.torch.modules import GroupNorm, LayerNorm
 from normgrad.torch.overriding import override
+from normgrad.torch.replace import Replacement, replace_norms
 from normgrad.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["GroupNorm", "LayerNorm", "SyncBatchNorm", "convert_sync_batchnorm", "override"]
+__all__ = [
+    "GroupNorm",
+    "LayerNorm",
+    "Replacement",
+    "SyncBatchNorm",
+    "convert_sync_batchnorm",
+    "override",
+    "replace_norms",
+]

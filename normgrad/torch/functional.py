@@ -8,13 +8,14 @@ mode a node of autograd's graph calls the kernels; where something watches or tr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from normgrad.cuda import devices
 from normgrad.torch.choices import (
     group_norm_is_pytorchs,
     layer_norm_is_pytorchs,
@@ -33,6 +34,19 @@ _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _MOST_DIMENSIONS = 8
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
+
+    A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
+    trace the first call of a kernel down to Numba and LLVM, and fail.
+    """
+    wrapped: _Function = torch.compiler.disable(function)
+    return wrapped
 
 
 def layer_norm(
@@ -89,10 +103,16 @@ def _is_taken(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool
     given = [parameter.dtype for parameter in (weight, bias) if parameter is not None]
     return (
         dtype in DTYPES
-        and (input.is_cpu or input.is_cuda)
+        and (input.is_cpu or (input.is_cuda and runs_on_gpu(input.device.index)))
         and input.dim() <= _MOST_DIMENSIONS
         and (not given or (given[0] in (dtype, torch.float32) and given[0] == given[-1]))
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def runs_on_gpu(index: int) -> bool:
+    """Whether our kernels run on a GPU; what is on another is PyTorch's."""
+    return devices.problem(index) is None
 
 
 def _is_eager(input: Tensor) -> bool:
@@ -125,6 +145,7 @@ class _LayerNorm(torch.autograd.Function):  # type: ignore[misc]
         return output
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         input, weight, bias, mean, rstd = ctx.saved_tensors
         shape, eps = ctx.attributes
@@ -152,6 +173,7 @@ class _GroupNorm(torch.autograd.Function):  # type: ignore[misc]
         return output
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         input, weight, bias, mean, rstd = ctx.saved_tensors
         sizes, eps = ctx.attributes

@@ -1,21 +1,20 @@
-"""An operator on plain tensors, with results as PyTorch lays them out: the shortest way from Python to its kernel."""
+"""An operator on plain tensors, with results as PyTorch lays them out: the kernels behind ``torch.ops.normgrad``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from normgrad.contract.arrays import torch_maker
+from normgrad.contract.arrays import FreshArray, as_view, fresh_tensor
 from normgrad.contract.check import check
 from normgrad.contract.parameters import Call
 from normgrad.contract.products import Product, current_product
-from normgrad.operators.calls import Calls
+from normgrad.contract.status import RUNTIME, ContractError
+from normgrad.operators.dispatch import Dispatch
 from normgrad.operators.operator import Operator
-from normgrad.operators.recipes import Made
 from normgrad.torch.outputs import Maker
 
 Results: TypeAlias = Tensor | tuple[Tensor | None, ...]
@@ -28,46 +27,40 @@ class TorchKernel:
         self._signature = operator.signature
         self._make = make
         self._defaults = operator.defaults
-        self._calls = Calls(operator.signature, operator.names, operator.defaults, self._made)
-        self._registers = self._calls.registers
+        self.dispatch = Dispatch(operator.signature, operator.names, self._choose_outputs)
 
     def __call__(self, *args: Any) -> Results:
-        found: Results = self._calls(args + self._defaults[len(args) :], current_product())
-        return found
+        results: Results = self.dispatch(args + self._defaults[len(args) :], current_product())
+        return results
 
-    def recalled(self, args: tuple[Any, ...], differentiating: bool = False) -> Results | None:
-        """The results of a call whose layout is known; None where it is not.
+    def if_taken(self, *args: Any) -> Results | None:
+        """Return the results; None where the contract does not take the arguments, such as tensors without memory."""
+        try:
+            return self(*args)
+        except ContractError as error:
+            if error.status == RUNTIME:
+                raise
+            return None
 
-        ``differentiating``: nor where autograd follows one of the tensors.
-        """
-        found: Results | None
-        product = current_product()
-        found = self._registers[product].recall(args, differentiating)
-        if found is not None:
-            return found
-        found = self._calls.recipes.recalled(args + self._defaults[len(args) :], product, differentiating)
-        return found
-
-    def _made(self, named: Mapping[str, Any], call: Call, product: Product | None) -> Sequence[Made]:
+    def _choose_outputs(
+        self, named: Mapping[str, Any], call: Call, product: Product | None
+    ) -> Mapping[str, FreshArray]:
         results = dict(zip(self._signature.output_names, self._make(*named.values()), strict=True))
         check(self._signature, {**named, **results}, product, outputs_needed=True)
-        return [
-            Made(name, result, torch_maker(tuple(result.shape), result.stride(), result.dtype, result.device))
+        return {
+            name: fresh_tensor(tuple(result.shape), result.stride(), as_view(result).dtype, result.device)
             for name, result in results.items()
             if result is not None
-        ]
+        }
 
 
-def are_plain(args: Sequence[Any]) -> bool:
-    """Whether the tensors among the arguments are no more than memory: nothing wraps, traces or negates them."""
-    return all(
-        torch._C._dispatch_keys(arg).raw_repr() == _plain_keys(arg.device) for arg in args if isinstance(arg, Tensor)
+def are_plain(args: tuple[Any, ...]) -> bool:
+    """Return whether no mode or transform is active and no argument is a subclass, which would have to see the call."""
+    return (
+        _PLAIN.issuperset(map(type, args))
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
     )
 
 
-@cache
-def _plain_keys(device: torch.device) -> int | None:
-    if device.type not in ("cpu", "cuda"):
-        return None
-    keys: int = torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()
-    return keys
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), int, float, bool, list, tuple, torch.Size))

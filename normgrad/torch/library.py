@@ -9,12 +9,11 @@ import torch
 from torch.autograd import forward_ad
 
 from normgrad.operators import OPERATORS
-from normgrad.operators.recipes import packed
+from normgrad.operators.dispatch import packed
 from normgrad.torch import derivatives, formulas, outputs
 from normgrad.torch.batching import batched
 from normgrad.torch.derivatives import Gradients, as_tuple
 from normgrad.torch.kernels import TorchKernel, are_plain
-from normgrad.torch.packets import shorten
 
 _MASK = "bool[3] output_mask=[True, True, True]"
 _GROUPS = "SymInt N, SymInt C, SymInt HxW, int group"
@@ -46,7 +45,7 @@ _GRADIENTS: dict[str, Callable[..., Gradients]] = {
     "group_norm": derivatives.group_norm_gradients,
 }
 
-#: Every operator as a function that takes the shortest way there is without a gradient.
+#: Every operator as a function without a gradient: in eager code the modules call its kernel directly.
 RUN: dict[str, Callable[..., Any]] = {}
 
 _library = torch.library.Library("normgrad", "DEF")
@@ -56,7 +55,7 @@ def _any_requires_grad(args: Sequence[Any]) -> bool:
     return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
 
 
-def _derivative(name: str, op: Any, run: Callable[..., Any]) -> type[torch.autograd.Function]:
+def _derivative(name: str, op: Any, forward: Callable[..., Any]) -> type[torch.autograd.Function]:
     """The operator as a node of autograd's graph and as a function that the transforms of ``torch.func`` know."""
     formula, gradients = getattr(formulas, name), _GRADIENTS.get(name)
     unread = [number for number, argument in enumerate(op._schema.arguments) if argument.is_write]
@@ -92,7 +91,7 @@ def _derivative(name: str, op: Any, run: Callable[..., Any]) -> type[torch.autog
         return batched(name, op, info.batch_size, in_dims, args)
 
     methods: dict[str, Callable[..., Any]] = {
-        "forward": run,
+        "forward": forward,
         "setup_context": setup_context,
         "backward": backward,
         "jvp": jvp,
@@ -109,23 +108,18 @@ def _define(name: str) -> None:
     defaults = [argument.default_value for argument in op._schema.arguments]
 
     def below_autograd(*args: Any) -> Any:
-        found = kernel.recalled(args)
-        if found is not None:
-            return found
-        # No mode, such as one that traces, wants to see the call.
-        if torch._C._len_torch_dispatch_stack() == 0 and are_plain(args):
-            return kernel(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 
-    def run(*args: Any) -> Any:
-        found = kernel.recalled(args)
-        if found is not None:
-            return found
+    def forward(*args: Any) -> Any:
         return op(*args) if torch._C._are_functorch_transforms_active() else below_autograd(*args)
 
+    def run(*args: Any) -> Any:
+        found = kernel.if_taken(*args) if are_plain(args) else None
+        return forward(*args) if found is None else found
+
     RUN[name] = run
-    derivative = _derivative(name, op, run)
+    derivative = _derivative(name, op, forward)
     apply_here = super(torch.autograd.Function, derivative).apply  # without a look for transforms of torch.func
 
     def autograd(*args: Any) -> Any:
@@ -144,7 +138,6 @@ def _define(name: str) -> None:
     _library.impl(name, autograd, "Autograd")
     _library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
     torch.library.register_fake(f"normgrad::{name}", fake, lib=_library)
-    shorten(getattr(torch.ops.normgrad, name), kernel)
 
 
 for _name in SCHEMAS:

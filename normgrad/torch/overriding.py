@@ -7,6 +7,7 @@ on to PyTorch's kernel.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgrad.contract.status import RUNTIME, ContractError
 from normgrad.cpu.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
-from normgrad.torch.kernels import TorchKernel, are_plain
+from normgrad.torch.functional import runs_on_gpu, untraced
+from normgrad.torch.kernels import TorchKernel
 from normgrad.torch.outputs import DTYPES, Results, order_of
 
 
@@ -61,19 +62,20 @@ def _on_our_kernel(op: Any, kernel: TorchKernel) -> Callable[..., Any]:
     """PyTorch's operator as a function that runs our kernel where the contract takes the call."""
     select = torch._C.DispatchKey.BackendSelect
 
+    @untraced
     def function(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
-        found = kernel.recalled(args) if _in_force else None
+        # Modes, transforms and subclasses have been handled under keys above this one. What is left and is no plain
+        # memory, such as a nested tensor, the contract refuses.
+        found = kernel.if_taken(*args) if _in_force and _is_ours(args[1]) else None
         if found is not None:
             return found
-        if _in_force and args[1].dtype in DTYPES and are_plain(args):
-            try:
-                return kernel(*args)
-            except ContractError as error:
-                if error.status == RUNTIME:
-                    raise
         return op.redispatch(keyset.remove(select), *args)
 
     return function
+
+
+def _is_ours(input: Tensor) -> bool:
+    return input.dtype in DTYPES and (not input.is_cuda or runs_on_gpu(input.device.index))
 
 
 _OPERATORS = {
@@ -81,6 +83,8 @@ _OPERATORS = {
     "native_group_norm_backward": TorchKernel(OPERATORS["group_norm_backward"], _group_norm_results),
 }
 _lock = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a thread that it does not have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _in_force = 0
 _registration: torch.library.Library | None = None
 
@@ -104,7 +108,8 @@ class override:
     Holds for the whole process and all of its threads, on CPU and CUDA, for every model as it is: what
     ``aten::native_layer_norm_backward`` and ``aten::native_group_norm_backward`` are given in float32, float16 or
     bfloat16. Everything else, float64 above all, stays with PyTorch's kernels. Blocks may be nested, and may
-    overlap in several threads; after the last, PyTorch's own kernels do all the work again.
+    overlap in several threads; after the last, PyTorch's own kernels do all the work again. An object may be entered
+    again and again.
 
     Examples
     --------
@@ -119,20 +124,27 @@ class override:
     """
 
     def __init__(self) -> None:
+        self._is_in_force = False
+        self._entered = 0
+        self._begin()
+
+    def _begin(self) -> None:
         global _in_force, _registration
-        self._undone = False
         with _lock:
+            if self._is_in_force:
+                return
             if _registration is None:
                 _registration = _register()
+            self._is_in_force = True
             _in_force += 1
 
     def undo(self) -> None:
         """End this override; a second time does nothing."""
         global _in_force, _registration
         with _lock:
-            if self._undone:
+            if not self._is_in_force:
                 return
-            self._undone = True
+            self._is_in_force = False
             _in_force -= 1
             # The dispatcher reads its tables without a lock: while another thread may be inside a backward pass, our
             # functions stay, and hand every call on.
@@ -141,9 +153,13 @@ class override:
                 _registration = None
 
     def __enter__(self) -> override:
+        self._begin()
+        self._entered += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.undo()
+        self._entered -= 1
+        if self._entered == 0:
+            self.undo()

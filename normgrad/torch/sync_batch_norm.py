@@ -94,12 +94,15 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     def _next_running(self) -> Running:
         """Count a step, and say how far the running statistics are to move in it."""
         self.num_batches_tracked.add_(1)
-        momentum = self.num_batches_tracked.reciprocal() if self.momentum is None else self.momentum
+        # In float64: the reciprocal of an integer tensor is float32.
+        momentum = self.num_batches_tracked.double().reciprocal() if self.momentum is None else self.momentum
         return Running(self.running_mean, self.running_var, momentum)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:
         """Replace the BatchNorm layers of a model; see :func:`convert_sync_batchnorm`."""
+        for name, layer in module.named_modules():
+            _check_convertible(cls, name or "the module", layer)
         return _converted(cls, module, process_group, {})
 
 
@@ -107,14 +110,15 @@ def convert_sync_batchnorm(module: torch.nn.Module, process_group: Any = None) -
     """Replace the BatchNorm layers of a model by synchronised ones.
 
     ``BatchNorm1d``, ``2d`` and ``3d`` and ``torch.nn.SyncBatchNorm`` become :class:`SyncBatchNorm`, with the same
-    parameters, buffers and training flag; a layer that is used twice stays one.
+    parameters, buffers and training flag; a layer that is used twice stays one. A subclass with a ``forward`` of its
+    own is refused with a ValueError, before anything is changed: what it does besides would be lost.
 
     Parameters
     ----------
     module : Module
         The model; it is changed in place.
     process_group : ProcessGroup, optional
-        The ranks that belong together; by default all.
+        The ranks that belong together; by default all, or those of a layer that is synchronised already.
 
     Returns
     -------
@@ -134,6 +138,24 @@ def convert_sync_batchnorm(module: torch.nn.Module, process_group: Any = None) -
     return SyncBatchNorm.convert_sync_batchnorm(module, process_group)
 
 
+def _check_convertible(cls: type[SyncBatchNorm], name: str, layer: torch.nn.Module) -> None:
+    if isinstance(layer, cls) or not isinstance(layer, _BatchNorm):
+        return
+    if isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin):
+        raise ValueError(
+            f"{name} is a {type(layer).__name__}, which has no number of channels yet: "
+            "run the model once, then convert it"
+        )
+    if type(layer).forward not in _FORWARDS:
+        raise ValueError(
+            f"{name} is a {type(layer).__name__}, whose forward is its own and would be replaced by that of BatchNorm: "
+            "convert it by hand, or with the converter of the library that it is from"
+        )
+
+
+_FORWARDS = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward, SyncBatchNorm.forward)
+
+
 def _converted(
     cls: type[SyncBatchNorm], module: torch.nn.Module, process_group: Any, done: dict[torch.nn.Module, torch.nn.Module]
 ) -> torch.nn.Module:
@@ -148,8 +170,9 @@ def _converted(
 
 def _synchronised(cls: type[SyncBatchNorm], norm: Any, process_group: Any) -> SyncBatchNorm:
     """A layer with the parameters and buffers of a BatchNorm."""
-    if isinstance(norm, torch.nn.modules.lazy.LazyModuleMixin):
-        raise ValueError(f"{type(norm).__name__} has no number of channels yet: run the model once, then convert it")
+    if isinstance(norm, cls):
+        norm.process_group = norm.process_group if process_group is None else process_group
+        return norm
     without_bias = norm.affine and norm.bias is None
     output = cls(
         norm.num_features,
@@ -157,7 +180,7 @@ def _synchronised(cls: type[SyncBatchNorm], norm: Any, process_group: Any) -> Sy
         norm.momentum,
         norm.affine,
         norm.track_running_stats,
-        process_group,
+        getattr(norm, "process_group", None) if process_group is None else process_group,
         device="meta",
         **({"bias": False} if without_bias else {}),
     )

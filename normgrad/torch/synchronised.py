@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from normgrad.torch import formulas
+from normgrad.torch.functional import runs_on_gpu
 
 _FEWEST = 2  # values per channel: of one, there is no variance to keep
 
@@ -57,8 +58,9 @@ def batch_norm_over_ranks(
 
 
 def _steps(data: Tensor) -> Any:
-    """The operators; for float64, which is not theirs, their formulas."""
-    return formulas if data.dtype == torch.float64 else torch.ops.normgrad
+    """The operators; for float64, and on a GPU that is not theirs, their formulas."""
+    is_theirs = data.dtype != torch.float64 and (not data.is_cuda or runs_on_gpu(data.device.index))
+    return torch.ops.normgrad if is_theirs else formulas
 
 
 def _statistics_of_ranks(
@@ -102,7 +104,7 @@ def _combined(
     gather = _steps(data).batch_norm_gather_stats_with_counts
     mean: Tensor
     invstd: Tensor
-    if data.dtype == torch.float64:
+    if _steps(data) is formulas:
         mean, invstd = gather(data, means, invstds, None, None, 0.0, eps, counts)
         total = counts.sum()
         running.move(mean, (invstd.square().reciprocal() - eps) * (total / (total - 1)))

@@ -22,6 +22,8 @@ KNOWN = {
     "aclnnStatus": {0, 161001, 161002, 361001, 561003, 561103},
 }
 PAGE = 4096
+# C's floating-point types, which are passed in registers of their own.
+REALS: dict[str, type[ctypes.c_float] | type[ctypes.c_double]] = {"float": ctypes.c_float, "double": ctypes.c_double}
 SCRATCH = 64 * PAGE
 WILD = (0x1, 0x10, 0xDEADBEEF, 0x7AC1_0000_0000_0010, 0x4000_0000_0000_0000, 2**63, 2**64 - 1, 2**64 - 8)
 NUMBERS = (0, 1, 2, 3, 4, 5, 6, 8, 9, 24, -1, -2, 64, 4096, 2**31, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63))
@@ -75,7 +77,7 @@ class Fuzzer:
             return self.address(copies)
         if stars:
             return self.pointer()
-        if argument.code == "d":
+        if kind in REALS:
             return self.random.choice([0.0, 1e-5, 0.1, -1.0, float("inf"), float("nan"), 1e308])
         if kind == "size_t":
             return self.random.choice(SIZES + COUNTS)
@@ -124,7 +126,7 @@ class Fuzzer:
         prototype = self.prototypes[name]
         function = getattr(self.library, name)
         words = [
-            ctypes.c_double(value) if argument.code == "d" else ctypes.c_uint64(int(value) & (2**64 - 1))
+            REALS[argument.type](value) if argument.type in REALS else ctypes.c_uint64(int(value) & (2**64 - 1))
             for argument, value in zip(prototype.arguments, values, strict=True)
         ]
         function.restype = ctypes.c_void_p if "*" in prototype.returns else ctypes.c_int64

@@ -97,13 +97,13 @@ def test_soc_name(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, product
     assert (given and given.decode()) == name
 
 
-def test_a_long_text_is_cut_between_characters(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_value_is_shortened_in_the_text(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGRAD_PRODUCT", "é" * 5000)
     library.aclrtGetSocName.restype = ctypes.c_char_p
     library.aclGetRecentErrMsg.restype = ctypes.c_char_p
     assert library.aclrtGetSocName() is None
     text = library.aclGetRecentErrMsg()
-    assert 4090 <= len(text) <= 4095
+    assert len(text) < 4096
     assert "unknown product 'ééé" in text.decode()  # strict: no half character
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from normgrad.operators import OPERATORS as NORMS
+from normgrad.operators import Operator
 from normgrad.sdk.prototypes import INCLUDE, read_headers
+from normgrad.sdk.tree import NATIVE
 
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
 OPERATORS = (
@@ -142,3 +146,33 @@ def test_numbers_are_the_interfaces(tmp_path: Path) -> None:
     names = [f"ACL{name}" if name.startswith("NN_") else f"ACL_{name}" for name, _ in pairs]
     asserts = "".join(f'static_assert({n} == {v}, "{n}");\n' for n, (_, v) in zip(names, pairs, strict=True))
     _compile("g++", "c++", "c++11", f'#include "acl/acl.h"\n#include "aclnn/acl_meta.h"\n{asserts}', tmp_path)
+
+
+@pytest.mark.parametrize("op", NORMS.values(), ids=NORMS)
+def test_the_header_names_the_parameters_of_the_signature_in_order(op: Operator[..., Any]) -> None:
+    """Words are handed over by position: the names are what can be compared."""
+    functions = {function.name: function for function in read_headers()}
+    planned = [argument.name for argument in functions[f"{op.signature.c_name}GetWorkspaceSize"].arguments]
+    assert planned == [*(parameter.c_name for parameter in op.signature.parameters), "workspaceSize", "executor"]
+    run = [argument.name for argument in functions[op.signature.c_name].arguments]
+    assert run == ["workspace", "workspaceSize", "executor", "stream"]
+
+
+def test_a_type_that_fits_no_word_is_refused(tmp_path: Path) -> None:
+    """As an int64 a float would be truncated, and a structure passed by value would not be passed at all."""
+    for kind in ("float", "const float", "aclFloat16", "struct Thing", "int", "int64_t"):
+        (tmp_path / "one.h").write_text(f"ACL_API aclError aclOne({kind} value, size_t count);\n")
+        (function,) = read_headers(tmp_path)
+        if kind == "int64_t":
+            assert function.codes == "qQ"
+            continue
+        with pytest.raises(ValueError, match=rf"value is of the C type {kind}, .* int64_t"):
+            _ = function.codes
+        with pytest.raises(ValueError, match="value is of the C type"):
+            _ = function.arguments[0].word
+
+
+def test_every_function_that_python_serves_has_words() -> None:
+    for function in read_headers():
+        if function.name not in NATIVE:
+            assert len(function.codes) == len(function.arguments)

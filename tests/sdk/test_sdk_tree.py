@@ -20,6 +20,7 @@ from normgrad.sdk import tree
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "examples" / "cpp"
+PAGE = ROOT / "docs" / "guides" / "sdk.md"
 
 
 @pytest.mark.parametrize(
@@ -57,10 +58,10 @@ def test_samples_build_with_cmake_after_set_env_and_print_what_is_right(home: Pa
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:
-    """The commands of docs/sdk.md, one after the other, print what it shows under them."""
+    """The commands of docs/guides/sdk.md, one after the other, print what it shows under them."""
     if shutil.which("cmake") is None:
         pytest.skip("there is no cmake")
-    blocks = re.findall(r"^```(sh|text)\n(.*?)^```$", (ROOT / "docs" / "sdk.md").read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(sh|text)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     commands = "".join(content for language, content in blocks if language == "sh")
     shown = [content for language, content in blocks if language == "text"]
     script = f'set -e\nnormgrad() {{ "{sys.executable}" -m normgrad "$@"; }}\n{commands}'
@@ -69,6 +70,17 @@ def test_the_page_is_true(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(shown) == 2
     assert all(text in done.stdout for text in shown), done.stdout
+
+
+def test_the_page_shows_the_sample_and_the_headers() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"```cpp\n{(SAMPLES / 'minimal.cpp').read_text(encoding='utf-8')}```\n" in page
+    plans = 0
+    for header in (tree.INCLUDE / "aclnnop").glob("*.h"):
+        for plan in re.findall(r"aclnnStatus \w+GetWorkspaceSize\([^;]*;", header.read_text(encoding="utf-8")):
+            plans += 1
+            assert f"// aclnnop/{header.name}\n{plan}\n" in page, plan
+    assert plans == 9
 
 
 def test_set_env_keeps_what_was_on_the_path(home: Path) -> None:
@@ -99,11 +111,106 @@ def test_the_library_exports_the_interface_and_nothing_else(home: Path) -> None:
 def test_the_command_makes_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sdk", str(tmp_path / "tree")]) == 0
     assert main(["sdk", str(tmp_path / "tree")]) == 0  # over the old one
-    assert f"source {tmp_path}/tree/set_env.sh" in capsys.readouterr().out
+    assert f"\nsource {tmp_path}/tree/set_env.sh\n" in capsys.readouterr().out
     assert (tmp_path / "tree" / "lib64" / "libopapi.so").exists()
 
 
-# Where it cannot be made
+def test_the_hint_can_be_pasted_into_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sdk", str(tmp_path / "it's a tree")]) == 0
+    hint = capsys.readouterr().out.splitlines()[-1]
+    script = f'{hint}; printf %s "$ASCEND_HOME_PATH"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path}/it's a tree"
+
+
+# Files that are not normgrad's
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file by its path, and where every link leads."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["sdk", str(directory)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing was changed" in err
+    return err
+
+
+def cann_tree(home: Path) -> Path:
+    for name in ("lib64/libascendcl.so", "lib64/libopapi.so", "include/acl/acl.h", "set_env.sh"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("REAL CANN")
+    return home
+
+
+def test_a_cann_tree_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cann_tree(tmp_path / "8.0")
+    before = contents(tmp_path)
+    assert f"{tmp_path}/8.0/" in refused(tmp_path / "8.0", capsys)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "set_env.sh",
+        "include/acl/acl.h",
+        "include/aclnnop/aclnn_layer_norm.h",
+        "lib64/libascendcl.so",
+        "lib64/libopapi.so",
+    ],
+)
+def test_a_single_foreign_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], foreign: str) -> None:
+    (tmp_path / foreign).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / foreign).write_text("mine")
+    before = contents(tmp_path)
+    assert f"{tmp_path}/{foreign}: is not normgrad's" in refused(tmp_path, capsys)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("of", ["files", "folders"])
+def test_nothing_is_written_through_symbolic_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], of: str, home: Path
+) -> None:
+    """As in CANN's ``latest``; not even to a tree that normgrad wrote."""
+    (tmp_path / "latest").mkdir()
+    shutil.copytree(home, tmp_path / "8.0", symlinks=True)
+    for path in (tmp_path / "8.0").iterdir() if of == "folders" else (tmp_path / "8.0").rglob("*.*"):
+        link = tmp_path / "latest" / path.relative_to(tmp_path / "8.0")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    before = contents(tmp_path)
+    assert "is a symbolic link" in refused(tmp_path / "latest", capsys)
+    assert contents(tmp_path) == before
+
+
+def test_a_link_that_leads_nowhere_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "set_env.sh").symlink_to(tmp_path / "nowhere")
+    assert f"{tmp_path}/set_env.sh: is a symbolic link" in refused(tmp_path, capsys)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_tree_is_updated_and_what_else_is_there_stays(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "tree"
+    shutil.copytree(home, target, symlinks=True)
+    (target / "notes.txt").write_text("mine")
+    (target / "include" / "acl" / "mine.h").write_text("mine")
+    header, first_line = target / "include" / "acl" / "acl.h", (home / "include/acl/acl.h").read_text().splitlines()[0]
+    header.write_text(f"{first_line}\n/* of an older version */\n")
+    assert sdk.build(target) == target
+    assert header.read_bytes() == (home / "include/acl/acl.h").read_bytes()
+    assert (target / "notes.txt").read_text() == (target / "include/acl/mine.h").read_text() == "mine"
+    assert not [path for path in target.rglob("*") if path.name.startswith(".normgrad-")]
+
+
+# Where it cannot be created
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +233,7 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CFLAGS", "-std=no_such_standard")
     with pytest.raises(sdk.SdkError, match=r"(?s)the C compiler failed:\n.*no_such_standard"):
         sdk.build(tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
 
 
 @pytest.mark.parametrize("soname", ["libpython3.99.a", "libpython3.99.so.1.0"])
@@ -150,5 +258,6 @@ def test_no_cffi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["sdk", str(tmp_path / "file")]) == 2
-    assert "Not a directory" in capsys.readouterr().err
+    assert f"normgrad: {tmp_path}/file: is no folder" in refused(tmp_path / "file", capsys)
+    assert main(["sdk", "/proc/x"]) == 2
+    assert capsys.readouterr().err == "normgrad: /proc/x: cannot be written: No such file or directory\n"

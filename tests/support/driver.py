@@ -1,4 +1,4 @@
-"""CUDA's driver and PyTorch's stream as a series of launches sees them, and what it writes down."""
+"""A stand-in for ``cuda.bindings.driver`` that writes launches down."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from typing import Any
 
 from normgrad.cuda.launch import Step
 
-LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 4)
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
-def current_stream(device: int, place: int) -> int:
-    """A device's stream is called by its number."""
-    ctypes.c_int64.from_address(place).value = 1000 + device
-    return 0
+INVALID_CONTEXT = 201
 
 
 def at(address: int, kind: Any = ctypes.c_int64) -> int:
@@ -23,43 +16,83 @@ def at(address: int, kind: Any = ctypes.c_int64) -> int:
     return found
 
 
-class Driver:
-    """Takes kernels whose parameters have given sizes, and notes the launches."""
+class _Attribute:
+    def __init__(self) -> None:
+        self.id: Any = None
+        self.value = SimpleNamespace(clusterDim=SimpleNamespace(x=0, y=0, z=0))
 
-    def __init__(self, *sizes: int, status: int = 0) -> None:
+
+class _Config:
+    def __init__(self) -> None:
+        self.attrs: list[_Attribute] = []
+        self.numAttrs = self.hStream = 0
+
+
+#: What the driver's structures and constants are like, where cuda-bindings is not installed.
+STRUCTURES = SimpleNamespace(
+    CUlaunchConfig=_Config,
+    CUlaunchAttribute=_Attribute,
+    CUlaunchAttributeID=SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE=2,
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=6,
+    ),
+    CUfunction=int,
+    CUfunction_attribute=SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED=14
+    ),
+    CUresult=SimpleNamespace(CUDA_ERROR_INVALID_CONTEXT=INVALID_CONTEXT),
+)
+
+_VALUES = {
+    2: lambda value: value.cooperative,
+    4: lambda value: (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z),
+    6: lambda value: value.programmaticStreamSerializationAllowed,
+}
+
+
+class Driver:
+    """Takes kernels whose parameters have given sizes, and writes down the launches; ``status`` is every answer."""
+
+    def __init__(self, *sizes: int, status: int = 0, structures: Any = STRUCTURES) -> None:
         self.launches: list[dict[str, Any]] = []
         self.allowed: list[tuple[int, ...]] = []
         self._sizes = sizes
         self.status = status
-        self.cuLaunchKernelEx = LAUNCH(self._launched)
+        for name in vars(STRUCTURES):
+            setattr(self, name, getattr(structures, name))
 
-    def cuFuncGetParamInfo(self, function: Any, index: Any, offset: Any, size: Any) -> int:  # noqa: N802
-        if index.value >= len(self._sizes):
-            return 1
-        size._obj.value = self._sizes[index.value]
-        return 0
+    def cuFuncGetParamInfo(self, function: Any, index: int) -> tuple[int, int, int]:  # noqa: N802
+        return (0, 0, self._sizes[index]) if index < len(self._sizes) else (1, 0, 0)
 
-    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
-        self.allowed.append((function.value, attribute, value))
-        return self.status
+    def cuFuncSetAttribute(self, function: Any, attribute: Any, value: int) -> tuple[int]:  # noqa: N802
+        self.allowed.append((int(function), int(attribute), value))
+        return (self.status,)
 
-    def _launched(self, configuration: int, function: int, parameters: int, extra: int | None) -> int:
-        assert extra is None
-        halves = [at(configuration + 4 * place, ctypes.c_uint32) for place in range(7)]
-        attributes, count = at(configuration + 40), at(configuration + 48, ctypes.c_uint32)
-        values = [at(parameters + 8 * place) for place in range(len(self._sizes))]
-        self.launches.append(
-            {
-                "function": function,
-                "grid": tuple(halves[:3]),
-                "block": tuple(halves[3:6]),
-                "shared": halves[6],
-                "stream": at(configuration + 32),
-                "attributes": {at(attributes + 72 * n): at(attributes + 72 * n + 8) for n in range(count)},
-                "values": [at(value) for value in values],
-            }
-        )
-        return self.status
+    def cuGetErrorString(self, status: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, f"words for {status}".encode()
+
+    def cuOccupancyMaxActiveClusters(self, function: Any, config: Any) -> tuple[int, int]:  # noqa: N802
+        self.launches.append(self._described(config, function))
+        return self.status, 30
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: int, extra: int) -> tuple[int]:  # noqa: N802
+        assert extra == 0
+        kinds = {1: ctypes.c_int8, 4: ctypes.c_int32, 8: ctypes.c_int64}
+        values = [at(at(parameters + 8 * index), kinds[size]) for index, size in enumerate(self._sizes)]
+        self.launches.append(self._described(config, function) | {"values": values})
+        return (self.status,)
+
+    def _described(self, config: Any, function: Any) -> dict[str, Any]:
+        assert config.numAttrs == len(config.attrs)
+        return {
+            "function": int(function),
+            "grid": (config.gridDimX, config.gridDimY, config.gridDimZ),
+            "block": (config.blockDimX, config.blockDimY, config.blockDimZ),
+            "shared": config.sharedMemBytes,
+            "stream": int(config.hStream),
+            "attributes": {int(one.id): _VALUES[int(one.id)](one.value) for one in config.attrs},
+        }
 
 
 def kernel(signature: dict[str, Any], function: int = 77, **metadata: Any) -> Any:
@@ -73,5 +106,5 @@ def kernel(signature: dict[str, Any], function: int = 77, **metadata: Any) -> An
 
 
 def step(arguments: list[Any], constants: dict[str, Any], grid: tuple[int, int, int] = (3, 2, 1)) -> Step:
-    names = [f"argument{place}" for place in range(len(arguments))]
+    names = [f"argument{index}" for index in range(len(arguments))]
     return Step(SimpleNamespace(arg_names=[*names, *constants]), grid, arguments, constants)

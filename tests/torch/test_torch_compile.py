@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import normgrad.torch  # noqa: F401 - registers the operators
+from support.processes import run_python
 from support.torch_samples import differentiable, random, samples
 
 ops = torch.ops.normgrad
@@ -148,3 +150,50 @@ def test_a_transform_inside_a_compiled_function() -> None:
 
     args = (random(4, 6, 8), random(8), random(8, seed=1))
     torch.testing.assert_close(torch.compile(per_sample, backend="aot_eager")(*args), per_sample(*args))
+
+
+_UNDER_DYNAMO = """
+import sys, warnings
+import torch
+from torch import nn
+import normgrad.torch
+warnings.simplefilter("ignore")
+
+def gradients(model, step):
+    model.zero_grad()
+    step()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+def backward(loss):
+    torch.compile(lambda loss: loss.backward(), backend="eager")(loss)
+
+class Eager(nn.LayerNorm):
+    forward = torch.compiler.disable(nn.LayerNorm.forward)
+
+torch.manual_seed(0)
+use = sys.argv[1]
+if use == "step":
+    model, x = nn.Sequential(nn.Linear(16, 32), Eager(32), nn.Linear(32, 4)), torch.randn(8, 16)
+elif use == "override":
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GroupNorm(4, 16)), torch.randn(8, 8)
+else:
+    model, x = nn.Sequential(nn.Linear(64, 1024), nn.LayerNorm(1024)), torch.randn(2048, 64)
+right = gradients(model, lambda: model(x).pow(3).mean().backward())
+if use == "modules":
+    model[1].__class__ = normgrad.torch.LayerNorm
+    found = gradients(model, lambda: backward(model(x).pow(3).mean()))
+else:
+    step = torch.compile(lambda: model(x).pow(3).mean().backward(), backend="eager")
+    with normgrad.torch.override():
+        found = gradients(model, step if use == "step" else lambda: backward(model(x).pow(3).mean()))
+for one, other in zip(found, right):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("use", ["modules", "override", "step"])
+def test_backward_passes_that_run_under_dynamos_frame_hook(use: str, tmp_path: Path) -> None:
+    """Kernels that are compiled there are none of Dynamo's business: it cannot trace Numba."""
+    environment = {"NORMGRAD_CACHE_DIR": str(tmp_path)}
+    assert run_python(f"import sys; sys.argv.append({use!r})" + _UNDER_DYNAMO, **environment) == "right\n"

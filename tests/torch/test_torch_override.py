@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 import normgrad.torch
 from normgrad.torch import overriding
+from support.processes import run_python
 from support.torch_databases import FLOATS, MODULES, OPERATORS, calls, modules
 from support.torch_samples import random
 
@@ -28,8 +30,7 @@ class Counter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         for kernel in overriding._OPERATORS.values():
-            for owner, method in ((kernel, "recalled"), (kernel._calls, "in_full")):
-                monkeypatch.setattr(owner, method, self._counting(getattr(owner, method)))
+            monkeypatch.setattr(kernel, "dispatch", self._counting(kernel.dispatch))
 
     def _counting(self, function: Any) -> Any:
         def counted(*args: Any) -> Any:
@@ -228,6 +229,56 @@ def test_nested_and_process_wide(counter: Counter) -> None:
     with pytest.raises(KeyError), normgrad.torch.override():
         raise KeyError
     assert not is_on()
+
+
+def test_entered_again(counter: Counter) -> None:
+    x = random(4, 8)
+
+    def is_on() -> bool:
+        before = counter.calls
+        one_gradient(x)
+        return counter.calls > before
+
+    again = normgrad.torch.override()
+    for _ in range(3):
+        with again:
+            assert is_on()
+            with again:
+                assert is_on()
+            assert is_on()
+        assert not is_on()
+    with again:
+        again.undo()
+        assert not is_on()
+    assert not is_on()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_while_another_thread_enters_and_leaves() -> None:
+    code = """
+import os, threading, warnings
+warnings.simplefilter("ignore")
+import torch, normgrad.torch
+from normgrad.torch import overriding
+held, forked = threading.Event(), threading.Event()
+def hold():
+    with overriding._lock:
+        held.set()
+        forked.wait(1)  # a fork that waits for the lock comes after that
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    import signal
+    signal.alarm(20)
+    with normgrad.torch.override():
+        os._exit(0)
+forked.set()
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+    assert run_python(code) == "0\n"
 
 
 def test_threads_that_enter_and_leave_while_others_work() -> None:

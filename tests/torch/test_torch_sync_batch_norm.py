@@ -246,6 +246,35 @@ def test_process_groups(tmp_path: Path) -> None:
         assert all(torch.equal(rank[f"alone {key}"], value) for key, value in expected.items())
 
 
+def train_in_float64() -> float:
+    """The largest relative error of the running statistics, with momentum=None."""
+    from normgrad.torch import SyncBatchNorm
+
+    norm, whole = SyncBatchNorm(4, momentum=None).double(), nn.BatchNorm1d(4, momentum=None).double()
+    for step in range(3):
+        batch = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        whole(batch)
+        norm(batch.chunk(2)[dist.get_rank()])
+    pairs = ((norm.running_mean, whole.running_mean), (norm.running_var, whole.running_var))
+    return max(float(((ours - theirs) / theirs).abs().max()) for ours, theirs in pairs)
+
+
+def test_running_statistics_of_float64_without_momentum(tmp_path: Path) -> None:
+    assert max(run_ranks(2, train_in_float64, tmp_path)) < 1e-13
+
+
+def train_by_the_formulas() -> dict[str, Tensor]:
+    """As on a GPU on which our kernels do not run."""
+    from normgrad.torch import formulas, synchronised
+
+    synchronised._steps = lambda data: formulas
+    return train_on_rank(cases(2)["uneven"])
+
+
+def test_without_our_kernels(tmp_path: Path) -> None:
+    assert_one_batch_norm("by the formulas", cases(2)["uneven"], run_ranks(2, train_by_the_formulas, tmp_path))
+
+
 SHORT = 4.0  # seconds that a rank waits for one that does not come
 
 

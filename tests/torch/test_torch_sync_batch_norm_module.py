@@ -136,8 +136,49 @@ def test_a_converted_model() -> None:
     assert model[1] is model[2]["shared"] is model[3][1]
     assert model[1].process_group == "a group"
     assert not model[2]["norm"].training
+    layer = model[1]
     again = convert_sync_batchnorm(model)
-    assert again[1].process_group is None
+    assert again[1] is layer
+    assert layer.process_group == "a group"
+    assert convert_sync_batchnorm(model, process_group="another")[1].process_group == "another"
+
+
+@pytest.mark.parametrize("kind", [SyncBatchNorm, nn.SyncBatchNorm])
+def test_a_synchronised_layer_keeps_its_process_group(kind: Any) -> None:
+    assert convert_sync_batchnorm(kind(2, process_group="a group")).process_group == "a group"
+    assert convert_sync_batchnorm(kind(2, process_group="a group"), "another").process_group == "another"
+
+
+class WithActivation(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+class OtherDefaults(nn.BatchNorm2d):
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features, eps=0.5)
+
+
+def test_a_subclass_that_does_more_is_refused_before_anything_is_changed() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.ModuleDict({"norm": WithActivation(3)}))
+    with pytest.raises(ValueError, match=r"1\.norm is a WithActivation, whose forward is its own"):
+        convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm2d
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="no number of channels"):
+        convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm2d
+    converted = convert_sync_batchnorm(OtherDefaults(3))
+    assert (type(converted), converted.eps) == (SyncBatchNorm, 0.5)
+
+
+def test_a_subclass_of_ours_stays() -> None:
+    class Mine(SyncBatchNorm):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input).relu()
+
+    norm = Mine(3)
+    assert convert_sync_batchnorm(norm) is norm
 
 
 def test_a_subclass_converts_to_itself() -> None:
@@ -148,7 +189,9 @@ def test_a_subclass_converts_to_itself() -> None:
 
 
 def test_a_layer_that_does_not_know_its_channels_yet_is_refused() -> None:
-    with pytest.raises(ValueError, match="LazyBatchNorm1d has no number of channels yet: run the model once"):
+    with pytest.raises(
+        ValueError, match="0 is a LazyBatchNorm1d, which has no number of channels yet: run the model once"
+    ):
         convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm1d()))
 
 

@@ -7,7 +7,7 @@ taken for bfloat16 as well, since nothing else is written that way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import ml_dtypes
@@ -19,15 +19,19 @@ from normgrad.cli.errors import BadInput
 LIST = "bfloat16"
 _RAW = np.dtype("V2")
 
+# How a ZIP archive, an empty one, NumPy's single array and a pickle begin. NumPy takes anything else for a pickle.
+_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY", b"\x80")
+_LONGEST_START = 6
+
 
 def require() -> None:
     """NumPy is always there."""
 
 
-def load(stream: BinaryIO) -> dict[str, Any]:
-    """The arrays of an archive."""
+def load(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[str, Any]:
+    """The arrays of an archive; unpacked, an entry may be a thousand times as large as the file."""
     try:
-        entries = _entries(stream)
+        entries = _entries(stream, accept)
     except ValueError as error:
         if "pickle" in str(error):
             raise BadInput("holds pickled objects, and those are never loaded") from None
@@ -36,13 +40,18 @@ def load(stream: BinaryIO) -> dict[str, Any]:
     return {name: _typed(name, array, name in listed) for name, array in entries.items()}
 
 
-def _entries(stream: BinaryIO) -> dict[str, np.ndarray]:
+def _entries(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[str, np.ndarray]:
+    start = stream.read(_LONGEST_START)
+    stream.seek(0)
+    if not start.startswith(_STARTS):
+        raise BadInput("is no sound .npz file: it is no archive (numpy.savez writes one)")
     archive = np.load(stream, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise BadInput("is a single array, and must be an archive of named ones (numpy.savez writes it)")
     with archive:
         if len(set(archive.files)) < len(archive.files):
             raise BadInput("has two entries of one name")
+        accept(name for name in archive.files if name != LIST)
         return {name: _native(name, archive[name]) for name in archive.files}
 
 

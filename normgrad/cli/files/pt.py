@@ -19,7 +19,7 @@ def require() -> None:
         raise BadInput(".pt files need PyTorch: pip install 'normgrad[torch]'")
 
 
-def load(stream: BinaryIO) -> dict[str, Any]:
+def load(stream: BinaryIO, accept: Any) -> dict[str, Any]:
     """The tensors as NumPy arrays, and the plain values."""
     import torch
 

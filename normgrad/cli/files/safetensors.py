@@ -37,7 +37,7 @@ def require() -> None:
         raise BadInput(".safetensors files need the package safetensors: pip install 'normgrad[files]'")
 
 
-def load(stream: BinaryIO) -> dict[str, Any]:
+def load(stream: BinaryIO, accept: Any) -> dict[str, Any]:
     """The tensors, and the values in the metadata."""
     from safetensors import deserialize
 

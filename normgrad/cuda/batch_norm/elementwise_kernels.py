@@ -31,19 +31,21 @@ def _total_count(counter, ranks, RANKS: tl.constexpr):
 
 
 @triton.jit
-def _gradient(dy, deviation, invstd, mean_dy, mean_dy_xmu, weight):
-    """Return ``(dy − mean_dy − (x − mean)·invstd²·mean_dy_xmu)·invstd·weight`` from float64 statistics.
+def _gradient(dy, deviation, invstd, sum_dy, sum_dy_xmu, reciprocal_count, weight):
+    """Return ``(dy − sum_dy/n − (x − mean)·invstd²·sum_dy_xmu/n)·invstd·weight``; ``reciprocal_count`` is 1/n, float64.
 
     float32: in the order of the formula, since a coefficient like invstd² may overflow where none of the terms does.
     """
     if dy.dtype == tl.float64:
+        invstd = invstd.to(tl.float64)
         factor = invstd
         if weight is not None:
             factor = factor * weight
-        result = (dy - mean_dy - deviation * (invstd * invstd * mean_dy_xmu)) * factor
+        slope = invstd * invstd * (sum_dy_xmu * reciprocal_count)
+        result = (dy - sum_dy * reciprocal_count - deviation * slope) * factor
     else:
-        invstd = invstd.to(tl.float32)
-        result = (dy - mean_dy.to(tl.float32) - deviation * invstd * invstd * mean_dy_xmu.to(tl.float32)) * invstd
+        share = reciprocal_count.to(tl.float32)
+        result = (dy - sum_dy * share - deviation * invstd * invstd * (sum_dy_xmu * share)) * invstd
         if weight is not None:
             result = result * weight
     return result
@@ -95,14 +97,15 @@ def batch_norm_elemt_backward(
     channels = column_channels(block, channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
-    channel_invstd = load_channels(invstd, channels, columns // channel_length).to(tl.float64)
-    mean_dy = load_channels(sum_dy, channels, columns // channel_length) * reciprocal_count
-    mean_dy_xmu = load_channels(sum_dy_xmu, channels, columns // channel_length) * reciprocal_count
+    channel_invstd = load_channels(invstd, channels, columns // channel_length)
+    channel_dy = load_channels(sum_dy, channels, columns // channel_length)
+    channel_dy_xmu = load_channels(sum_dy_xmu, channels, columns // channel_length)
     w = None
     if weight is not None:
         w = load_channels(weight, channels, columns // channel_length)
     deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
-    result = _gradient(to_float32(dy).to(ACC_DTYPE), deviation, channel_invstd, mean_dy, mean_dy_xmu, w)
+    dy = to_float32(dy).to(ACC_DTYPE)
+    result = _gradient(dy, deviation, channel_invstd, channel_dy, channel_dy_xmu, reciprocal_count, w)
     store_rounded(tile_pointers(grad_input, rows, work, grad_input_strides, TILE), result, mask)
 
 

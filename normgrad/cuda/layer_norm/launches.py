@@ -40,6 +40,9 @@ from normgrad.cuda.steps import Steps
 # would be a visible share of the error bound.
 _FEW_ROWS = 64
 _FEW_COLUMNS = NARROW.columns
+# Where weight gradients are wanted, few rows are shared by half of the multiprocessors: the second-stage reduction then
+# has fewer partial sums (128×768 in float32 on an H200: 8.0 µs, and 10.0 with a CTA for every row).
+_FEW_ROWS_SHARE = 2
 # Below this eps the variance is computed in float64: float32 squares that underflow to 0 would make rstd infinite.
 _SMALL_EPS = 2.0**-90
 
@@ -91,7 +94,8 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
         chip = replace(chip, max_active_clusters=None)
     tile = row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
     if not strided:
-        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
+        share = _FEW_ROWS_SHARE if outputs else 1
+        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
     cta_groups = CtaGroups.of(tile.parts if want_input else 1, cdiv(M, tile.rows), tile, chip)
     weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
     partial_dtype = FLOAT64 if weight_float64 else FLOAT32

@@ -90,8 +90,8 @@ ROW_TILES = {
     ),
     "packed16": (
         Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 90),
-        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "65536×512", 85.8),
-        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "32768×1024", 90),
+        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=4), "100352×384", 88),  # 85 with 3 stages
+        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=4), "50432×768", 90),  # 84; 32768×1024: 88 and 89
         Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
         Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
         Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
@@ -203,10 +203,11 @@ def whole_or_shared(
     return replace(tile, columns=block, parts=cdiv(columns, block), stages=stages)
 
 
-def with_fewer_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
+def with_fewer_rows(tile: RowTile, M: int, vector: int, chip: Chip, share: int = 1) -> RowTile:
     """Return the tile with fewer rows where M is so small that multiprocessors would be idle.
 
-    Each thread keeps whole vectors of ``vector`` elements, and so its columns: the order of a row's sum stays the same.
+    It then has at most as many CTAs as a ``share``-th of the multiprocessors. Each thread keeps whole vectors of
+    ``vector`` elements, and so its columns: the order of a row's sum stays the same.
     """
     if tile.parts > 1 and not tile.cluster:
         return tile
@@ -215,7 +216,7 @@ def with_fewer_rows(tile: RowTile, M: int, vector: int, chip: Chip) -> RowTile:
     if chip.max_active_clusters and tile.cluster:
         room = chip.max_active_clusters(tile.parts, tile.ctas_per_sm)
     rows = tile.rows
-    while rows > 1 and rows * tile.columns >= 2 * vector_columns and cdiv(M, rows // 2) <= room:
+    while rows > 1 and rows * tile.columns >= 2 * vector_columns and share * cdiv(M, rows // 2) <= room:
         rows //= 2
     return replace(tile, rows=rows)
 

@@ -1,0 +1,90 @@
+"""List the compiled CPU kernels that are kept on disk, with their sizes; with `clear`, remove them.
+
+A kernel is compiled when it is first called, which takes seconds, and kept. One that was removed is compiled again when
+it is next called. The environment variable NORMGRAD_CACHE_DIR names another folder to keep them in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.table import Table
+
+from normgrad.cli.errors import BadInput, reason
+from normgrad.cli.terminal import Console
+from normgrad.cpu import store
+
+NAME = "cache"
+HELP = "list or clear the compiled kernels that are kept on disk"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do."""
+    parser.add_argument(
+        "action", metavar="clear", nargs="?", choices=("clear",), help="remove the kernels (default: list them)"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """List or remove the files of every folder that holds some."""
+    console = Console()
+    used, problems = used_folder()
+    for problem in problems:
+        console.print(f"not used: {problem}", style="bold yellow")
+    if used is None:
+        console.print("Every process compiles its kernels.", style="bold yellow")
+    for folder in store.folders():
+        files = store.stored(folder)
+        if not files and folder != used:
+            continue
+        if arguments.action == "clear":
+            _remove(files)
+            console.print(f"removed from {folder}: {amount(files)}")
+        else:
+            console.print(f"{folder}: {amount(files)}", style="bold cyan")
+            if files:
+                console.print(_table(files))
+    return 0
+
+
+def amount(files: Sequence[store.Stored]) -> str:
+    """The number of kernels and their size."""
+    kilobytes = sum(file.nbytes for file in files) / 1000
+    size = f"{kilobytes / 1000:.1f} MB" if kilobytes >= 1000 else f"{kilobytes:.0f} kB"
+    return f"{len(files)} kernel{'' if len(files) == 1 else 's'}, {size}" if files else "no kernels"
+
+
+def used_folder() -> tuple[Path | None, list[str]]:
+    """The folder where kernels are kept, None where there is none, and why those that are preferred are not used."""
+    problems: list[str] = []
+    for folder in store.folders():
+        problem = store.problem_of(folder)
+        if problem is None:
+            return folder, problems
+        problems.append(f"{folder} {problem}")
+    return None, problems
+
+
+def _remove(files: Sequence[store.Stored]) -> None:
+    try:
+        for file in files:
+            file.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(f"{error.filename}: cannot be removed: {reason(error)}") from None
+
+
+def _table(files: Sequence[store.Stored]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("  kernel", overflow="fold")
+    for name in ("variants", "size", "last used"):
+        table.add_column(name, justify="right")
+    for kernel, variants in groupby(files, key=lambda file: file.kernel):
+        of_kernel = list(variants)
+        size = f"{sum(file.nbytes for file in of_kernel) / 1000:.0f} kB"
+        day = time.strftime("%Y-%m-%d", time.localtime(max(file.last_used for file in of_kernel)))
+        table.add_row(f"  {kernel}", str(len(of_kernel)), size, day)
+    return table

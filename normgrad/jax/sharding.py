@@ -1,0 +1,34 @@
+"""Inside ``jax.shard_map``: over which axes of the mesh an array varies, as JAX tracks it in the array's type.
+
+A foreign function's results count as the same on all devices unless they are marked otherwise. JAX 0.10 renamed the
+attribute and the cast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def varying_axes(*arrays: Any) -> frozenset[Any]:
+    """Return the axes that any of the arrays varies over."""
+    return frozenset().union(*map(_axes, arrays))
+
+
+def _axes(array: Any) -> frozenset[Any]:
+    if array is None or not hasattr(jax, "typeof"):  # JAX before 0.6, which knows no foreign function in shard_map
+        return frozenset()
+    kind = jax.typeof(array)
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
+
+
+def as_varying(array: Any, axes: frozenset[Any]) -> Any:
+    """Return the array as one that varies over the axes. Its gradient is then summed over those that it did not."""
+    missing = tuple(sorted(axes - _axes(array))) if array is not None else ()
+    if not missing:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, missing, to="varying")
+    return jax.lax.pvary(array, missing)

@@ -1,0 +1,121 @@
+"""``replace_norms``: normgrad's modules in place of ``torch.nn``'s, in an existing model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import torch
+from torch.nn import Module
+
+from normgrad.torch.modules import GroupNorm, LayerNorm
+from normgrad.torch.sync_batch_norm import SyncBatchNorm
+
+#: Each class of torch.nn's with the class of ours that takes its place. Ours have the same attributes.
+_NORMS: dict[type[Module], type[Module]] = {torch.nn.LayerNorm: LayerNorm, torch.nn.GroupNorm: GroupNorm}
+_SYNCHRONISED: dict[type[Module], type[Module]] = {torch.nn.SyncBatchNorm: SyncBatchNorm}
+
+
+class Replacement(Mapping[str, Module]):
+    """What :func:`replace_norms` did: the replaced modules by their names in the model.
+
+    Attributes
+    ----------
+    left : mapping of str to str
+        The norms of ``torch.nn`` that were left as they are, each with the reason.
+    """
+
+    def __init__(self, replaced: dict[str, Module], left: dict[str, str]) -> None:
+        self._replaced = replaced
+        self.left: Mapping[str, str] = MappingProxyType(left)
+        self._classes = {name: (type(module), _original(module)) for name, module in replaced.items()}
+
+    def undo(self) -> None:
+        """Put ``torch.nn``'s modules back; a module whose class something else has changed since is left alone."""
+        for name, (ours, theirs) in self._classes.items():
+            module = self._replaced[name]
+            if type(module) is ours:
+                module.__class__ = theirs
+
+    def __getitem__(self, name: str) -> Module:
+        return self._replaced[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replaced)
+
+    def __len__(self) -> int:
+        return len(self._replaced)
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for ours, _ in self._classes.values():
+            counts[ours.__name__] = counts.get(ours.__name__, 0) + 1
+        replaced = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
+        left = f"; left: {len(self.left)}" if self.left else ""
+        return f"<Replacement: {replaced}{left}>"
+
+
+def replace_norms(model: Module, *, sync_batch_norm: bool = False) -> Replacement:
+    """Put normgrad's modules in place of ``torch.nn.LayerNorm`` and ``GroupNorm``.
+
+    The modules of the model stay the same objects and change their class: parameters, buffers, hooks, dtype, device,
+    training mode, state dict and every reference to them (an optimizer's, a wrapper's) stay as they are.
+
+    Parameters
+    ----------
+    model : Module
+        The model; it is changed in place. It may be a norm itself.
+    sync_batch_norm : bool
+        Whether to replace ``torch.nn.SyncBatchNorm`` too. To make synchronised norms of ``BatchNorm1d`` to ``3d``, see
+        :func:`convert_sync_batchnorm`.
+
+    Returns
+    -------
+    Replacement
+        A mapping from names to the replaced modules, with ``undo()``. Subclasses of ``torch.nn``'s norms, which may
+        do more than these, and scripted modules are left as they are and listed in ``left``.
+
+    Examples
+    --------
+    >>> import torch, normgrad.torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8))
+    >>> done = normgrad.torch.replace_norms(model)
+    >>> done
+    <Replacement: 1 LayerNorm>
+    >>> list(done), type(model[1]) is normgrad.torch.LayerNorm
+    (['1'], True)
+    >>> done.undo()
+    >>> type(model[1]) is torch.nn.LayerNorm
+    True
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"replace_norms takes a torch.nn.Module, not {type(model).__name__}")
+    known = _NORMS | (_SYNCHRONISED if sync_batch_norm else {})
+    replaced: dict[str, Module] = {}
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        ours = known.get(type(module))
+        if ours is not None:
+            replaced[name] = module
+        elif (reason := _reason(module, known)) is not None:
+            left[name] = reason
+    for module in replaced.values():
+        module.__class__ = known[type(module)]
+    return Replacement(replaced, left)
+
+
+def _original(module: Module) -> type[Module]:
+    """Return the class of torch.nn's that a module of ours took the place of."""
+    return next(theirs for theirs, ours in (_NORMS | _SYNCHRONISED).items() if type(module) is ours)
+
+
+def _reason(module: Module, known: dict[type[Module], type[Module]]) -> str | None:
+    """Return why a norm is left as it is; None for a module that is no norm, or one of ours."""
+    if isinstance(module, tuple(known.values())):
+        return None
+    if isinstance(module, torch.jit.ScriptModule):
+        name = module.original_name
+        return f"a scripted {name}" if name in {theirs.__name__ for theirs in known} else None
+    if isinstance(module, tuple(known)):
+        return f"{type(module).__qualname__} is a subclass, which may do more than torch.nn's"
+    return None
