@@ -131,3 +131,20 @@ def test_large_terms_that_cancel_overflow_only_where_the_result_does(backend: st
         sum_dy=np.full(40, 1e4 * count[0], np.float32), sum_dy_xmu=np.full(40, 1e-10 * count[0], np.float32),
         counter=count,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("shape", [(7, 3), (5, 40, 50), (3, 16, 700)])
+def test_invstd_of_tiny_elements_without_eps_is_finite(backend: str, order: str, shape: tuple[int, ...]) -> None:
+    """Their squares are below float32's range, and sums of them about a shift may come out negative."""
+    data = (np.random.default_rng(5).normal(size=shape) * 1e-25).astype(np.float32)
+    _, invstd = normgrad.batch_norm_stats(_in_order(data, order), 0.0)
+    assert np.isfinite(invstd).all()
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_statistics_of_large_constant_channels(backend: str, order: str) -> None:
+    values = np.float32([-1.9012227e15, -1.2895378e15, -1.841735e15])
+    mean, invstd = normgrad.batch_norm_stats(_in_order(np.broadcast_to(values, (7, 3)).copy(), order))
+    assert (mean == values).all()
+    np.testing.assert_allclose(invstd, 1e-5**-0.5, rtol=1e-6)

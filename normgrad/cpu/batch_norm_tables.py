@@ -43,7 +43,7 @@ from normgrad.cpu.vectors import (
     widen,
 )
 
-_TINY = 2.0**-200
+_TINY = 2.0**-200  # in place of a negative M2: far below every square, and its invstd is finite in float32
 
 
 @device
@@ -93,8 +93,8 @@ def _statistics(desc, lane, eps):
             share = splat_f64(1.0 / (count * size * size))
             apart = between(vload_f64(at, 0), splat_f64(count), total, splat_f64(size), share)
             squares = squares + (vload_f64(at, pitch) + apart)
-    # Where float32 squares underflow, M2 may be negative, and invstd must be finite: it is Inf for equal elements alone.
-    # Where they overflow, it must be NaN, not 0.
+    # Where float32 squares underflow, M2 may be negative, and invstd must be finite: with eps 0 it is Inf for equal
+    # elements alone. Where they overflow, it must be NaN, not 0.
     variance = not_below(squares, splat_f64(_TINY)) / splat_f64(size)
     variance = variance + (variance - variance)
     vstore_f64(desc[RECORDS], lane, total / splat_f64(size))
