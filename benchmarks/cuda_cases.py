@@ -14,15 +14,17 @@ from unittest import mock
 import torch
 
 import normgrad
-from normgrad.cuda import batch_norm, group_norm, group_norm_channels, layer_norm
-from normgrad.cuda.channel_tiles import StreamTile, SumsTile
-from normgrad.cuda.group_tiles import ChannelsTile, GroupTile
-from normgrad.cuda.row_tiles import RowTile
+from normgrad.cuda.batch_norm import launches as batch_norm
+from normgrad.cuda.batch_norm.tiles import ElementwiseTile, ReduceTile
+from normgrad.cuda.group_norm import channels_last_launches, contiguous_launches
+from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
+from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.layer_norm.tiles import RowTile
 from normgrad.testing import oracle, terms
 
 CACHED = 256_000_000  # bytes: several times the L2 cache
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-Tile = RowTile | GroupTile | ChannelsTile | StreamTile | SumsTile | None
+Tile = RowTile | GroupTile | ChannelsLastTile | ElementwiseTile | ReduceTile | None
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,10 @@ def chosen_tile(case: Case) -> Iterator[None]:
         return
     module, name = {
         RowTile: (layer_norm, "row_tile" if case.operator == "layer_norm_backward" else "forward_row_tile"),
-        GroupTile: (group_norm, "group_tile"),
-        ChannelsTile: (group_norm_channels, "channels_tile"),
-        StreamTile: (batch_norm, "stream_tile"),
-        SumsTile: (batch_norm, "sums_tile"),
+        GroupTile: (contiguous_launches, "group_tile"),
+        ChannelsLastTile: (channels_last_launches, "channels_last_tile"),
+        ElementwiseTile: (batch_norm, "elementwise_tile"),
+        ReduceTile: (batch_norm, "reduce_tile"),
     }[type(case.tile)]
     with mock.patch.object(module, name, return_value=case.tile):
         yield

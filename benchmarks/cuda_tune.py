@@ -11,14 +11,20 @@ from pathlib import Path
 import torch
 from cuda_cases import Case, Tile, compile_ahead, copying, median_time, outputs, planned, tensors
 
-from normgrad.cuda.channel_tiles import StreamTile, SumsTile, stretches, sums_tile
-from normgrad.cuda.channel_tiles import _stream_shape as stream_shape
-from normgrad.cuda.configurations import Chip, blocks, power_of_two, staged
-from normgrad.cuda.group_tiles import ChannelsTile, GroupTile
-from normgrad.cuda.row_tiles import RowTile
+from normgrad.cuda.batch_norm.tiles import (
+    Access,
+    ElementwiseTile,
+    ReduceTile,
+    reduce_tile,
+    segment_choices,
+    tile_shape,
+)
+from normgrad.cuda.chip import Chip, cdiv, fit_stages, next_power_of_2
+from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
+from normgrad.cuda.layer_norm.tiles import RowTile
 
 DTYPES = ("bfloat16", "float32")
-# Rows, columns, warps, residents, stages (0: prefetch into registers).
+# Rows, columns, warps, CTAs per SM, stages (0: prefetch into registers).
 WHOLE = {
     48: [(32, 64, 4, 3, 0), (16, 64, 1, 12, 3), (8, 64, 1, 16, 3), (16, 64, 1, 8, 3)],
     96: [(16, 128, 4, 3, 0), (8, 128, 1, 12, 3), (8, 128, 1, 16, 3), (4, 128, 1, 16, 3), (16, 128, 1, 8, 3)],
@@ -62,10 +68,10 @@ FORWARD = {
 FORWARD_SHARED = [(2, 4096, 8, 2, 3), (2, 2048, 4, 4, 3), (2, 2048, 4, 3, 4), (1, 4096, 4, 4, 3), (4, 4096, 8, 1, 3)]
 FORWARD_SHARED += [(4, 2048, 4, 3, 3), (1, 8192, 8, 2, 3)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
-# Elements of a tile, warps, residents, stages.
-PLACES = [(8192, 4, 2, 3), (8192, 4, 3, 3), (8192, 8, 2, 3), (8192, 8, 1, 3), (16384, 8, 2, 3), (16384, 8, 1, 3)]
-PLACES += [(4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)]
-# Of tiles to sum up: places, how many, warps, residents, stages; of tiles of results: places, warps, residents.
+# Elements of a tile, warps, CTAs per SM, stages.
+CONTIGUOUS = [(8192, 4, 2, 3), (8192, 4, 3, 3), (8192, 8, 2, 3), (8192, 8, 1, 3), (16384, 8, 2, 3), (16384, 8, 1, 3)]
+CONTIGUOUS += [(4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)]
+# Of tiles to reduce: positions, how many, warps, CTAs per SM, stages; of results: positions, warps, CTAs per SM.
 CHANNELS = {
     "group_norm_backward": [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (64, 8, 4, 4, 3, 64, 4, 5)],
     "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 2, 4, 5, 3, 128, 4, 4), (64, 4, 4, 8, 3, 128, 4, 4)],
@@ -78,20 +84,27 @@ CHANNELS["group_norm_backward"] += [
 CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4, 4), (64, 2, 4, 8, 1, 64, 4, 8)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
-STREAMS = [(32, 4), (64, 4)]
-# Bytes of a tensor a thread, warps, residents, stages, how many numbers are added up at once.
-SUMS = [(64, 4, 3, 4, 16), (64, 4, 2, 6, 16), (64, 4, 5, 3, 4), (64, 4, 5, 3, 16), (64, 4, 3, 5, 16), (64, 8, 2, 4, 16)]
-SUMS += [(128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)]
-# With few places, or an odd number of them; of what goes over several channels samples, residents and stages.
-FEW_PLACES = [(64, 512, 196), (64, 2048, 49), (128, 1024, 196), (64, 256, 784), (64, 96, 3025), (16, 256, 81)]
-FLAT_SUMS = [(4, 2, 6), (4, 3, 4), (8, 2, 4), (8, 3, 3), (16, 2, 3)]
+ELEMENTWISE = [(32, 4), (64, 4)]
+# Bytes of a tensor a thread, warps, CTAs per SM, stages, elements that are added up pairwise.
+REDUCE = [
+    (64, 4, 3, 4, 16),
+    (64, 4, 2, 6, 16),
+    (64, 4, 5, 3, 4),
+    (64, 4, 5, 3, 16),
+    (64, 4, 3, 5, 16),
+    (64, 8, 2, 4, 16),
+]
+REDUCE += [(128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)]
+# With few positions, or an odd number of them; of segment tiles: samples, CTAs per SM and stages.
+FEW_POSITIONS = [(64, 512, 196), (64, 2048, 49), (128, 1024, 196), (64, 256, 784), (64, 96, 3025), (16, 256, 81)]
+SEGMENT_TILES = [(4, 2, 6), (4, 3, 4), (8, 2, 4), (8, 3, 3), (16, 2, 3)]
 
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
     """A tile of LayerNorm."""
-    rows, columns, warps, resident, stages = choice
-    parts = blocks(shape[1], columns)
-    return RowTile(rows, columns, parts, warps, resident, stages == 0, max(stages, 1))
+    rows, columns, warps, ctas_per_sm, stages = choice
+    parts = cdiv(shape[1], columns)
+    return RowTile(rows, columns, parts, warps, ctas_per_sm, stages == 0, max(stages, 1))
 
 
 def row_cases() -> list[Case]:
@@ -115,76 +128,76 @@ def forward_cases() -> list[Case]:
 
 
 def group_cases() -> list[Case]:
-    """GroupNorm's, where places lie side by side."""
+    """GroupNorm of contiguous positions."""
     found = []
     for sizes in GROUPS:
         _, C, HxW, group = sizes
         D = C // group
         for operator in ("group_norm_backward", "group_norm"):
             for dtype in DTYPES:
-                for room, warps, resident, stages in PLACES:
-                    places = min(power_of_two(HxW), room)
-                    channels = min(power_of_two(D), room // places)
-                    shape = places, 1, channels, blocks(HxW, places), blocks(D, channels)
-                    found.append(Case(operator, sizes, dtype, tile=GroupTile(*shape, warps, resident, stages)))
+                for room, warps, ctas_per_sm, stages in CONTIGUOUS:
+                    positions = min(next_power_of_2(HxW), room)
+                    channels = min(next_power_of_2(D), room // positions)
+                    shape = positions, 1, channels, cdiv(HxW, positions), cdiv(D, channels)
+                    found.append(Case(operator, sizes, dtype, tile=GroupTile(*shape, warps, ctas_per_sm, stages)))
     return found
 
 
 def channel_cases() -> list[Case]:
-    """GroupNorm's, where channels do."""
+    """GroupNorm in channels_last."""
     found = []
     for sizes in GROUPS:
         for operator in ("group_norm_backward", "group_norm"):
             for dtype, channels in (("bfloat16", 64), ("float32", 32)):
-                for places, steps, *rest in CHANNELS[operator]:
-                    tile = ChannelsTile(channels, places, max(steps, blocks(sizes[2], 64 * places)), *rest)
+                for positions, steps, *rest in CHANNELS[operator]:
+                    tile = ChannelsLastTile(channels, positions, max(steps, cdiv(sizes[2], 64 * positions)), *rest)
                     found.append(Case(operator, sizes, dtype, "channels_last", tile))
     return found
 
 
 def batch_cases() -> list[Case]:
-    """BatchNorm's."""
+    """BatchNorm."""
     found = []
     for sizes in BATCHES:
-        N, C, P = sizes
+        N, C, HxW = sizes
         for order in ("contiguous", "channels_last"):
-            adjacent = order == "contiguous"
-            merged = (N, C, P) if adjacent else (1, C, N * P)
+            contiguous = order == "contiguous"
+            merged = (N, C, HxW) if contiguous else (1, C, N * HxW)
             for dtype in DTYPES:
                 itemsize = 2 if dtype == "bfloat16" else 4
                 tiles: list[Tile] = [
-                    StreamTile(*stream_shape(*merged, nbytes * 32 * warps // itemsize, adjacent), warps)
-                    for nbytes, warps in STREAMS
+                    ElementwiseTile(*tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous), warps)
+                    for nbytes, warps in ELEMENTWISE
                 ]
                 found += [Case("batch_norm_elemt_backward", sizes, dtype, order, tile) for tile in tiles]
                 for operator in ("batch_norm_reduce_backward", "batch_norm_stats"):
-                    for nbytes, warps, *rest in SUMS:
-                        shape = stream_shape(*merged, nbytes * 32 * warps // itemsize, adjacent)
-                        found.append(Case(operator, sizes, dtype, order, SumsTile(*shape, warps, *rest)))
+                    for nbytes, warps, *rest in REDUCE:
+                        shape = tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
+                        found.append(Case(operator, sizes, dtype, order, ReduceTile(*shape, warps, *rest)))
     return found
 
 
-def flat_cases() -> list[Case]:
-    """BatchNorm's of few places: first within a channel, then over several."""
+def segment_cases() -> list[Case]:
+    """BatchNorm of few positions: tiles within a channel, then segment tiles."""
     found = []
-    for sizes in FEW_PLACES:
-        N, C, P = sizes
+    for sizes in FEW_POSITIONS:
+        N, C, HxW = sizes
         for dtype in DTYPES:
             itemsize = 2 if dtype == "bfloat16" else 4
-            streams = [StreamTile(*stream_shape(N, C, P, 8192 // itemsize, True), 4)]
-            streams += [StreamTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
+            elementwise = [ElementwiseTile(*tile_shape(N, C, HxW, 8192 // itemsize, True), 4)]
+            elementwise += [ElementwiseTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
             for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
-                found += [Case(operator, sizes, dtype, tile=tile) for tile in streams]
-            sums = [sums_tile(N, C, P, itemsize, Chip(132), True, math.gcd(16, P * itemsize))]
-            for samples, resident, stages in FLAT_SUMS:
+                found += [Case(operator, sizes, dtype, tile=tile) for tile in elementwise]
+            reduce = [reduce_tile(N, C, HxW, itemsize, Chip(132), Access(True, math.gcd(16, HxW * itemsize)))]
+            for samples, ctas_per_sm, stages in SEGMENT_TILES:
                 width = 2048 // itemsize
-                depth = staged(stages, resident, 2 * samples * 2048, Chip(132))
-                sums += [
-                    SumsTile(1, samples, width, 4, resident, depth, 16, stretch)
-                    for stretch in stretches(P, itemsize, width, 16)
+                depth = fit_stages(stages, ctas_per_sm, 2 * samples * 2048, Chip(132))
+                reduce += [
+                    ReduceTile(1, samples, width, 4, ctas_per_sm, depth, 16, segment)
+                    for segment in segment_choices(HxW, itemsize, width, 16)
                 ]
             for operator in ("batch_norm_stats", "batch_norm_reduce_backward"):
-                found += [Case(operator, sizes, dtype, tile=tile) for tile in sums]
+                found += [Case(operator, sizes, dtype, tile=tile) for tile in reduce]
     return found
 
 
@@ -194,7 +207,7 @@ PARTS = {
     "groups": group_cases,
     "channels": channel_cases,
     "batches": batch_cases,
-    "flat": flat_cases,
+    "segments": segment_cases,
 }
 
 

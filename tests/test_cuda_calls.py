@@ -20,8 +20,7 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
 from normgrad.cuda.backend import _Kernel
 from normgrad.cuda.driver_launch import DriverLaunches
-from normgrad.cuda.launch import Given, Scratch
-from normgrad.cuda.problem import ALIGNMENT
+from normgrad.cuda.launch import ALIGNMENT, Given, Scratch
 from normgrad.operators.cache_key import TENSORS
 from support.driver import Driver, kernel, step
 

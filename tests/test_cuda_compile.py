@@ -1,4 +1,4 @@
-"""The kernels compile for a Hopper GPU, which needs no GPU: the interpreter lets pass what the compiler does not."""
+"""Every launch compiles for a Hopper GPU, and its PTX and layouts are as the kernels rely on; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import normgrad
 from normgrad.contract.check import check
 from normgrad.contract.plan import Problem
-from support.layouts import columns_of_threads, sums_over_threads_apart, told_by_some_threads_only
+from support.layouts import columns_by_thread, reductions_over_separated_threads, values_not_held_by_all_senders
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -26,19 +26,17 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
 )
 
-ROWS, WIDE_ROWS, NARROW_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (70, 17), (3, 5, 49), (32, 5, 2048)
-# Of tiles that go over several channels: whole ones, and any.
-FEW_PLACES = [(64, 32, 49), (8, 8, 1101)]
-# Tiny groups; some of more than 512 elements, of which a program has several; one a program; parts of one, with masks;
-# places that come one by one.
+ROWS, LONG_ROWS, NARROW_ROWS, IMAGES, LARGE_IMAGES = (6, 300), (2, 20000), (70, 17), (3, 5, 49), (32, 5, 2048)
+# N, C, HxW of segment tiles: of whole channels, and of any.
+FEW_POSITIONS = [(64, 32, 49), (8, 8, 1101)]
+# N, C, HxW, group: tiny groups; several of more than 512 elements in a CTA; one in a CTA; parts of one, with masks;
+# positions that are loaded one by one.
 GROUPS = (2, 12, 50, 4)
 MORE_GROUPS = [(2, 64, 49, 4), (2, 16, 3136, 8), (2, 24, 3600, 2), (2, 20000, 1, 1), (1, 3, 3137, 1)]
-# Rows of an odd number of numbers; rows that programs share; one odd channel a group.
+# Rows of an odd number of elements; rows that CTAs share; one odd channel a group.
 MORE_GROUPS += [(2, 6, 49, 2), (2, 8, 3025, 2), (2, 8, 77, 8)]
-
-
-# Groups of which a warp has several channels, where their places lie apart.
-GROUPS_APART = [(1, 60, 2047, 1), (2, 16, 3136, 8)]
+# Groups of strided positions, of which a warp holds several channels.
+STRIDED_GROUPS = [(1, 60, 2047, 1), (2, 16, 3136, 8)]
 
 
 def _data(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Any:
@@ -46,13 +44,13 @@ def _data(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = Fals
     return made.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else made
 
 
-def _places_apart(dtype: torch.dtype) -> list[tuple[str, dict[str, tuple[Any, ...]]]]:
-    """GroupNorm with other places between those of a channel, and with one number for all of them."""
+def _strided_positions(dtype: torch.dtype) -> list[tuple[str, dict[str, tuple[Any, ...]]]]:
+    """GroupNorm of positions with stride 2, and with stride 0."""
     found = []
-    for N, C, HxW, group in GROUPS_APART:
+    for N, C, HxW, group in STRIDED_GROUPS:
         x = torch.zeros((N, C, 2 * HxW), dtype=dtype)[:, :, ::2]
-        found.append((f"apart-{N}x{C}x{HxW}x{group}", _group_norm_of(x, group)))
-    return [*found, ("one-for-all", _group_norm_of(torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64), 4))]
+        found.append((f"strided-{N}x{C}x{HxW}x{group}", _group_norm_of(x, group)))
+    return [*found, ("expanded", _group_norm_of(torch.zeros((2, 512, 1), dtype=dtype).expand(2, 512, 64), 4))]
 
 
 def _vector(*shape: int) -> np.ndarray:
@@ -105,15 +103,15 @@ CALLS = [
     for dtype in (torch.bfloat16, torch.float32)
     for label, calls in [
         ("rows", _layer_norm(ROWS, dtype)),
-        ("wide", _layer_norm(WIDE_ROWS, dtype)),
+        ("long", _layer_norm(LONG_ROWS, dtype)),
         ("narrow", _layer_norm(NARROW_ROWS, dtype)),
-        ("columns-apart", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
-        ("swapped", _layer_norm_of(_data((5, 4, 768), dtype).transpose(0, 1))),
+        ("strided-columns", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
+        ("transposed", _layer_norm_of(_data((5, 4, 768), dtype).transpose(0, 1))),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),
-        *_places_apart(dtype),
-        *(("x".join(map(str, sizes)), _batch_norm(dtype, False, sizes)) for sizes in FEW_PLACES),
+        *_strided_positions(dtype),
+        *(("x".join(map(str, sizes)), _batch_norm(dtype, False, sizes)) for sizes in FEW_POSITIONS),
         ("contiguous-parts", _batch_norm(dtype, False, LARGE_IMAGES)),
         ("channels_last-parts", _batch_norm(dtype, True, LARGE_IMAGES)),
     ]
@@ -121,15 +119,15 @@ CALLS = [
 ]
 
 
-def _with_clusters() -> Any:
-    """A chip with clusters, all of whose multiprocessors have room for them."""
-    from normgrad.cuda.configurations import Chip
+def _chip_with_clusters() -> Any:
+    """A chip all of whose multiprocessors have room for clusters."""
+    from normgrad.cuda.chip import Chip
 
-    return Chip(132, clusters=lambda programs, resident: 132 * resident // programs)
+    return Chip(132, max_active_clusters=lambda cluster, ctas_per_sm: 132 * ctas_per_sm // cluster)
 
 
 def _problem(operator: str, arguments: tuple[Any, ...], out: tuple[Any, ...] | None = None) -> Problem:
-    """The problem of a call, its outputs made as a plain one would make them where there are none."""
+    """Return the problem of a call; its outputs are allocated as a plain call would, where none are given."""
     called = getattr(normgrad, operator)
     if out is None:
         results = called(*arguments)
@@ -140,39 +138,39 @@ def _problem(operator: str, arguments: tuple[Any, ...], out: tuple[Any, ...] | N
 
 
 @pytest.mark.parametrize(("operator", "arguments"), CALLS)
-@pytest.mark.parametrize("concurrent", [True, False], ids=["together", "apart"])
+@pytest.mark.parametrize("cooperative", [True, False], ids=["cooperative", "two-launches"])
 def test_every_launch_compiles(
-    operator: str, arguments: tuple[Any, ...], concurrent: bool, monkeypatch: pytest.MonkeyPatch
+    operator: str, arguments: tuple[Any, ...], cooperative: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.chip import Chip
     from normgrad.cuda.driver_launch import parameters_of
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
-    steps = OPERATORS[operator](problem, Chip(132, concurrent=concurrent)).steps
+    steps = OPERATORS[operator](problem, Chip(132, cooperative_launch=cooperative)).steps
     assert steps
     for step in steps:
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
         assert kernel.asm["cubin"]
-        assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
-        # And two pointers to memory that Triton may bring.
+        assert not list(reductions_over_separated_threads(kernel.asm["ttgir"]))
+        # Triton adds two pointers, to scratch memory that these kernels do not use.
         assert [*(size for size, _ in parameters_of(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
-        if step.options.resident:  # those that wait for each other have to be there together
-            assert step.options.resident * (kernel.metadata.shared + 1024) <= 228 * 1024
+        if step.options.ctas_per_sm:  # CTAs that wait for each other must be resident at once
+            assert step.options.ctas_per_sm * (kernel.metadata.shared + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize(("operator", "arguments"), CALLS)
-def test_every_launch_compiles_for_tensors_beyond_32_bits(
+def test_every_launch_compiles_with_64_bit_offsets(
     operator: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    for step in OPERATORS[operator](_problem(operator, arguments), _with_clusters()).steps:
-        if "WIDE" in step.constants:
-            wide = replace(step, constants={**step.constants, "WIDE": True})
-            assert compile(_source(wide), GPUTarget("cuda", 90, 32), wide.options.as_arguments()).asm["cubin"]
+    for step in OPERATORS[operator](_problem(operator, arguments), _chip_with_clusters()).steps:
+        if hasattr(step.constants.get("TILE"), "offset64"):
+            large = replace(step, constants={**step.constants, "TILE": replace(step.constants["TILE"], offset64=True)})
+            assert compile(_source(large), GPUTarget("cuda", 90, 32), large.options.as_arguments()).asm["cubin"]
 
 
 CLUSTERS = [
@@ -189,8 +187,8 @@ CLUSTERS = [
     for dtype in dtypes
     for operator, arguments in _layer_norm((480, columns), dtype).items()
 ]
-# Parts of many channels, and of some that are not there; of two channels, of both channels and places, and with masks.
-# In float32 those of up to 32768 numbers.
+# N, C, HxW, group: parts of many channels, some beyond the group; of two channels; of channels and positions; with
+# masks. In float32 only groups of up to 32768 elements.
 GROUPS_IN_CLUSTERS = [(2, 40, 256, 1), (2, 18, 1024, 2), (2, 20, 4096, 2), (2, 8, 16384, 1), (2, 12, 3600, 1)]
 CLUSTERS += [
     pytest.param(operator, arguments, id=f"{operator}-{'x'.join(map(str, sizes))}-{dtype}".replace("torch.", ""))
@@ -201,74 +199,71 @@ CLUSTERS += [
 ]
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["side-by-side", "apart"])
+@pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 @pytest.mark.parametrize(("operator", "arguments"), CLUSTERS)
-def test_every_thread_of_a_cluster_has_what_it_tells(
-    operator: str, arguments: tuple[Any, ...], apart: bool, monkeypatch: pytest.MonkeyPatch
+def test_each_sum_is_sent_once_to_every_cta_of_a_cluster(
+    operator: str, arguments: tuple[Any, ...], strided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program's, or warp's, thread writes all sums of rows, or a group, to another program, each once.
-
-    Bytes are counted there.
-    """
+    """The sending threads hold all values, and no value is sent twice: the receiver's mbarrier counts the bytes."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.kernels.clusters import LARGEST, MOST_ROWS
-    from normgrad.cuda.kernels.warp_sums import MOST_WARPS
+    from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_CLUSTER_WARPS, MAX_ROWS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    chip = _with_clusters()
-    if apart:
+    chip = _chip_with_clusters()
+    if strided:
         *outer, inner = arguments[0].shape
         data = torch.zeros(*outer, 2 * inner, dtype=arguments[0].dtype)[..., ::2]
         arguments = tuple(data if argument is arguments[0] else argument for argument in arguments)
     steps = OPERATORS[operator](_problem(operator, arguments), chip).steps
     in_clusters = [step for step in steps if step.options.cluster > 1]
-    assert bool(in_clusters) != apart or operator == "layer_norm"
+    assert bool(in_clusters) != strided or operator == "layer_norm"
     for step in in_clusters:
         assert step.grid[0] % step.options.cluster == 0
-        assert step.grid[0] <= 132 * step.options.resident
+        assert step.grid[0] <= 132 * step.options.ctas_per_sm
         kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
-        assert not list(told_by_some_threads_only(kernel.asm["ttgir"], "st.async"))
-        assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
+        assert not list(values_not_held_by_all_senders(kernel.asm["ttgir"], "st.async"))
+        assert not list(reductions_over_separated_threads(kernel.asm["ttgir"]))
         ptx = kernel.asm["ptx"]
-        assert ptx.count("st.async") == step.constants.get("ROWS", 1) <= MOST_ROWS
+        assert ptx.count("st.async") == getattr(step.constants["TILE"], "rows", 1) <= MAX_ROWS
         assert ptx.count("expect_tx") == ptx.count("try_wait") == 1
         if operator == "layer_norm_backward":
-            assert step.options.cluster * step.options.warps <= MOST_WARPS
+            assert step.options.cluster * step.options.warps <= MAX_CLUSTER_WARPS
             assert "bar.sync" not in _loop_around(ptx, "st.async")
-            # Assembly that exchanged a few rows' values between lanes would be wrong where lanes have different rows.
+            # A shuffle in inline assembly would mix rows: Triton may rematerialize its operand in a layout where lanes
+            # hold different rows.
             assert "shfl" not in kernel.asm["ttgir"]
         else:
-            assert step.options.cluster <= LARGEST
-        assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
+            assert step.options.cluster <= MAX_CLUSTER
+        assert step.options.ctas_per_sm * (kernel.metadata.shared + _exchange_bytes(ptx) + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("operator", ["batch_norm_stats", "batch_norm_reduce_backward"])
 @pytest.mark.parametrize("shape", [(4096, 512, 1), (700, 70, 2), (1296, 256, 1)])
-def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
+def test_the_first_cta_of_a_cluster_expects_the_bytes_that_are_sent(
     operator: str, shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread writes a pair of sums, of every channel one: the first program waits for all their bytes."""
+    """One thread sends the two sums of a channel; the first CTA waits for the bytes of all channels and CTAs."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.kernels.clusters import LARGEST, MOST_SUMS
+    from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_GATHERED_SUMS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     arguments = _batch_norm(dtype, True, shape)[operator]
-    (step,) = OPERATORS[operator](_problem(operator, arguments), _with_clusters()).steps
-    parts, (sums, _) = step.options.cluster, step.constants["RUNS"]
-    assert 1 < parts == step.constants["CLUSTER"] <= LARGEST
+    (step,) = OPERATORS[operator](_problem(operator, arguments), _chip_with_clusters()).steps
+    parts, sums = step.options.cluster, step.constants["REDUCE"].channels
+    assert 1 < parts == step.constants["REDUCE"].cluster <= MAX_CLUSTER
     assert step.grid[0] % parts == 0
     assert step.grid[0] <= 132
-    assert sums <= MOST_SUMS <= 32 * step.options.warps
+    assert sums <= MAX_GATHERED_SUMS <= 32 * step.options.warps
     kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
-    assert not list(sums_over_threads_apart(kernel.asm["ttgir"]))
+    assert not list(reductions_over_separated_threads(kernel.asm["ttgir"]))
     ptx = kernel.asm["ptx"]
     for once in ("mbarrier.init", "st.async", "try_wait", "barrier.cluster.arrive", "barrier.cluster.wait"):
         assert ptx.count(once) == 1, once
-    (counted,) = re.findall(r"expect_tx\S* _, \[told\], (%\w+);", ptx)
-    assert re.search(rf"mov\.b32\s+{counted}, {16 * sums * (parts - 1)};", ptx)
-    assert _told(ptx) >= 16 + 16 * sums * parts
-    assert step.options.resident * (kernel.metadata.shared + _told(ptx) + 1024) <= 228 * 1024
+    (expected,) = re.findall(r"expect_tx\S* _, \[exchange\], (%\w+);", ptx)
+    assert re.search(rf"mov\.b32\s+{expected}, {16 * sums * (parts - 1)};", ptx)
+    assert _exchange_bytes(ptx) >= 16 + 16 * sums * parts
+    assert step.options.ctas_per_sm * (kernel.metadata.shared + _exchange_bytes(ptx) + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize("clusters", [True, False])
@@ -276,17 +271,18 @@ def test_the_first_program_of_a_cluster_is_told_what_it_counts_on(
 def test_ctas_that_wait_for_each_other_are_resident(
     operator: str, arguments: tuple[Any, ...], clusters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA promises no order in which CTAs start: only a cluster or a cooperative launch has all of them at once."""
+    """CUDA guarantees no order in which CTAs start: only a cluster or a cooperative launch has all resident at once."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.configurations import Chip
-    from normgrad.cuda.kernels.common import WHOLE
+    from normgrad.cuda.chip import Chip
+    from normgrad.cuda.device.mailbox import FUSED
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    chip = _with_clusters() if clusters else Chip(132)
+    chip = _chip_with_clusters() if clusters else Chip(132)
     for step in OPERATORS[operator](_problem(operator, arguments), chip).steps:
-        if step.constants.get("PARTS", 1) > 1 and step.constants.get("PHASE") == WHOLE.value:
+        parts = getattr(step.constants.get("TILE"), "parts", 1)
+        if parts > 1 and step.constants["PHASE"] == FUSED.value:
             waits = step.constants.get("WANT_INPUT", True)
-            assert not waits or step.options.cooperative or step.options.cluster == step.constants["PARTS"]
+            assert not waits or step.options.cooperative or step.options.cluster == parts
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -294,46 +290,46 @@ def test_ctas_that_wait_for_each_other_are_resident(
     ("operator", "columns"),
     [("layer_norm_backward", columns) for columns in (16, 100, 300, 1001, 1024, 5120)] + [("layer_norm", 100)],
 )
-def test_a_row_is_summed_up_the_same_way_among_few_and_many(
+def test_the_order_of_a_row_sum_does_not_depend_on_the_number_of_rows(
     operator: str, columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    chip = _with_clusters()
+    chip = _chip_with_clusters()
     rows, found = [], []
     for M in (3, 3000):
         problem = _problem(operator, _layer_norm((M, columns), dtype)[operator])
-        step = max(OPERATORS[operator](problem, chip).steps, key=lambda step: "MASKED" in step.constants)
+        step = max(OPERATORS[operator](problem, chip).steps, key=lambda step: "TILE" in step.constants)
         code = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments()).asm["ttgir"]
-        rows.append(step.constants["ROWS"])
-        found.append(columns_of_threads(code))
+        rows.append(step.constants["TILE"].rows)
+        found.append(columns_by_thread(code))
     assert found[0] == found[1] != []
     assert rows[0] < rows[1] or columns == 1001
 
 
 def _loop_around(ptx: str, instruction: str) -> str:
-    """The code of the innermost loop with an instruction."""
-    place = ptx.index(instruction)
+    """Return the code of the innermost loop with an instruction."""
+    at = ptx.index(instruction)
     begins = {match[1]: match.start() for match in re.finditer(r"^(\$L\w+):", ptx, re.M)}
     ends = [(match.start(), begins[match[1]]) for match in re.finditer(r"bra\S*\s+(\$L\w+);", ptx)]
-    loops = [ptx[begin:end] for end, begin in ends if begin < place < end]
+    loops = [ptx[begin:end] for end, begin in ends if begin < at < end]
     return min(loops, key=len)
 
 
-def _told(ptx: str) -> int:
-    """Bytes of shared memory beside those that Triton knows of."""
-    return sum(int(size) for size in re.findall(r"\.shared \.align 16 \.b8 told\[(\d+)\]", ptx))
+def _exchange_bytes(ptx: str) -> int:
+    """Return the bytes of exchange buffers: shared memory that Triton does not know of."""
+    return sum(int(size) for size in re.findall(r"\.shared \.align 16 \.b8 exchange\[(\d+)\]", ptx))
 
 
 def _parameter_sizes(ptx: str) -> list[int]:
-    """Bytes of each parameter of the kernel, in order."""
+    """Return the bytes of each parameter of the kernel, in order."""
     head = ptx[ptx.index(".entry") :]
     return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head[: head.index(")")])]
 
 
 def _source(step: Any) -> ASTSource:
-    """A step as Triton's own launch would have it compiled."""
+    """Return a step's kernel, specialized on its arguments as Triton's own launch would do it."""
     from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
     from normgrad.cuda.launch import FLOAT64, INT64, Given, Scratch
 
@@ -343,7 +339,7 @@ def _source(step: Any) -> ASTSource:
 
     def described(argument: Any, path: tuple[int, ...]) -> Any:
         if isinstance(argument, tuple):
-            return tuple(described(item, (*path, place)) for place, item in enumerate(argument))
+            return tuple(described(item, (*path, index)) for index, item in enumerate(argument))
         if isinstance(argument, Given | Scratch):
             if isinstance(argument, Scratch) or argument.aligned:
                 attributes[path] = [["tt.divisibility", 16]]
@@ -357,8 +353,8 @@ def _source(step: Any) -> ASTSource:
 
     parameters = step.kernel.arg_names
     signature = {
-        name: described(argument, (place,))
-        for place, (name, argument) in enumerate(zip(parameters, step.arguments, strict=False))
+        name: described(argument, (index,))
+        for index, (name, argument) in enumerate(zip(parameters, step.arguments, strict=False))
     }
     for name, value in step.constants.items():
         signature[name] = "constexpr"

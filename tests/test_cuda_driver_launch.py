@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 import torch
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda import backend, clusters, driver_launch
-from normgrad.cuda.clusters import max_active_clusters
+from normgrad.cuda import backend, cluster_occupancy, driver_launch
+from normgrad.cuda.cluster_occupancy import max_active_clusters
 from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, allow_cluster, load_driver
 from normgrad.cuda.launch import Given, Options, Scratch, Step
 from support.driver import INVALID_CONTEXT, STRUCTURES, Driver, kernel, step
@@ -232,11 +232,11 @@ def test_without_cuda_bindings_one_line_is_logged(caplog: pytest.LogCaptureFixtu
 @pytest.mark.usefixtures("no_bindings")
 def test_without_cuda_bindings_there_are_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert clusters.clusters(0) is None
-    monkeypatch.setattr(clusters, "load_driver", Driver)
-    assert clusters.clusters(0) is not None
+    assert cluster_occupancy.cluster_occupancy(0) is None
+    monkeypatch.setattr(cluster_occupancy, "load_driver", Driver)
+    assert cluster_occupancy.cluster_occupancy(0) is not None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert clusters.clusters(0) is None
+    assert cluster_occupancy.cluster_occupancy(0) is None
 
 
 @pytest.mark.usefixtures("no_bindings")

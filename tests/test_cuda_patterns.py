@@ -6,7 +6,7 @@ import pytest
 
 from normgrad.bench.cases import CHANNELS_LAST, Case
 from support.interpreted import backend as backend
-from support.interpreted import only_elsewhere, only_there, run_with_it
+from support.interpreted import needs_interpreter, run_with_interpreter, without_interpreter
 from support.patterns import failures
 
 pytest.importorskip("triton")
@@ -28,12 +28,12 @@ CASES = [
 ]
 
 
-@only_elsewhere
-def test_with_the_interpreter_on() -> None:
-    run_with_it(__file__)
+@without_interpreter
+def test_this_file_passes_with_the_interpreter_on() -> None:
+    run_with_interpreter(__file__)
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_pattern_of_values_keeps_the_bound(case: Case) -> None:

@@ -1,6 +1,6 @@
-"""Sums of the GPU's kernels, added up as its threads do: equal numbers, numbers at their mean, outliers.
+"""Rounding errors of the GPU kernels' sums, in Triton's interpreter with sums in the order of a GPU's threads.
 
-In Triton's interpreter, as ``test_cuda_interpreter``.
+Equal elements, whose roundings all have the same direction; elements at their mean; outliers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ import pytest
 
 import normgrad
 from support.interpreted import backend as backend
+from support.interpreted import (
+    check_call,
+    needs_interpreter,
+    random_channels,
+    random_data,
+    random_rstd,
+    run_with_interpreter,
+    without_interpreter,
+)
 from support.interpreted import interpreted as interpreted
-from support.interpreted import judge, only_elsewhere, only_there, random_channels, random_data, run_with_it, scales
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -24,20 +32,20 @@ pytest.importorskip("torch")
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-@only_elsewhere
-def test_with_the_interpreter_on() -> None:
-    run_with_it(__file__)
+@without_interpreter
+def test_this_file_passes_with_the_interpreter_on() -> None:
+    run_with_interpreter(__file__)
 
 
-def _add_as_threads_do(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Tiles of a GPU's size, whose float32 sums are made as there: each thread adds up what it has one by one.
+def _sum_by_thread(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Use tiles of a GPU's size, and sum float32 as there: each thread adds its elements one by one, then a tree.
 
-    ``by_thread`` gives [numbers of a thread, threads, ...].
+    ``by_thread`` returns [elements of a thread, threads, ...].
     """
     from triton.runtime.interpreter import ReduceOps
 
     from normgrad.cuda import interpreter
-    from normgrad.cuda.configurations import Chip
+    from normgrad.cuda.chip import Chip
 
     summed = ReduceOps.sum
 
@@ -50,52 +58,52 @@ def _add_as_threads_do(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.
         return reduction.to_tensor(values[0], data.dtype)
 
     monkeypatch.setattr(ReduceOps, "sum", added_up)
-    monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, concurrent=False))
+    monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, cooperative_launch=False))
 
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread has 32 numbers of a wide row, as far apart as there are threads, and all numbers of a short sum."""
+    """A thread has 32 elements of a long row, with a stride of the threads, and all elements of a short sum."""
 
     def by_thread(values: np.ndarray) -> np.ndarray:
         threads = max(len(values) // 32, 32) if len(values) > 32 else 1
         return values.reshape(-1, threads, *values.shape[1:])
 
-    _add_as_threads_do(monkeypatch, by_thread)
+    _sum_by_thread(monkeypatch, by_thread)
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
-class TestNumbersThatEqualTheirMean:
-    """The result is the bias, however small: in parts, too, whose own means are rounded."""
+class TestElementsThatEqualTheirMean:
+    """The output is the bias, however small; also where the means of parts are rounded."""
 
     @staticmethod
-    def _whole_numbers(rows: int, columns: int) -> np.ndarray:
+    def _integers(rows: int, columns: int) -> np.ndarray:
         made = np.random.default_rng(1).integers(-9, 10, size=(rows, columns))
         made[:, 0] -= np.sum(made, axis=1)
         return made
 
     @pytest.mark.parametrize("channels_last", [False, True])
     @pytest.mark.parametrize("mean", [0, 3])
-    @pytest.mark.parametrize(("C", "places", "group"), [(4, 1000, 4), (6, 300, 2)])
-    def test_group_norm(self, dtype: Any, channels_last: bool, mean: int, C: int, places: int, group: int) -> None:
-        x = self._whole_numbers(2 * group, C // group * places).reshape(2, C, places) + mean
+    @pytest.mark.parametrize(("C", "HxW", "group"), [(4, 1000, 4), (6, 300, 2)])
+    def test_group_norm(self, dtype: Any, channels_last: bool, mean: int, C: int, HxW: int, group: int) -> None:
+        x = self._integers(2 * group, C // group * HxW).reshape(2, C, HxW) + mean
         if channels_last:
             x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)
         weight, bias = random_data((C,), np.float32, 2) * np.float32(100), np.full(C, 1e-40, np.float32)
-        judge("group_norm", x.astype(dtype), weight, bias, 2, C, places, group, 1e-12)
+        check_call("group_norm", x.astype(dtype), weight, bias, 2, C, HxW, group, 1e-12)
 
     @pytest.mark.parametrize("mean", [0, 3])
     def test_layer_norm(self, dtype: Any, mean: int) -> None:
         N = 305
-        x = (self._whole_numbers(40, N) + mean).astype(dtype)
-        judge("layer_norm", x, [N], random_data((N,), np.float32, 2), np.full(N, 1e-40, np.float32), 1e-12)
+        x = (self._integers(40, N) + mean).astype(dtype)
+        check_call("layer_norm", x, [N], random_data((N,), np.float32, 2), np.full(N, 1e-40, np.float32), 1e-12)
 
 
 @pytest.fixture
 def in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of 64 threads has eight numbers side by side, and as many of these as there are."""
+    """Each of 64 threads has vectors of eight adjacent elements."""
 
     def by_thread(values: np.ndarray) -> np.ndarray:
         vector = min(len(values), 8)
@@ -103,169 +111,181 @@ def in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
         vectors = values.reshape(-1, threads, vector, *values.shape[1:])
         return np.moveaxis(vectors, 2, 1).reshape(-1, threads, *values.shape[1:])
 
-    _add_as_threads_do(monkeypatch, by_thread)
+    _sum_by_thread(monkeypatch, by_thread)
 
 
 @pytest.fixture
-def all_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread has up to 64 numbers of a sum."""
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has up to 64 elements of a sum."""
 
     def by_thread(values: np.ndarray) -> np.ndarray:
         return values.reshape(min(len(values), 64), -1, *values.shape[1:])
 
-    _add_as_threads_do(monkeypatch, by_thread)
+    _sum_by_thread(monkeypatch, by_thread)
 
 
-def _judge_equal_numbers(x: np.ndarray, group: int) -> None:
-    N, C, P = x.shape
-    judge("group_norm_backward", x, x, np.zeros((N, group), np.float32), scales((N, group), 2), None, N, C, P, group)
+def _check_equal_elements(x: np.ndarray, group: int) -> None:
+    N, C, HxW = x.shape
+    check_call(
+        "group_norm_backward",
+        x,
+        x,
+        np.zeros((N, group), np.float32),
+        random_rstd((N, group), 2),
+        None,
+        N,
+        C,
+        HxW,
+        group,
+    )
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("interpreted", "in_vectors")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("P", "group"), [(3136, 16), (3137, 16), (4096, 48), (1024, 48)])
-def test_group_norm_of_equal_numbers(dtype: Any, P: int, group: int) -> None:
-    """Added up one by one they are rounded the same way each time."""
-    _judge_equal_numbers(random_data((1, 48, 1), dtype, 1).repeat(P, -1), group)
+@pytest.mark.parametrize(("HxW", "group"), [(3136, 16), (3137, 16), (4096, 48), (1024, 48)])
+def test_group_norm_of_equal_elements(dtype: Any, HxW: int, group: int) -> None:
+    """Added one by one, they would all be rounded in the same direction."""
+    _check_equal_elements(random_data((1, 48, 1), dtype, 1).repeat(HxW, -1), group)
 
 
-@only_there
-@pytest.mark.usefixtures("interpreted", "all_in_a_thread")
+@needs_interpreter
+@pytest.mark.usefixtures("interpreted", "one_thread")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("C", "P", "group"), [(60, 64, 4), (20, 2047, 1)])
-def test_group_norm_of_equal_numbers_where_a_thread_may_have_all_of_a_channel(
-    dtype: Any, C: int, P: int, group: int
+@pytest.mark.parametrize(("C", "HxW", "group"), [(60, 64, 4), (20, 2047, 1)])
+def test_group_norm_of_equal_elements_where_one_thread_may_hold_a_channel(
+    dtype: Any, C: int, HxW: int, group: int
 ) -> None:
-    """As where they lie apart in memory."""
+    """Positions with stride 0, and with stride 2."""
     x = random_data((2, C, 1), dtype, 1)
-    _judge_equal_numbers(np.broadcast_to(x, (2, C, P)), group)
-    _judge_equal_numbers(x.repeat(2 * P, -1)[:, :, ::2], group)
+    _check_equal_elements(np.broadcast_to(x, (2, C, HxW)), group)
+    _check_equal_elements(x.repeat(2 * HxW, -1)[:, :, ::2], group)
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("interpreted")
-class TestLayerNormOfEqualNumbers:
-    @pytest.mark.usefixtures("all_in_a_thread")
+class TestLayerNormOfEqualElements:
+    @pytest.mark.usefixtures("one_thread")
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("N", [17, 33])
     def test_columns(self, dtype: Any, N: int) -> None:
         statistics, weight = (np.zeros((64, 1), np.float32), np.ones((64, 1), np.float32)), np.ones(N, np.float32)
         for seed in range(20):
             x = random_data((1, N), dtype, seed).repeat(64, 0)
-            judge("layer_norm_backward", x, x, [N], *statistics, weight)
+            check_call("layer_norm_backward", x, x, [N], *statistics, weight)
 
-    def test_rows_whose_columns_lie_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Few threads share a row, each with columns that are far from each other."""
-        _add_as_threads_do(monkeypatch, lambda values: values.reshape(-1, min(len(values), 16), *values.shape[1:]))
+    def test_rows_with_strided_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Few threads share a row, each with columns that are far apart."""
+        _sum_by_thread(monkeypatch, lambda values: values.reshape(-1, min(len(values), 16), *values.shape[1:]))
         x = np.asfortranarray(np.full((8, 512), 248.63666, np.float32))
         statistics = np.zeros((8, 1), np.float32), np.ones((8, 1), np.float32)
-        judge("layer_norm_backward", x, x, [512], *statistics, None, None, (True, False, False))
+        check_call("layer_norm_backward", x, x, [512], *statistics, None, None, (True, False, False))
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("interpreted", "one_by_one")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("N", [500, 1000, 1001, 20000])
 def test_layer_norm_beside_outliers(dtype: Any, N: int) -> None:
-    """Adding the others to an outlier's square rounds each time the same way."""
+    """Each addition of another square to an outlier's is rounded in the same direction."""
     generator = np.random.default_rng(30)
     x = generator.normal(size=(200 if N < 20000 else 4, N))
     x[:, :: N // 3] *= 10 ** generator.uniform(1, 3 if dtype == np.float16 else 8, size=(len(x), 1))
-    judge("layer_norm", x.astype(dtype), [N])
+    check_call("layer_norm", x.astype(dtype), [N])
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("places", [40, 150])
-def test_group_norm_beside_outliers_whose_sum_is_0(dtype: Any, channels_last: bool, places: int) -> None:
-    """Their roundings would be all that is left of them in the mean, and many times the other numbers' own."""
-    sizes = 2, 4, places, 2
+@pytest.mark.parametrize("HxW", [40, 150])
+def test_group_norm_beside_outliers_whose_sum_is_0(dtype: Any, channels_last: bool, HxW: int) -> None:
+    """Only their rounding errors would remain in the mean, many times the size of the other elements' own."""
+    sizes = 2, 4, HxW, 2
     x = random_channels(sizes[:3], dtype, channels_last, 1)
     x[:, :, 1], x[:, :, 9] = 2**15, -(2**15)
-    judge("group_norm", x, None, None, *sizes)
+    check_call("group_norm", x, None, None, *sizes)
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.parametrize(
     ("offset", "size", "weight"),
     [(0, 1, 1), (1e4, 1, 1), (0, 2.0**-60, 2.0**120), (0, 2.0**60, 2.0**-120), (2.0**127, 0, 1), (0, 1, np.inf)],
 )
-def test_programs_that_share_groups_normalise_as_others_do(offset: float, size: float, weight: float) -> None:
+def test_shared_groups_are_normalized_as_others_are(offset: float, size: float, weight: float) -> None:
     """Also where the product of rstd and weight is out of float32's range."""
     import torch
 
-    from support.normalising import normalise
+    from support.normalize_groups import normalize_group
 
     x = torch.from_numpy((random_data((64,), np.float64, 1) * size + offset).astype(np.float32))
     exact = x.double()
     statistics = torch.stack([exact.mean(), 1 / (exact.var(correction=0) + size**2 * 1e-5 + (size == 0)).sqrt()])
-    shared, alone = torch.empty(64), torch.empty(64)
-    for results, lag in ((shared, True), (alone, False)):
+    shared, whole = torch.empty(64), torch.empty(64)
+    for results, is_shared in ((shared, True), (whole, False)):
         with np.errstate(all="ignore"):
-            normalise[(1,)](x, statistics, torch.tensor([weight], dtype=torch.float32), results, lag)
-    torch.testing.assert_close(shared, alone, rtol=2**-21, atol=0, equal_nan=True)
+            normalize_group[(1,)](x, statistics, torch.tensor([weight], dtype=torch.float32), results, is_shared)
+    torch.testing.assert_close(shared, whole, rtol=2**-21, atol=0, equal_nan=True)
 
 
-Told = dict[tuple[int, int], tuple[Any, Any]]  # what a part told, by the first program of its cluster
+Sent = dict[tuple[int, int], tuple[Any, Any]]  # by the index of the cluster's first CTA, and the part
 
 
 @pytest.fixture
-def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """BatchNorm's programs in clusters of three, one after the other: what the first hears is of the call before."""
+def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """Run BatchNorm's CTAs in clusters of three, one after the other: the first receives what the last call sent."""
     import triton.language as tl
 
-    from normgrad.cuda import batch_norm, interpreter
-    from normgrad.cuda.configurations import Chip
-    from normgrad.cuda.kernels import batch_norm_moments, batch_norm_sums, clusters
+    from normgrad.cuda import interpreter
+    from normgrad.cuda.batch_norm import launches, reduce_backward_kernels, stats_kernels
+    from normgrad.cuda.chip import Chip
+    from normgrad.cuda.device import cluster_exchange
 
-    told: Told = {}
+    sent: Sent = {}
 
-    def tell_first(first: Any, second: Any, slots: Any, part: Any, SUMS: int, PARTS: int) -> None:
+    def send_to_first_cta(first: Any, second: Any, exchange: Any, part: Any, SUMS: int, PARTS: int) -> None:
         assert first.shape == second.shape == [SUMS]
-        told[int(slots) - int(part), int(part)] = first, second
+        sent[int(exchange) - int(part), int(part)] = first, second
 
-    def told_by(part: int, places: Any) -> tuple[Any, Any]:
-        nothing = tl.zeros(places.shape, tl.float64)
-        return told.get((int(places.handle.data[0]), part), (nothing, nothing))
+    def received_from(part: int, row_slots: Any) -> tuple[Any, Any]:
+        nothing = tl.zeros(row_slots.shape, tl.float64)
+        return sent.get((int(row_slots.handle.data[0]), part), (nothing, nothing))
 
-    for module in (batch_norm_moments, batch_norm_sums, clusters):
-        monkeypatch.setattr(module, "told_by", told_by, raising=False)
-        monkeypatch.setattr(module, "tell_first", tell_first)
-        monkeypatch.setattr(module, "open_slots_of_first", lambda SUMS, PARTS: tl.program_id(0))
+    for module in (stats_kernels, reduce_backward_kernels, cluster_exchange):
+        monkeypatch.setattr(module, "received_from", received_from, raising=False)
+        monkeypatch.setattr(module, "send_to_first_cta", send_to_first_cta)
+        monkeypatch.setattr(module, "init_gather", lambda SUMS, PARTS: tl.program_id(0))
         monkeypatch.setattr(
-            module, "wait_for_all", lambda slots, turn, SUMS, PARTS: tl.zeros((SUMS,), tl.int32) + slots
+            module, "wait_for_ctas", lambda exchange, iteration, SUMS, PARTS: tl.zeros((SUMS,), tl.int32) + exchange
         )
-    monkeypatch.setattr(interpreter, "CHIP", Chip(8, concurrent=False, largest_tile=256))
-    tile = batch_norm.sums_tile
-    monkeypatch.setattr(batch_norm, "sums_tile", lambda *sizes: replace(tile(*sizes), cluster=True))
-    monkeypatch.setattr(batch_norm, "LARGEST", 3)
-    return told
+    monkeypatch.setattr(interpreter, "CHIP", Chip(8, cooperative_launch=False, max_tile_elements=256))
+    tile = launches.reduce_tile
+    monkeypatch.setattr(launches, "reduce_tile", lambda *sizes: replace(tile(*sizes), cluster=True))
+    monkeypatch.setattr(launches, "MAX_CLUSTER", 3)
+    return sent
 
 
-@only_there
+@needs_interpreter
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", [(3, 5, 400), (41, 5, 17), (300, 37, 1)])
 class TestClusters:
-    """A channel's parts, which are not all of one size, are taken together by the first program of a cluster."""
+    """The first CTA of a cluster combines the parts of a channel, which are not all of one size."""
 
     @staticmethod
-    def _judge(told: Told, operator: str, *args: Any) -> None:
+    def _check(sent: Sent, operator: str, *args: Any) -> None:
         getattr(normgrad, operator)(*args)
-        assert {part for _, part in told} == {0, 1, 2}
-        judge(operator, *args)
+        assert {part for _, part in sent} == {0, 1, 2}
+        check_call(operator, *args)
 
-    def test_sums(self, in_clusters: Told, dtype: Any, channels_last: bool, shape: tuple[int, int, int]) -> None:
+    def test_sums(self, in_clusters: Sent, dtype: Any, channels_last: bool, shape: tuple[int, int, int]) -> None:
         C = shape[1]
         dy, x = (random_channels(shape, dtype, channels_last, seed) for seed in (1, 2))
-        given = random_data((C,), np.float32, 3), scales((C,), 4), random_data((C,), np.float32, 5)
-        self._judge(in_clusters, "batch_norm_reduce_backward", dy, x, *given)
+        given = random_data((C,), np.float32, 3), random_rstd((C,), 4), random_data((C,), np.float32, 5)
+        self._check(in_clusters, "batch_norm_reduce_backward", dy, x, *given)
 
-    def test_moments(self, in_clusters: Told, dtype: Any, channels_last: bool, shape: tuple[int, int, int]) -> None:
+    def test_moments(self, in_clusters: Sent, dtype: Any, channels_last: bool, shape: tuple[int, int, int]) -> None:
         x = random_channels(shape, dtype, channels_last, 1)
-        x[: len(x) // 2] += np.asarray(3, dtype)  # parts whose means are apart
-        self._judge(in_clusters, "batch_norm_stats", x)
+        x[: len(x) // 2] += np.asarray(3, dtype)  # parts with different means
+        self._check(in_clusters, "batch_norm_stats", x)

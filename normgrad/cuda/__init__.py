@@ -1,6 +1,23 @@
 """The operators on NVIDIA GPUs, in Triton.
 
-``kernels`` holds the kernels; ``layer_norm``, ``group_norm`` and ``batch_norm`` say which of them a problem takes and
-how they are launched; ``row_tiles``, ``group_tiles`` and ``channel_tiles`` have the tile sizes and where
-they come from.
+From a call to the GPU: ``backend.prepare`` asks an operator family for the launches of a problem, compiles them, and
+hands them to ``driver_launch``. One folder per family has the host side and the kernels together:
+
+``layer_norm``, ``group_norm``, ``batch_norm``
+    ``launches`` (which kernels, on which operands), ``tiles`` (tile sizes, with the measurements that chose them),
+    ``*_kernel`` (the kernels) and ``addressing`` (pointers and masks of a tile)
+
+Shared by all families, on the host:
+
+``chip``               properties of a GPU that tile sizes depend on, and integer helpers
+``operands``           tensors as kernels see them: strides, alignment, packing of 16-bit elements
+``steps``              the launches of a call while they are collected; copies, workspace, second-stage reductions
+``cta_groups``         CTAs that share rows or groups: cluster, cooperative launch, or two launches
+``launch``             one launch: how it is compiled and run
+``driver_launch``      all launches of a call through NVIDIA's cuda-bindings
+``cluster_occupancy``  how many clusters fit on a GPU
+``devices``            which GPUs the kernels run on, and why not on others
+``interpreter``        the backend that runs the kernels in Triton's interpreter
+
+and on the device: ``device`` (functions of several kernels) and ``helper_kernels``.
 """

@@ -13,12 +13,15 @@ import torch
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
-from normgrad.cuda import batch_norm, group_norm, layer_norm
-from normgrad.cuda.clusters import clusters
-from normgrad.cuda.configurations import Chip
+from normgrad.cuda.batch_norm import launches as batch_norm
+from normgrad.cuda.chip import Chip
+from normgrad.cuda.cluster_occupancy import cluster_occupancy
 from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, load_driver
-from normgrad.cuda.launch import Launcher, compiled, launcher
-from normgrad.cuda.problem import Steps, aligned, zero_bits
+from normgrad.cuda.group_norm import launches as group_norm
+from normgrad.cuda.launch import Launcher, aligned, compiled, launcher
+from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.operands import alignment_mask
+from normgrad.cuda.steps import Steps
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,
@@ -29,7 +32,7 @@ OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "batch_norm_elemt": batch_norm.elemt,
     "batch_norm_reduce_backward": batch_norm.reduce_backward,
     "batch_norm_stats": batch_norm.stats,
-    "batch_norm_gather_stats_with_counts": batch_norm.gather,
+    "batch_norm_gather_stats_with_counts": batch_norm.gather_stats,
 }
 
 
@@ -64,7 +67,7 @@ class _Kernel:
     def _for(self, addresses: Sequence[int]) -> _Kernel:
         """Prepare the kernel anew, for addresses that are less aligned than the compiled code assumes."""
         views = self.problem.views.items()
-        moved = {name: view.at(place) for (name, view), place in zip(views, addresses, strict=True)}
+        moved = {name: view.at(address) for (name, view), address in zip(views, addresses, strict=True)}
         return backend.prepare(replace(self.problem, views=moved))
 
 
@@ -81,12 +84,12 @@ _device = functools.cache(torch.device)
 
 @functools.cache
 def chip(device: int) -> Chip:
-    """What the tiles have to know of a GPU."""
+    """Return the properties of a GPU that tile sizes depend on."""
     properties = torch.cuda.get_device_properties(device)
     return Chip(
         properties.multi_processor_count,
         shared_memory=properties.shared_memory_per_multiprocessor,
-        clusters=clusters(device),
+        max_active_clusters=cluster_occupancy(device),
     )
 
 
@@ -98,10 +101,10 @@ class _Cuda:
         lay_out = OPERATORS[problem.signature.name]
         steps = lay_out(problem, chip(device))
         names = list(problem.views)
-        masks = [zero_bits(address) for address in problem.addresses]
+        masks = [alignment_mask(address) for address in problem.addresses]
         launches, launchers = _driver_launches(steps, names, device), []
         if launches is None:
-            steps = lay_out(problem, replace(chip(device), clusters=None))
+            steps = lay_out(problem, replace(chip(device), max_active_clusters=None))
             launchers = [launcher(step, names, device) for step in steps.steps]
         return _Kernel(steps.workspace_size, problem, device, masks, launches, launchers)
 

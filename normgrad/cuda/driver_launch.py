@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from normgrad.cuda.launch import Given, Scratch, Step
-from normgrad.cuda.problem import aligned
+from normgrad.cuda.launch import Given, Scratch, Step, aligned
 
 _PORTABLE_CLUSTER_SIZE = 8  # CTAs: larger clusters have to be allowed for each kernel
 _MAX_POINTERS = 2  # that Triton adds to a kernel's parameters

@@ -1,4 +1,4 @@
-"""The backend ``interpreter``: the GPU's kernels on host memory, in Triton's interpreter, for tests without a GPU."""
+"""The backend ``interpreter``: runs the GPU kernels on host memory in Triton's interpreter, for tests without a GPU."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from triton.runtime import interpreter as triton_interpreter
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
 from normgrad.cuda.backend import OPERATORS
-from normgrad.cuda.configurations import Chip
-from normgrad.cuda.kernels.common import INTERPRETED
-from normgrad.cuda.launch import Step, interpret
-from normgrad.cuda.problem import aligned
+from normgrad.cuda.chip import Chip
+from normgrad.cuda.device.indexing import INTERPRETED
+from normgrad.cuda.launch import Step, aligned, interpret
 
 if not INTERPRETED:
     raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")
@@ -24,15 +23,15 @@ _patch_tensor = triton_interpreter._patch_lang_tensor
 
 
 def _patch_tensor_and_index(tensor: Any, scope: Any) -> None:
-    """NumPy 2.4 makes no integer of an array of one element, and Triton 3.6 counts on it."""
+    """Convert arrays of one element to int, which NumPy 2.4 no longer does and Triton 3.6 relies on."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
 triton_interpreter._patch_lang_tensor = _patch_tensor_and_index
 
-#: Few multiprocessors and small tiles, so that small tensors already take several teams of several programs.
-CHIP = Chip(multiprocessors=2, concurrent=False, largest_tile=128)
+#: Few multiprocessors and small tiles, so that small tensors already take several CTA groups of several CTAs.
+CHIP = Chip(multiprocessors=2, cooperative_launch=False, max_tile_elements=128)
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class _Kernel:
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         named = dict(zip(self.names, addresses, strict=True))
-        with np.errstate(all="ignore"):  # NaN and Inf pass through without a word, as on the GPU
+        with np.errstate(all="ignore"):  # NaN and Inf pass through without a warning, as on the GPU
             for step in self.steps:
                 interpret(step, named, aligned(workspace))
 

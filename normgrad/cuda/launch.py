@@ -1,4 +1,8 @@
-"""Kernels with their arguments, compiled when a plan is made and launched when it runs."""
+"""One kernel launch: its kernel, grid, arguments and options; how it is compiled, launched and interpreted.
+
+``steps.Steps`` collects the launches (``Step``) of an operator call. The backend compiles them when a plan is prepared
+and launches them, through ``driver_launch`` or one by one, when it runs; ``interpreter`` runs them on the host.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ import torch
 from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
 from normgrad.contract.view import Memory
-from normgrad.cuda.kernels.common import OVERLAPS
+from normgrad.cuda.device.pdl import PDL_AVAILABLE
 
+ALIGNMENT = 256  # bytes: of every workspace buffer, as from cudaMalloc
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
 
@@ -29,7 +34,7 @@ _TORCH = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The memory of one of the problem's tensors, as a kernel's argument."""
+    """A kernel argument: the address of one of the call's tensors. ``aligned``: to 16 bytes."""
 
     name: str
     dtype: DType
@@ -38,7 +43,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory in the workspace, as a kernel's argument; aligned to what any access needs."""
+    """A kernel argument: the address of a workspace buffer, at an offset that is a multiple of ALIGNMENT."""
 
     offset: int
     dtype: DType
@@ -49,29 +54,25 @@ Argument = Given | Scratch | int | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a kernel is compiled and launched. ``resident`` programs must fit on a multiprocessor side by side.
-
-    One that ``follows`` may start before the launch before it has ended, and waits for it where it has to. So many
-    programs one after the other are a ``cluster``.
-    """
+    """How a kernel is compiled and launched."""
 
     warps: int = 4
-    resident: int = 0
-    cooperative: bool = False
-    follows: bool = False
-    cluster: int = 1
+    ctas_per_sm: int = 0  # CTAs that must fit on an SM at once, which limits the registers of a thread; 0 for no limit
+    cooperative: bool = False  # all CTAs are resident at once, so that they can wait for each other
+    pdl: bool = False  # programmatic dependent launch: may start before the previous launch ends, and waits itself
+    cluster: int = 1  # consecutive CTAs that form a thread-block cluster
 
-    def as_arguments(self, overlap: bool = True) -> dict[str, Any]:
-        """As Triton takes them; ``overlap``: the GPU can start a launch before the one before it has ended."""
-        # Whether products and sums are rounded once is no default of Triton's to decide: bits depend on it.
+    def as_arguments(self, pdl_supported: bool = True) -> dict[str, Any]:
+        """Return the options as Triton takes them; ``pdl_supported``: by the GPU."""
+        # FMA contraction is set here and not left to Triton's default, since the bits of results depend on it.
         chosen: dict[str, Any] = {"num_warps": self.warps, "enable_fp_fusion": True}
-        if self.resident:
-            registers = 65536 // (self.resident * self.warps * 32) // 8 * 8
+        if self.ctas_per_sm:
+            registers = 65536 // (self.ctas_per_sm * self.warps * 32) // 8 * 8
             if registers < 255:
                 chosen["maxnreg"] = registers
         if self.cooperative:
             chosen["launch_cooperative_grid"] = True
-        if self.follows and overlap and OVERLAPS:
+        if self.pdl and pdl_supported and PDL_AVAILABLE:
             chosen["launch_pdl"] = True
         return chosen
 
@@ -89,7 +90,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
-    """What Triton takes for a tensor: an address with a dtype."""
+    """An address with a dtype: all that Triton asks of a tensor argument."""
 
     dtype: torch.dtype
     address: int
@@ -104,7 +105,7 @@ _compiled: dict[Any, Any] = {}
 
 
 def _traits(argument: Argument) -> Any:
-    """What of an argument Triton compiles into the code."""
+    """Return what Triton specializes a kernel on: dtype and alignment of pointers, divisibility of integers."""
     match argument:
         case Given(_, dtype, aligned):
             return dtype, aligned
@@ -127,7 +128,7 @@ def _stand_in(argument: Argument) -> Any:
 
 
 def compiled(step: Step, device: int) -> Any:
-    """The compiled kernel of a step on a device."""
+    """Return the compiled kernel of a step, loaded onto the device."""
     constants = tuple(step.constants.items())
     key = (step.kernel, device, tuple(map(_traits, step.arguments)), constants, step.options)
     kernel = _compiled.get(key)
@@ -142,7 +143,7 @@ def compiled(step: Step, device: int) -> Any:
 
 
 def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
-    """A function of the named tensors' addresses, workspace and stream that launches the step."""
+    """Return a function of the named tensors' addresses, workspace and stream that launches the step."""
     kernel = compiled(step, device)
     run = kernel[step.grid]
     constants = step.kernel.arg_names[len(step.arguments) :]
@@ -152,8 +153,8 @@ def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
 
     def launch(addresses: Sequence[int], workspace: int, stream: int) -> None:
         arguments = template.copy()
-        for at, place in given:
-            arguments[at] = addresses[place]
+        for at, index in given:
+            arguments[at] = addresses[index]
         for at, offset in scratch:
             arguments[at] = workspace + offset
         run(*arguments, stream=stream)
@@ -176,13 +177,18 @@ def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
 
 
 def _host_tensor(address: int, dtype: DType) -> torch.Tensor:
-    """A tensor whose address is what counts: the interpreter reads and writes beside it as a kernel does."""
+    """Return a tensor of one element at an address: the interpreter computes addresses from there as a kernel does."""
     if address == 0:  # of a tensor without elements
         return torch.empty(1, dtype=_TORCH[dtype])
     return torch.frombuffer(bytes_at(Memory(address, dtype.itemsize)), dtype=_TORCH[dtype])
 
 
+def aligned(workspace: int) -> int:
+    """Return the first aligned address in the workspace; offsets of ``Scratch`` count from there."""
+    return -(-workspace // ALIGNMENT) * ALIGNMENT
+
+
 def float64_bits(value: float) -> int:
-    """A float64 as the integer of its bits: Triton narrows float arguments to float32."""
+    """Return the bits of a float64 as an integer: Triton narrows float arguments to float32."""
     bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
     return bits

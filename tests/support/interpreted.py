@@ -1,4 +1,4 @@
-"""Calls in Triton's interpreter, which has to be switched on before Triton is imported."""
+"""Calls in Triton's interpreter, which has to be switched on before Triton is imported (``TRITON_INTERPRET=1``)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import normgrad
 from normgrad.testing import compare, oracle, terms
 
 #: Whether the interpreter is on in this process.
-ON = os.environ.get("TRITON_INTERPRET") == "1"
-only_there = pytest.mark.skipif(not ON, reason="Triton's interpreter is off")
-only_elsewhere = pytest.mark.skipif(ON, reason="this is the run with the interpreter on")
+INTERPRETER_ON = os.environ.get("TRITON_INTERPRET") == "1"
+needs_interpreter = pytest.mark.skipif(not INTERPRETER_ON, reason="Triton's interpreter is off")
+without_interpreter = pytest.mark.skipif(INTERPRETER_ON, reason="this is the run with the interpreter on")
 
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Calls run in the interpreter, in the modules that import this."""
+    """Run calls in the interpreter, in the modules that import this."""
     monkeypatch.setenv("NORMGRAD_BACKEND", "interpreter")
     return "interpreter"
 
 
 @pytest.fixture
 def interpreted(poisoned: None) -> None:
-    """Calls run in the interpreter, in memory that starts as NaN."""
+    """Run calls in the interpreter, in memory that starts as NaN."""
 
 
-def run_with_it(file: str) -> None:
+def run_with_interpreter(file: str) -> None:
     """Run the tests of a file with the interpreter on."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
     run = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
@@ -39,8 +39,8 @@ def run_with_it(file: str) -> None:
     assert "passed" in run.stdout
 
 
-def judge(operator: str, *args: Any, out: Any = None) -> None:
-    """Hold a call's results against the oracle; ``out`` may be the arguments' own memory."""
+def check_call(operator: str, *args: Any, out: Any = None) -> None:
+    """Assert that a call's results are within the bound about the oracle's; ``out`` may alias the arguments."""
     expected, magnitudes = getattr(oracle, operator)(*args), getattr(terms, operator)(*args)
     results = getattr(normgrad, operator)(*args) if out is None else getattr(normgrad, operator)(*args, out=out)
     if not isinstance(expected, tuple):
@@ -54,16 +54,18 @@ def judge(operator: str, *args: Any, out: Any = None) -> None:
 
 
 def random_data(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
-    """Ordinary numbers, most of them above zero."""
+    """Return normal values with a mean of 0.5."""
     return (np.random.default_rng(seed).normal(size=shape) + 0.5).astype(dtype)
 
 
-def scales(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Reciprocal deviations."""
+def random_rstd(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Return reciprocal standard deviations between 0.5 and 2."""
     return np.random.default_rng(seed).uniform(0.5, 2, size=shape).astype(np.float32)
 
 
 def random_channels(shape: tuple[int, ...], dtype: Any, channels_last: bool, seed: int) -> np.ndarray:
-    """Samples, channels and places, the places side by side or the channels."""
-    N, C, P = shape
-    return random_data((N, P, C), dtype, seed).transpose(0, 2, 1) if channels_last else random_data(shape, dtype, seed)
+    """Return random data [N, C, HxW], contiguous or in channels_last."""
+    N, C, HxW = shape
+    if channels_last:
+        return random_data((N, HxW, C), dtype, seed).transpose(0, 2, 1)
+    return random_data(shape, dtype, seed)

@@ -1,16 +1,20 @@
-"""Which threads hold what of the tensors that compiled code sums up, read from Triton's GPU dialect."""
+"""Which threads hold which elements of the tensors in compiled code, read from Triton's GPU dialect (TTGIR).
+
+The kernels rely on layouts that Triton chooses and does not promise: reductions over lanes that are adjacent, and
+values that all sending threads hold. These functions find violations in the compiled code.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-#: The elements to which each bit of a register's, lane's or warp's number leads, as steps along the dimensions.
+#: Linear layout: the step along each dimension that each bit of the register's, lane's or warp's index makes.
 Bases = dict[str, list[list[int]]]
 
 
 def _integers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 def _blocked(text: str, shape: list[int]) -> Bases:
@@ -22,7 +26,7 @@ def _blocked(text: str, shape: list[int]) -> Bases:
         for dimension in fields["order"]:
             for _ in range(fields[field][dimension].bit_length() - 1):
                 step = reached[dimension] if reached[dimension] < shape[dimension] else 0
-                bases[level].append([step if place == dimension else 0 for place in range(len(shape))])
+                bases[level].append([step if axis == dimension else 0 for axis in range(len(shape))])
                 reached[dimension] *= 2
     return bases
 
@@ -44,11 +48,11 @@ def _bases(layout: str, shape: list[int], named: dict[str, str]) -> Bases:
     return _blocked(layout, shape)
 
 
-def _apart(bases: list[list[int]], axis: int) -> bool:
-    """Whether others come between the bits that lead along an axis, or one leads along another as well."""
-    held = [bit for bit, basis in enumerate(bases) if basis[axis]]
-    between = bool(held) and held[-1] - held[0] + 1 > len(held)
-    return between or any(sum(map(bool, bases[bit])) > 1 for bit in held)
+def _are_separated(bases: list[list[int]], axis: int) -> bool:
+    """Return whether the bits that step along an axis are not consecutive, or one steps along another axis as well."""
+    along = [bit for bit, basis in enumerate(bases) if basis[axis]]
+    gaps = bool(along) and along[-1] - along[0] + 1 > len(along)
+    return gaps or any(sum(map(bool, bases[bit])) > 1 for bit in along)
 
 
 _AXIS = r'"tt\.reduce"\([^)]*\) <\{axis = (\d+) : i32[^}]*\}>'
@@ -56,19 +60,19 @@ _TENSOR = r"\}\)(?: \{[^}]*\})? : \(tensor<((?:\d+x)+)\w+, ([^\n]*?)>[,)]"
 _REDUCE = re.compile(f"{_AXIS}.*?{_TENSOR}", re.S)
 
 
-def sums_over_threads_apart(code: str) -> Iterator[str]:
-    """The reductions whose threads along the axis are not side by side: Triton 3.6 takes them for that."""
+def reductions_over_separated_threads(code: str) -> Iterator[str]:
+    """Yield the reductions whose threads along the axis are not adjacent: Triton 3.6 reduces over the wrong lanes."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     found = list(_REDUCE.finditer(code))
     assert len(found) == code.count('"tt.reduce"')
     for axis, sizes, layout in (match.groups() for match in found):
         bases = _bases(layout, _integers(sizes), named)
-        if _apart(bases["lane"], int(axis)) or _apart(bases["warp"], int(axis)):
+        if _are_separated(bases["lane"], int(axis)) or _are_separated(bases["warp"], int(axis)):
             yield f"axis {axis} of {sizes}: {bases}"
 
 
-def columns_of_threads(code: str) -> list[dict[str, list[list[int]]]]:
-    """For every sum over rows' columns, which of these a thread's registers, lane and warp lead to."""
+def columns_by_thread(code: str) -> list[dict[str, list[list[int]]]]:
+    """Return for every reduction over columns which of them the bits of register, lane and warp step along."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     found = (match.groups() for match in _REDUCE.finditer(code))
     layouts = [_bases(layout, _integers(sizes), named) for axis, sizes, layout in found if axis != "0"]
@@ -77,10 +81,11 @@ def columns_of_threads(code: str) -> list[dict[str, list[list[int]]]]:
     ]
 
 
-def told_by_some_threads_only(code: str, instruction: str) -> Iterator[str]:
-    """Operands of inline assembly with an instruction of which not every thread has every element, [rows].
+def values_not_held_by_all_senders(code: str, instruction: str) -> Iterator[str]:
+    """Yield operands of inline assembly with an instruction whose elements the threads do not hold as they must.
 
-    Of [rows, warps], those of which not every lane has its warp's, or that some warp has beside another.
+    Of [rows], every thread must hold every element. Of [rows, warps], every lane its warp's elements, and no warp
+    another's.
     """
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and instruction in line]

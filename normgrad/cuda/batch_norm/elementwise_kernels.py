@@ -1,0 +1,154 @@
+"""The elementwise kernels of BatchNorm: the output from given statistics, and grad_input from given sums.
+
+``launches`` launches them; tiles as in ``addressing``. One tile a program, the blocks of columns fastest.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.batch_norm.addressing import (
+    column_channels,
+    count_position_blocks,
+    element_mask,
+    load_channels,
+    tile_pointers,
+    tile_rows,
+)
+from normgrad.cuda.device.pack16 import store_rounded, to_float32
+
+
+@triton.jit
+def _total_count(counter, ranks, RANKS: tl.constexpr):
+    """Return the sum of the ranks' element counts, as float64."""
+    total = tl.zeros((RANKS,), tl.float64)
+    for start in range(0, ranks, RANKS):
+        rank = start + tl.arange(0, RANKS)
+        total += tl.load(counter + rank, mask=rank < ranks, other=0).to(tl.float64)
+    return tl.sum(total)
+
+
+@triton.jit
+def _gradient(dy, deviation, invstd, sum_dy, sum_dy_xmu, reciprocal_count, weight):
+    """Return ``(dy − sum_dy/n − (x − mean)·invstd²·sum_dy_xmu/n)·invstd·weight``; ``reciprocal_count`` is 1/n, float64.
+
+    float32: in the order of the formula, since a coefficient like invstd² may overflow where none of the terms does.
+    """
+    if dy.dtype == tl.float64:
+        invstd = invstd.to(tl.float64)
+        factor = invstd
+        if weight is not None:
+            factor = factor * weight
+        slope = invstd * invstd * (sum_dy_xmu * reciprocal_count)
+        result = (dy - sum_dy * reciprocal_count - deviation * slope) * factor
+    else:
+        share = reciprocal_count.to(tl.float32)
+        result = (dy - sum_dy * share - deviation * invstd * invstd * (sum_dy_xmu * share)) * invstd
+        if weight is not None:
+            result = result * weight
+    return result
+
+
+@triton.jit
+def batch_norm_elemt_backward(
+    grad_out,  # [N, columns, positions]
+    input,  # [N, columns, positions]
+    mean,  # [C]
+    invstd,  # [C]
+    weight,  # [C], or None
+    sum_dy,  # [C]
+    sum_dy_xmu,  # [C]
+    counter,  # int32 [ranks]
+    grad_input,  # [N, columns, positions]
+    ranks,
+    N,
+    columns,
+    positions,
+    channel_length,  # columns of a channel: 1, or HxW for segment tiles
+    grad_out_strides,  # of sample, column and position
+    input_strides,
+    grad_input_strides,
+    TILE: tl.constexpr,  # tiles.TileSpec
+    RANKS: tl.constexpr,  # whose counts are added up at a time
+):
+    """Compute grad_input = (dy − Σdy/n − (x − mean)·invstd²·Σ(dy·(x − mean))/n)·invstd·weight of one tile a program.
+
+    n is the sum of the counter. In float64 where float32 is written, so that it is rounded once.
+    """
+    ROWS: tl.constexpr = TILE.rows
+    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
+    column_blocks = tl.cdiv(columns, TILE.segment)
+    blocks_of_sample = count_position_blocks(positions, TILE)
+    block = tl.program_id(0) % column_blocks
+    rows = tile_rows(tl.program_id(0) // column_blocks * ROWS, TILE)
+    end = N * blocks_of_sample
+    if TILE.one_sample:
+        position_blocks: tl.constexpr = None
+    else:
+        position_blocks = blocks_of_sample
+    work = (position_blocks, block, columns, positions)
+    mask = element_mask(rows, end, work, MASK_POSITIONS, TILE)
+    dy_pointers = tile_pointers(grad_out, rows, work, grad_out_strides, TILE)
+    x_pointers = tile_pointers(input, rows, work, input_strides, TILE)
+    dy = tl.load(dy_pointers, mask=mask)
+    x = tl.load(x_pointers, mask=mask)
+    channels = column_channels(block, channel_length, TILE)
+    ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
+    reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
+    channel_invstd = load_channels(invstd, channels, columns // channel_length)
+    channel_dy = load_channels(sum_dy, channels, columns // channel_length)
+    channel_dy_xmu = load_channels(sum_dy_xmu, channels, columns // channel_length)
+    w = None
+    if weight is not None:
+        w = load_channels(weight, channels, columns // channel_length)
+    deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
+    dy = to_float32(dy).to(ACC_DTYPE)
+    result = _gradient(dy, deviation, channel_invstd, channel_dy, channel_dy_xmu, reciprocal_count, w)
+    store_rounded(tile_pointers(grad_input, rows, work, grad_input_strides, TILE), result, mask)
+
+
+@triton.jit
+def batch_norm_elemt(
+    input,  # [N, columns, positions]
+    weight,  # [C], or None
+    bias,  # [C], or None
+    mean,  # [C]
+    invstd,  # [C]
+    output,  # [N, columns, positions]
+    N,
+    columns,
+    positions,
+    channel_length,  # columns of a channel: 1, or HxW for segment tiles
+    input_strides,  # of sample, column and position
+    output_strides,
+    TILE: tl.constexpr,  # tiles.TileSpec
+):
+    """Compute output = (x − mean)·invstd·weight + bias of one tile a program.
+
+    In float64 where float32 is written, so that it is rounded once.
+    """
+    ROWS: tl.constexpr = TILE.rows
+    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
+    column_blocks = tl.cdiv(columns, TILE.segment)
+    blocks_of_sample = count_position_blocks(positions, TILE)
+    block = tl.program_id(0) % column_blocks
+    rows = tile_rows(tl.program_id(0) // column_blocks * ROWS, TILE)
+    end = N * blocks_of_sample
+    if TILE.one_sample:
+        position_blocks: tl.constexpr = None
+    else:
+        position_blocks = blocks_of_sample
+    work = (position_blocks, block, columns, positions)
+    mask = element_mask(rows, end, work, MASK_POSITIONS, TILE)
+    x = tl.load(tile_pointers(input, rows, work, input_strides, TILE), mask=mask)
+    channels = column_channels(block, channel_length, TILE)
+    ACC_DTYPE: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
+    deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
+    result = deviation * load_channels(invstd, channels, columns // channel_length)
+    if weight is not None:
+        result = result * load_channels(weight, channels, columns // channel_length)
+    if bias is not None:
+        result = result + load_channels(bias, channels, columns // channel_length)
+    store_rounded(tile_pointers(output, rows, work, output_strides, TILE), result, mask)

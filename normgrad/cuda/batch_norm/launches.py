@@ -1,0 +1,340 @@
+"""The launches of BatchNorm's five operators: the backend calls one function for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normgrad.contract.plan import Problem
+from normgrad.contract.view import Shape
+from normgrad.cuda.batch_norm.elementwise_kernels import batch_norm_elemt, batch_norm_elemt_backward
+from normgrad.cuda.batch_norm.gather_stats_kernel import batch_norm_gather_stats
+from normgrad.cuda.batch_norm.reduce_backward_kernels import (
+    batch_norm_reduce_backward,
+    batch_norm_reduce_backward_combine,
+)
+from normgrad.cuda.batch_norm.stats_kernels import batch_norm_stats, batch_norm_stats_combine
+from normgrad.cuda.batch_norm.tiles import (
+    Access,
+    ElementwiseTile,
+    ReduceSpec,
+    ReduceTile,
+    TileSpec,
+    Workload,
+    blocks_per_channel,
+    channels_per_segment,
+    elementwise_tile,
+    reduce_tile,
+    tiles_per_cta,
+)
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
+from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER
+from normgrad.cuda.launch import FLOAT64, Argument, Options, Scratch, Step, float64_bits
+from normgrad.cuda.operands import Operand, all_vector_aligned
+from normgrad.cuda.steps import Steps
+
+_MAX_VECTOR = 16  # elements
+_COMBINE_TILE = 2048  # parts × channels of a program of the combine kernels
+_COMBINE_WARPS = 8
+_GATHER_TILE = {"ROWS": 16, "CHANNELS": 16}
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a call as a kernel sees it: sizes [N, columns, positions], and operands with strides over these."""
+
+    sizes: Shape
+    operands: list[Operand]
+
+    @classmethod
+    def of(cls, problem: Problem, steps: Steps, inputs: Sequence[str], output: str | None = None) -> Data:
+        """Return the data with samples and positions merged into one dimension, where they are in every tensor."""
+        shape = problem.views["input"].shape
+        sizes = shape[0], shape[1], math.prod(shape[2:])
+        operands = [steps.strided_input(name, sizes) for name in inputs]
+        if output is not None:
+            operands.append(steps.output(output, sizes))
+        return cls(sizes, operands)._merged()
+
+    def _merged(self) -> Data:
+        N, C, HxW = self.sizes
+        if HxW > 1 and any(operand.strides[0] != HxW * operand.strides[2] for operand in self.operands):
+            return self
+
+        def merge(strides: Shape) -> Shape:
+            sample, channel, position = strides
+            return 0, channel, position if HxW > 1 else sample
+
+        operands = [replace(operand, strides=merge(operand.strides)) for operand in self.operands]
+        return Data((1, C, N * HxW), operands)
+
+    def as_segments(self) -> Data:
+        """Return the data for segment tiles: the elements of a sample as columns, the samples as positions."""
+        N, C, HxW = self.sizes
+        operands = [replace(operand, strides=(0, 1, operand.strides[0])) for operand in self.operands]
+        return Data((1, C * HxW, N), operands)
+
+    @property
+    def strides(self) -> list[Shape]:
+        return [operand.strides for operand in self.operands]
+
+    @property
+    def contiguous_positions(self) -> bool:
+        """The positions of a channel are closer together than the channels of a position."""
+        _, channel, position = self.operands[0].strides
+        return self.sizes[2] > 1 and (abs(position) <= abs(channel) or self.sizes[1] == 1)
+
+    @property
+    def contiguous_samples(self) -> bool:
+        """The elements of a sample are contiguous, channel by channel."""
+        _, C, HxW = self.sizes
+        return HxW > 1 and C * HxW < 2**29 and all(strides[1:] == (HxW, 1) for strides in self.strides)
+
+    @property
+    def vector(self) -> int:
+        """Elements, up to 16, that divide the contiguous positions or columns and all other strides."""
+        axis = 2 if self.contiguous_positions else 1
+        if any(strides[axis] != 1 for strides in self.strides):
+            return 1
+        others = (stride for strides in self.strides for dimension, stride in enumerate(strides) if dimension != axis)
+        return math.gcd(_MAX_VECTOR, self.sizes[axis], *others)
+
+    def load_bytes(self, itemsize: int) -> int:
+        """Return the bytes of the widest load of contiguous elements."""
+        if not all_vector_aligned(self.operands):
+            return itemsize
+        return min(VECTOR_BYTES, itemsize * self.vector)
+
+    def access(self, itemsize: int) -> Access:
+        """Return how the elements can be loaded."""
+        segment_nbytes = self.as_segments().load_bytes(itemsize) if self.contiguous_samples else 0
+        return Access(self.contiguous_positions, self.load_bytes(itemsize), segment_nbytes)
+
+    def tile_spec(self, tile: ElementwiseTile | ReduceTile) -> TileSpec:
+        """Describe a tile of this data, which is ``as_segments`` for a segment tile."""
+        N, columns, positions = self.sizes
+        segment = tile.segment or tile.columns
+        extent = max(
+            tile.positions * abs(position) + tile.columns * abs(column) for _, column, position in self.strides
+        )
+        return TileSpec(
+            rows=tile.rows,
+            positions=tile.positions,
+            columns=tile.columns,
+            segment=segment,
+            one_sample=N == 1,
+            one_position_block=tile.positions >= positions,
+            mask_positions=positions % tile.positions != 0,
+            mask_columns=columns % segment != 0 or segment != tile.columns,
+            offset64=max(extent, 2 * N * cdiv(positions, tile.positions)) >= 2**31,
+            vector=math.gcd(self.vector, _MAX_VECTOR if self.contiguous_positions else segment),
+        )
+
+
+def _strides_of(vectors: Sequence[Operand]) -> list[int]:
+    return [vector.strides[0] for vector in vectors]
+
+
+@dataclass(frozen=True)
+class _ElementwiseWork:
+    """Sizes and strides, grid, constants and options of an elementwise kernel, which takes a tile a program."""
+
+    layout: list[Argument]
+    grid: tuple[int, int, int]
+    spec: TileSpec
+    options: Options
+
+    @classmethod
+    def of(cls, steps: Steps, data: Data, chip: Chip) -> _ElementwiseWork:
+        access = data.access(steps.itemsize)
+        # Float64 elements of three tensors take many registers.
+        three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
+        thread_bytes = 32 if three_float64 else 64
+        N, C, HxW = data.sizes
+        tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
+        channel_length = 1
+        if tile.segment:
+            channel_length = HxW
+            data = data.as_segments()
+        N, columns, positions = data.sizes
+        rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
+        grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
+        return cls([*data.sizes, channel_length, *data.strides], grid, data.tile_spec(tile), Options(tile.warps))
+
+
+def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
+    """Return how often a thread adds up its elements two and two: along rows, far positions, adjacent positions.
+
+    A thread holds ``width`` adjacent elements at a time: positions, or columns where those are contiguous.
+    """
+    elements = max(tile.rows * tile.positions * tile.columns // (32 * tile.warps), 1)
+    width = min(width, elements)
+    vectors = elements // width
+    adjacent = min(width, tile.positions) if tile.columns == 1 else 1
+    others = min(tile.pairwise // adjacent, vectors)
+    rows = min(tile.rows, others)
+    positions = min(tile.positions // adjacent, others // rows)
+    return rows.bit_length() - 1, positions.bit_length() - 1, adjacent.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class _ReduceWork:
+    """How the rows of a channel are shared out to CTAs that reduce them, and the launch that does so."""
+
+    entries: int  # partial sums of a channel that a second launch combines; 1 where there is none
+    layout: list[Argument]  # sizes, rows of a part, columns of a channel, blocks of a channel, strides
+    grid: tuple[int, int, int]
+    constants: dict[str, Any]
+    options: Options
+
+    @classmethod
+    def of(cls, steps: Steps, data: Data, chip: Chip) -> _ReduceWork:
+        """Return as many parts as can be resident at once."""
+        access = data.access(steps.itemsize)
+        N, C, HxW = data.sizes
+        tile = reduce_tile(N, C, HxW, steps.itemsize, chip, access)
+        channel_length, blocks, channels, channel_elements = 1, 1, tile.columns, 1
+        if tile.segment:
+            channel_length, blocks = HxW, blocks_per_channel(HxW, tile.segment)
+            channels = next_power_of_2(channels_per_segment(HxW, tile.segment))
+            channel_elements = next_power_of_2(min(HxW, tile.segment))
+            data = data.as_segments()
+        N, columns, positions = data.sizes
+        total_rows = N * cdiv(positions, tile.positions)
+        column_blocks = cdiv(columns, tile.segment or tile.columns)
+        tiles = cdiv(total_rows, tile.rows)
+        if tile.cluster:
+            tiles_of_part = cdiv(tiles, MAX_CLUSTER)
+        else:
+            tiles_of_part = tiles_per_cta(Workload.of(tile, column_blocks, tiles, steps.itemsize, chip))
+        rows_per_part = tiles_of_part * tile.rows
+        parts = cdiv(total_rows, rows_per_part)
+        cluster = parts if tile.cluster or parts == 1 else 0
+        spec, stages = data.tile_spec(tile), tile.stages
+        if rows_per_part == tile.rows:  # a CTA has one tile, whose rows are masked with its positions
+            spec = replace(spec, mask_positions=spec.mask_positions or total_rows % rows_per_part != 0)
+            stages = 0
+        contiguous = tile.columns > 1 or data.contiguous_positions
+        load_bytes = access.segment_nbytes if tile.segment else access.nbytes
+        halvings = _halvings(tile, load_bytes // steps.itemsize if contiguous else 1)
+        return cls(
+            entries=(1 if cluster else parts) * blocks,
+            layout=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
+            grid=(parts * column_blocks, 1, 1),
+            constants={"TILE": spec, "REDUCE": ReduceSpec(channels, channel_elements, halvings, stages, cluster)},
+            options=Options(tile.warps, tile.ctas_per_sm, cluster=max(cluster, 1)),
+        )
+
+    def scratch(self, steps: Steps, values: int, C: int) -> Scratch | None:
+        """Allocate memory for the values of every entry, where a second launch combines them."""
+        return steps.scratch(values * self.entries * C, FLOAT64) if self.entries > 1 else None
+
+
+def _add_combine(steps: Steps, kernel: Any, arguments: Sequence[Argument], entries: int, C: int) -> None:
+    """Add the launch that combines the entries of all channels: few channels a program where entries are many."""
+    rows = min(next_power_of_2(max(entries, 1)), _COMBINE_TILE // 2)
+    channels = min(_COMBINE_TILE // rows, 16)
+    constants = {"ROWS": rows, "CHANNELS": channels, "ONE_TILE": entries <= rows}
+    options = Options(_COMBINE_WARPS, pdl=True)
+    steps.add(Step(kernel, (cdiv(C, channels), 1, 1), [*arguments, entries, C], constants, options))
+
+
+def elemt_backward(problem: Problem, chip: Chip) -> Steps:
+    """Plan batch_norm_elemt_backward: one elementwise launch."""
+    steps = Steps(problem, ["grad_input"])
+    if problem.views["input"].numel == 0:
+        return steps
+    data = Data.of(problem, steps, ("grad_out", "input"), "grad_input")
+    ranks = problem.views["counter"].numel
+    names = ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "counter")
+    parameters = [steps.contiguous_input(name) for name in names]
+    work = _ElementwiseWork.of(steps, data, chip)
+    grad_out, x, grad_input = (operand.pointer for operand in data.operands)
+    arguments = [grad_out, x, *parameters, grad_input, ranks, *work.layout]
+    constants = {"TILE": work.spec, "RANKS": min(next_power_of_2(ranks), 1024)}
+    steps.add(Step(batch_norm_elemt_backward, work.grid, arguments, constants, work.options))
+    return steps
+
+
+def elemt(problem: Problem, chip: Chip) -> Steps:
+    """Plan batch_norm_elemt: one elementwise launch."""
+    steps = Steps(problem, ["output"])
+    if problem.views["input"].numel == 0:
+        return steps
+    data = Data.of(problem, steps, ("input",), "output")
+    parameters = [steps.contiguous_input(name) for name in ("weight", "bias", "mean", "invstd")]
+    work = _ElementwiseWork.of(steps, data, chip)
+    x, output = (operand.pointer for operand in data.operands)
+    arguments = [x, *parameters, output, *work.layout]
+    steps.add(Step(batch_norm_elemt, work.grid, arguments, {"TILE": work.spec}, work.options))
+    return steps
+
+
+def reduce_backward(problem: Problem, chip: Chip) -> Steps:
+    """Plan batch_norm_reduce_backward: one launch that reduces, and one that combines the parts if there are some."""
+    names = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
+    steps = Steps(problem, names)
+    C = problem.views["input"].shape[1]
+    wanted = [steps.output(name, (C,)) for name in names]
+    if all(output.pointer is None for output in wanted):
+        return steps
+    outputs: list[Argument] = [
+        steps.contiguous_input("invstd"),
+        *(output.pointer for output in wanted),
+        tuple(_strides_of(wanted)),
+    ]
+    if problem.views["input"].numel == 0:
+        _add_combine(steps, batch_norm_reduce_backward_combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
+        return steps
+    data = Data.of(problem, steps, ("grad_out", "input"))
+    work = _ReduceWork.of(steps, data, chip)
+    partial = work.scratch(steps, 2, C)
+    grad_out, x = (operand.pointer for operand in data.operands)
+    tensors = [grad_out, x, steps.contiguous_input("mean"), partial]
+    results = outputs if partial is None else [None] * len(outputs)
+    arguments = [*tensors, *results, *work.layout]
+    steps.add(Step(batch_norm_reduce_backward, work.grid, arguments, work.constants, work.options))
+    if partial is not None:
+        _add_combine(steps, batch_norm_reduce_backward_combine, [partial, *outputs], work.entries, C)
+    return steps
+
+
+def stats(problem: Problem, chip: Chip) -> Steps:
+    """Plan batch_norm_stats: one launch that reduces, and one that combines the parts if there are several."""
+    names = ("mean", "invstd")
+    steps = Steps(problem, names)
+    C = problem.views["input"].shape[1]
+    wanted = [steps.output(name, (C,)) for name in names]
+    eps_bits = float64_bits(problem.attributes["eps"])
+    outputs: list[Argument] = [*(output.pointer for output in wanted), tuple(_strides_of(wanted)), eps_bits]
+    if problem.views["input"].numel == 0:
+        _add_combine(steps, batch_norm_stats_combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
+        return steps
+    data = Data.of(problem, steps, ("input",))
+    work = _ReduceWork.of(steps, data, chip)
+    moments = work.scratch(steps, 3, C)
+    results = outputs if moments is None else [None] * len(outputs)
+    arguments = [data.operands[0].pointer, moments, *results, *work.layout]
+    steps.add(Step(batch_norm_stats, work.grid, arguments, work.constants, work.options))
+    if moments is not None:
+        _add_combine(steps, batch_norm_stats_combine, [moments, *outputs], work.entries, C)
+    return steps
+
+
+def gather_stats(problem: Problem, chip: Chip) -> Steps:
+    """Plan batch_norm_gather_stats_with_counts: one launch over the channels."""
+    running_names = ("running_mean", "running_var")
+    steps = Steps(problem, ["mean_all", "invstd_all", *running_names])
+    ranks, C = problem.views["mean"].shape
+    mean, invstd, counts = (steps.contiguous_input(name) for name in ("mean", "invstd", "counts"))
+    running = [steps.output(name, (C,)) for name in running_names]
+    outputs = [steps.output(name, (C,)) for name in ("mean_all", "invstd_all")]
+    running_pointers = (operand.pointer for operand in running)
+    tensors = [mean, invstd, *running_pointers, counts, *(output.pointer for output in outputs)]
+    momentum, eps = (float64_bits(problem.attributes[name]) for name in ("momentum", "eps"))
+    arguments = [*tensors, ranks, C, momentum, eps, *_strides_of([*running, *outputs])]
+    grid = (cdiv(C, _GATHER_TILE["CHANNELS"]), 1, 1)
+    steps.add(Step(batch_norm_gather_stats, grid, arguments, _GATHER_TILE))
+    return steps

@@ -1,0 +1,285 @@
+"""Tile sizes of BatchNorm; called by ``launches``.
+
+A tile is [rows, positions, columns]. Columns are channels; a row is a block of positions of a sample. Where channels
+have few positions a *segment tile* spans several of them as they are contiguous in memory: its columns are then
+consecutive elements of a sample, and its positions the samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, fit_stages, low_waste_block, next_power_of_2
+from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_GATHERED_SUMS
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseTile:
+    """A tile of the elementwise kernels."""
+
+    rows: int
+    positions: int
+    columns: int
+    warps: int
+    segment: int = 0  # of a segment tile: elements of a sample that a block covers, at most the columns; 0 for others
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceTile:
+    """A tile of the kernels that reduce channels."""
+
+    rows: int
+    positions: int
+    columns: int
+    warps: int
+    ctas_per_sm: int
+    stages: int
+    pairwise: int  # elements of a thread that are added up two and two before they join its float64 sum
+    segment: int = 0
+    cluster: bool = False  # the CTAs that share a block of channels form a cluster, as large as possible
+
+
+@dataclass(frozen=True)
+class TileSpec:
+    """The constexpr TILE of all kernels on the data.
+
+    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
+    """
+
+    rows: int
+    positions: int
+    columns: int
+    segment: int  # columns of a block: as many as the tile's, or fewer
+    one_sample: bool  # N is 1
+    one_position_block: bool  # a tile covers all positions of a sample
+    mask_positions: bool  # the tiles exceed the positions
+    mask_columns: bool  # the tiles exceed the columns
+    offset64: bool  # offsets within a tile, or the number of rows, need 64 bits
+    vector: int  # elements that divide what is contiguous and all other strides, where the compiler cannot know it
+
+
+@dataclass(frozen=True)
+class ReduceSpec:
+    """The constexpr REDUCE of the kernels that reduce channels."""
+
+    channels: int  # of a block, at the most
+    channel_elements: int  # columns of a block that belong to one channel, at the most: 1 unless it is a segment
+    #: How often the elements of a thread are added up two and two: along rows, far positions, adjacent positions.
+    halvings: tuple[int, int, int]
+    stages: int  # of the software pipeline through shared memory; 0 where a CTA reduces a single tile
+    cluster: int  # CTAs that share a block of channels; 0 where a second launch combines the parts
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the elements of a call can be loaded."""
+
+    contiguous_positions: bool  # the positions of a channel are adjacent; else its channels are
+    nbytes: int = VECTOR_BYTES  # of a load within a channel, or across channels where those are contiguous
+    segment_nbytes: int = 0  # of a load of a segment tile; 0 where the elements of a sample are not contiguous
+
+
+# Up to this many positions of a channel, elementwise segment tiles are used even if their loads are not wider.
+_FEW_POSITIONS = 256
+
+
+def tile_shape(N: int, C: int, HxW: int, room: int, contiguous_positions: bool) -> tuple[int, int, int]:
+    """Return rows, positions and columns of a tile of at most ``room`` elements."""
+    if contiguous_positions:
+        divisor = min(HxW & -HxW, room)  # a power of two
+        positions = divisor if divisor >= 64 else low_waste_block(HxW, room, max_ratio=1.07, smallest=64)
+        return min(next_power_of_2(N * cdiv(HxW, positions)), room // positions), positions, 1
+    columns = min(next_power_of_2(C), 64, room)
+    positions = min(next_power_of_2(HxW), room // columns)
+    return min(next_power_of_2(N), room // (columns * positions)), positions, columns
+
+
+def elementwise_tile(
+    N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Access, thread_bytes: int = 64
+) -> ElementwiseTile:
+    """Choose the tile of the elementwise kernels: ``thread_bytes`` of each tensor a thread.
+
+    Fewer where multiprocessors would be idle, but at least a vector.
+    """
+    warps = 4
+    room = min(32 * warps * thread_bytes // itemsize, chip.max_tile_elements)
+    while room > 32 * warps * VECTOR_BYTES // itemsize and room // 2 * chip.multiprocessors >= N * C * HxW:
+        room //= 2
+    narrow = access.segment_nbytes and access.nbytes < VECTOR_BYTES and HxW <= _FEW_POSITIONS
+    if access.segment_nbytes > access.nbytes or narrow:
+        width = room // 16  # 32 bytes a thread
+        return ElementwiseTile(1, min(next_power_of_2(N), 8), width, warps, width)
+    return ElementwiseTile(*tile_shape(N, C, HxW, room, access.contiguous_positions), warps)
+
+
+def blocks_per_channel(HxW: int, segment: int) -> int:
+    """Return how many segments, laid end to end from the first channel on, one channel is in at the most."""
+    return max(HxW // segment, 1) if segment % HxW == 0 or HxW % segment == 0 else (HxW - 2) // segment + 2
+
+
+def channels_per_segment(HxW: int, segment: int) -> int:
+    """Return of how many channels such a segment has elements at the most."""
+    return max(segment // HxW, 1) if segment % HxW == 0 or HxW % segment == 0 else (segment - 2) // HxW + 2
+
+
+def segment_choices(HxW: int, itemsize: int, width: int, nbytes: int) -> list[int]:
+    """Return the segments that a tile of some width may cover: whole channels that begin with a load, or all of it."""
+    channels = nbytes // math.gcd(nbytes, HxW * itemsize)
+    whole = width // (channels * HxW) * channels * HxW
+    return [whole] * (2 * whole > width) + [width]
+
+
+@functools.cache
+def segment_reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, nbytes: int) -> ReduceTile:
+    """Choose the segment tile of a reduction: each thread loads one vector of each sample.
+
+    So a thread's sums meet no other thread's before those of a channel are added up at the end.
+    """
+    warps = 4
+    samples, ctas_per_sm, stages = (8, 2, 4) if itemsize == 2 else (4, 3, 4)
+    width = min(32 * warps * VECTOR_BYTES // itemsize, chip.max_tile_elements // samples)
+    stages = fit_stages(stages, ctas_per_sm, 2 * samples * width * itemsize, chip)
+
+    def cost(segment: int) -> float:
+        tile = replace(widest, segment=segment)
+        work = Workload.of(tile, cdiv(C * HxW, segment), cdiv(N, tile.positions), itemsize, chip)
+        return work.cost(tiles_per_cta(work)) + (_SECOND_LAUNCH if blocks_per_channel(HxW, segment) > 1 else 0)
+
+    widest = ReduceTile(1, min(next_power_of_2(N), samples), width, warps, ctas_per_sm, stages, 16, width)
+    return replace(widest, segment=min(segment_choices(HxW, itemsize, width, nbytes), key=cost))
+
+
+def _fewer_columns(tile: ReduceTile, C: int, HxW: int, itemsize: int, chip: Chip) -> ReduceTile:
+    """Return a tile of fewer contiguous channels, where one launch then suffices and is faster."""
+
+    def workload(tile: ReduceTile) -> Workload:
+        return Workload.of(tile, cdiv(C, tile.columns), cdiv(HxW, tile.positions), itemsize, chip)
+
+    found = [tile]
+    for fewer in (2, 4):
+        if tile.columns * itemsize >= 64 * fewer:
+            narrow = replace(tile, positions=tile.positions * fewer, columns=tile.columns // fewer)
+            found += [narrow] * (tiles_per_cta(workload(narrow)) == cdiv(HxW, narrow.positions))
+    return min(found, key=lambda tile: workload(tile).cost(tiles_per_cta(workload(tile))))
+
+
+def _cluster_tile(C: int, HxW: int, itemsize: int, chip: Chip) -> ReduceTile | None:
+    """Return the tile for few contiguous channels: blocks of them, a cluster each, on all multiprocessors.
+
+    float32 sums of (4096, 512, 1) took 11.6 µs in clusters, and 14.0 with a second launch. Of more data, one CTA per SM
+    takes longer than a second launch: 22.6 µs against 20.0 on (64, 512, 196).
+    """
+    columns = max(next_power_of_2(cdiv(C, max(chip.multiprocessors // MAX_CLUSTER, 1))), _SECTOR // itemsize)
+    length = cdiv(HxW, MAX_CLUSTER) * itemsize
+    long = length * columns >= 32768
+    if long:
+        columns = max(columns, 128 // itemsize)  # cache lines
+    if chip.max_active_clusters is None or columns > MAX_GATHERED_SUMS or length * columns > _MAX_PART_BYTES:
+        return None
+    nbytes = 4096 * itemsize if long else max(next_power_of_2(length * columns) // 4, 2048)
+    positions = min(nbytes // itemsize, chip.max_tile_elements) // columns
+    tiles = cdiv(HxW, positions)
+    parts = cdiv(tiles, cdiv(tiles, MAX_CLUSTER))
+    warps, ctas_per_sm = max(nbytes // 2048, 4), 2
+    if parts < 4 or chip.max_active_clusters(parts, ctas_per_sm) < cdiv(C, columns):
+        return None
+    stages = fit_stages(6, ctas_per_sm, 2 * nbytes, chip)
+    return ReduceTile(1, positions, columns, warps, ctas_per_sm, stages, 16, cluster=True)
+
+
+def _whole_channel_tile(
+    N: int, C: int, HxW: int, itemsize: int, chip: Chip, contiguous_positions: bool
+) -> ReduceTile | None:
+    """Return a tile of a whole channel, where channels are so few and short that only the latency of a CTA matters."""
+    rows, positions = next_power_of_2(N), next_power_of_2(HxW)
+    room = min(_SHORT_CHANNEL, chip.max_tile_elements)
+    per_sector = 1 if contiguous_positions else _SECTOR // itemsize  # elements that are read with each one
+    if rows * positions > room or 4 * chip.multiprocessors < C or C * HxW * per_sector > _FEW_ELEMENTS:
+        return None
+    warps = max(min(rows * positions // 1024, 4), 1)
+    return ReduceTile(rows, positions, 1, warps, 4, 1, 16)
+
+
+def reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Access) -> ReduceTile:
+    """Choose the tile of a reduction: 64 bytes of each tensor a thread.
+
+    A segment tile, where its loads are wider or it has room for whole channels. Where channels are contiguous, a CTA
+    has many sums to add up at its end, so there are few CTAs.
+
+    On (16, 320, 4096), (64, 64, 3136) and (8, 128, 65536): statistics in 16 bits 88, 66, 90 % of a copy, in float32 91,
+    79, 99; sums in 16 bits 89, 74, 97, in float32 94, 85, 102. With contiguous channels: 65, 54, 82 and 75, 67, 94; 72,
+    66, 92 and 87, 76, 100.
+    """
+    contiguous_positions = access.contiguous_positions
+    small = _whole_channel_tile(N, C, HxW, itemsize, chip, contiguous_positions)
+    if small is None and N == 1 and not contiguous_positions:
+        small = _cluster_tile(C, HxW, itemsize, chip)
+    if small is not None:
+        return small
+    if access.segment_nbytes:
+        tile = segment_reduce_tile(N, C, HxW, itemsize, chip, access.segment_nbytes)
+        segment = segment_choices(HxW, itemsize, tile.columns, access.segment_nbytes)[0]
+        if access.segment_nbytes > access.nbytes or segment % HxW == 0:
+            return tile
+    warps = 4
+    room = min(warps * 2048 // itemsize, chip.max_tile_elements)
+    if not contiguous_positions:
+        ctas_per_sm, stages = 2, 6
+    else:
+        ctas_per_sm, stages = (3, 4) if access.nbytes > itemsize else (4, 3)
+    stages = fit_stages(stages, ctas_per_sm, 2 * room * itemsize, chip)
+    tile = ReduceTile(*tile_shape(N, C, HxW, room, contiguous_positions), warps, ctas_per_sm, stages, 16)
+    return tile if contiguous_positions or N > 1 else _fewer_columns(tile, C, HxW, itemsize, chip)
+
+
+_SHORT_CHANNEL = 2048  # elements
+_FEW_ELEMENTS = 2**15  # that are read from memory for short channels
+_SECTOR = 32  # bytes that a GPU reads from memory at once
+_MAX_PART_BYTES = 98304  # of a tensor that a CTA of a cluster reduces
+_IN_FLIGHT = 32768  # bytes in flight that keep an SM busy
+# The cost of starting and ending a CTA of a reduction, and of a second launch that combines the parts; in the time that
+# memory takes for a tile of 64 bytes a thread.
+_START = 12
+_SECOND_LAUNCH = 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Pieces of work (blocks of channels) of several tiles each, which CTAs share out."""
+
+    pieces: int
+    tiles: int  # of a piece
+    ctas_per_sm: int
+    multiprocessors: int
+    tile_cost: float  # bytes of a tile, in those of a tile of 64 bytes a thread
+    saturating_ctas: int  # CTAs that keep an SM busy
+
+    @classmethod
+    def of(cls, tile: ReduceTile, pieces: int, tiles: int, itemsize: int, chip: Chip) -> Workload:
+        """Return the workload of a reduction."""
+        tile_cost, saturating_ctas = 1.0, tile.ctas_per_sm
+        if tile.segment:
+            nbytes = tile.segment * tile.positions * itemsize
+            tile_cost = nbytes / 8192
+            saturating_ctas = min(cdiv(_IN_FLIGHT, (tile.stages - 1) * nbytes), tile.ctas_per_sm)
+        return cls(pieces, tiles, tile.ctas_per_sm, chip.multiprocessors, tile_cost, saturating_ctas)
+
+    def cost(self, tiles: int) -> float:
+        """Return the estimated time where each CTA reduces ``tiles`` tiles; in tiles of 64 bytes a thread."""
+        ctas = self.pieces * cdiv(self.tiles, tiles)
+        waves = cdiv(ctas, self.multiprocessors * self.ctas_per_sm)
+        sharing = max(min(cdiv(ctas, self.multiprocessors), self.ctas_per_sm), self.saturating_ctas)
+        second_launch = _SECOND_LAUNCH if tiles < self.tiles else 0
+        return waves * (tiles * sharing * self.tile_cost + _START) + second_launch
+
+
+@functools.cache
+def tiles_per_cta(work: Workload) -> int:
+    """Return how many tiles of a piece a CTA reduces: as many as cost least.
+
+    Then waves are few, and few multiprocessors are idle in the last one.
+    """
+    parts = range(1, max(4 * work.ctas_per_sm * work.multiprocessors // max(work.pieces, 1), 1) + 1)
+    return min({cdiv(work.tiles, count) for count in parts}, key=lambda tiles: (work.cost(tiles), tiles))

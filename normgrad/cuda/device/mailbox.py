@@ -1,0 +1,118 @@
+"""Exchange of partial sums between CTAs through a mailbox in global memory.
+
+Each CTA of a CTA group publishes the two sums of its part of a row or group in a slot of its own, and every CTA of the
+group receives all slots and adds them up in the same order: so the result does not depend on which CTA came first.
+Slots start as UNWRITTEN (``clear_mailbox``); a written slot is never UNWRITTEN, and is read until it is written. No
+fence is needed: a slot is a single 8-byte word that holds the value itself. Two float64 sums take two slots.
+
+CTAs may wait for each other only in a cooperative launch. Elsewhere the work is divided into two launches, and the
+second reads what the first has written (see PHASE).
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# PHASE of a launch on rows or groups that several CTAs share. FUSED: one launch reduces and applies. Otherwise one
+# launch computes the sums (REDUCE), and the next reads the data a second time and writes the results (APPLY).
+FUSED = tl.constexpr(0)
+REDUCE = tl.constexpr(1)
+APPLY = tl.constexpr(2)
+
+#: The bits of a slot before it is written: two NaNs with a payload that ``publish`` never writes.
+UNWRITTEN = tl.constexpr(-1)
+
+
+@triton.jit
+def _float32_bits(value):
+    """Return float32 bits in the low half of an int64; every NaN as the canonical one, which is not UNWRITTEN."""
+    canonical = tl.where(value == value, value, float("nan")).to(tl.float32)
+    return canonical.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+
+
+@triton.jit
+def publish(first, second, slots, mask):
+    """Write each pair of values as float32 to one 8-byte slot, so that both arrive together."""
+    tl.atomic_xchg(slots, _float32_bits(first) | (_float32_bits(second) << 32), mask=mask, sem="relaxed")
+
+
+@triton.jit
+def publish_float64(first, second, slots, mask):
+    """Write each pair of float64 values to two consecutive slots."""
+    canonical = tl.where(first == first, first, float("nan")).to(tl.float64)
+    tl.atomic_xchg(slots, canonical.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
+    canonical = tl.where(second == second, second, float("nan")).to(tl.float64)
+    tl.atomic_xchg(slots + 1, canonical.to(tl.int64, bitcast=True), mask=mask, sem="relaxed")
+
+
+# Every thread polls for itself, since several may hold the same element. Not a loop of Triton's, which would keep the
+# loop around it from being software-pipelined. A slot outside the mask reads as 0.
+_POLL = tl.constexpr(
+    """{
+    .reg .pred wanted;
+    setp.ne.s32 wanted, $2, 0;
+    mov.b64 $0, 0;
+    @wanted ld.relaxed.gpu.global.b64 $0, [$1];
+    }"""
+)
+_SPIN = tl.constexpr(
+    """{
+    .reg .pred missing;
+    mov.b64 $0, $1;
+    poll:
+    setp.eq.s64 missing, $0, -1;
+    @missing nanosleep.u32 32;
+    @missing ld.relaxed.gpu.global.b64 $0, [$2];
+    @missing bra poll;
+    }"""
+)
+
+
+@triton.jit
+def _poll(slots, mask):
+    """Read all slots once, without waiting, so that their latencies overlap."""
+    wanted = tl.broadcast_to(mask, slots.shape).to(tl.int32)
+    return tl.inline_asm_elementwise(_POLL, "=&l,l,r", [slots.to(tl.int64), wanted], tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def _spin(polled, slots):
+    """Return what was polled, or where a slot was UNWRITTEN, what is there as soon as it is written."""
+    return tl.inline_asm_elementwise(_SPIN, "=&l,l,l", [polled, slots.to(tl.int64)], tl.int64, is_pure=False, pack=1)
+
+
+@triton.jit
+def _read(slots, mask, WAIT: tl.constexpr):
+    """Return the slots' words; with WAIT as soon as all are written."""
+    if WAIT:
+        words = _spin(_poll(slots, mask), slots)
+    else:
+        words = tl.load(slots, mask=mask, other=0)
+    return words
+
+
+@triton.jit
+def _float32_pair(words):
+    """Return the two float32 values of every slot, as float64."""
+    first = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    second = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return first.to(tl.float64), second.to(tl.float64)
+
+
+@triton.jit
+def receive(slots, mask, WAIT: tl.constexpr):
+    """Return the two float32 values of every slot, as float64; with WAIT as soon as all are written."""
+    return _float32_pair(_read(slots, mask, WAIT))
+
+
+@triton.jit
+def receive_float64(slots, mask, WAIT: tl.constexpr):
+    """Return the float64 values of every two slots; with WAIT as soon as all are written."""
+    if WAIT:  # both are polled before either is waited for
+        first_polled, second_polled = _poll(slots, mask), _poll(slots + 1, mask)
+        first, second = _spin(first_polled, slots), _spin(second_polled, slots + 1)
+    else:
+        first, second = _read(slots, mask, False), _read(slots + 1, mask, False)
+    return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)

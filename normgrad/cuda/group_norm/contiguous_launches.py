@@ -1,0 +1,166 @@
+"""The launches of GroupNorm where the positions of a channel are contiguous, or on any stride but channels_last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.view import Shape
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
+from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.device.pack16 import UNPACKED
+from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes, Wanted
+from normgrad.cuda.group_norm.contiguous_backward_kernel import group_norm_backward_contiguous
+from normgrad.cuda.group_norm.contiguous_forward_kernel import group_norm_forward_contiguous
+from normgrad.cuda.group_norm.tiles import GroupTile, GroupTileSpec, group_tile
+from normgrad.cuda.launch import Argument
+from normgrad.cuda.operands import Operand, all_vector_aligned, pack_operands, present
+from normgrad.cuda.steps import Steps
+
+_MAX_VECTOR = 8  # words of the widest access: of 16-bit elements
+_CHAIN = 16  # float32 elements that a thread adds up one by one at the most: equal ones may all be rounded the same way
+
+
+def _choose_tile(sizes: Sizes, steps: Steps, chip: Chip, inputs: Sequence[Operand], packing: int) -> GroupTile:
+    """Choose the tile for these inputs.
+
+    An unpacked 16-bit element takes a register, as a float32 one does, and its address another: so tiles are those of
+    float32, and a thread has no more than 16 elements. Clusters take contiguous positions only.
+    """
+    dimensions, tensors = (max(sizes.D, 1), max(sizes.HxW, 1), sizes.group), len(inputs)
+    if _positions_strided(inputs):
+        chip = replace(chip, max_active_clusters=None)
+    if packing != UNPACKED.value or steps.dtype == FLOAT32:
+        return group_tile(*dimensions, steps.itemsize, chip, tensors)
+    tile = group_tile(*dimensions, FLOAT32.itemsize, chip, tensors)
+    warps = max(tile.positions * tile.groups * tile.channels // 512, tile.warps)
+    return replace(tile, warps=warps, ctas_per_sm=min(tile.ctas_per_sm, max(16 // warps, 1)))
+
+
+def _positions_strided(operands: Sequence[Operand]) -> bool:
+    return any(operand.strides[2] != 1 for operand in operands)
+
+
+def _needs_offset64(sizes: Sizes, tile: GroupTile, operands: Sequence[Operand]) -> bool:
+    """Return whether offsets within a tile, or the count of work items or channels a round further, need 64 bits."""
+
+    def extent(operand: Operand) -> int:
+        _, channel, position = operand.strides
+        return tile.positions * abs(position) + (tile.groups * sizes.D + tile.channels) * abs(channel)
+
+    many = sizes.N * sizes.group >= 2**30 or sizes.C >= 2**30
+    return max(map(extent, operands)) >= 2**31 or many
+
+
+def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
+    """Return the words of the largest vector that divides these counts of words and the strides of all tensors.
+
+    The kernels tell the compiler so: of an argument it sees only whether 16 divides it.
+    """
+    strides = [operand.strides for operand in present(operands)]
+    if any(position != 1 for _, _, position in strides):
+        return 1
+    return math.gcd(_MAX_VECTOR, *words, *(stride for found in strides for stride in found[:2]))
+
+
+def _strides_in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
+    strides = (operand.strides for operand in operands)
+    return [(sample // vector, channel // vector, position) for sample, channel, position in strides]
+
+
+def _backward_segments(tile: GroupTile, itemsize: int, load_bytes: int) -> dict[str, int]:
+    """Return how the positions of a tile are summed: a thread adds up no more than sixteen float32 elements in a chain.
+
+    ``load_bytes``: of a thread's loads, 0 if unknown. Where these are whole vectors, a thread adds up the elements of a
+    vector first; otherwise its elements of each of several segments, in which every thread holds some.
+    """
+    threads = tile.warps * 32
+    if tile.positions <= _CHAIN * threads:
+        return {"SEGMENTS": 1, "ADJACENT": 1}
+    if load_bytes >= VECTOR_BYTES:
+        return {"SEGMENTS": 1, "ADJACENT": VECTOR_BYTES // itemsize}
+    return {"SEGMENTS": tile.positions * itemsize // (threads * VECTOR_BYTES), "ADJACENT": 1}
+
+
+def _forward_segments(tile: GroupTile, itemsize: int, contiguous: bool) -> int:
+    """Return into how many segments a tile of one group falls, in each of which every thread holds a vector; up to 8.
+
+    Not where adjacent lanes may hold different channels (several groups, strided positions): after a sum over segments
+    the lanes with different elements are not adjacent there, and Triton 3.6 reduces over the wrong ones.
+    """
+    if not contiguous:
+        return 1
+    segment = tile.warps * 32 * VECTOR_BYTES // itemsize
+    return max(min(tile.positions * tile.channels // segment, 8), 1) if tile.groups == 1 else 1
+
+
+def backward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument], wanted: Wanted
+) -> PartialSums:
+    """Add the launch over the groups; return the partial sums of the weight gradients.
+
+    ``operands``: grad_out, input, grad_input over (N, C, HxW); ``parameters``: mean, rstd, weight.
+    """
+    N, HxW = sizes.N, sizes.HxW
+    packing, operands = pack_operands(operands, HxW)
+    tile = _choose_tile(sizes, steps, chip, operands[:2], packing)
+    strided = _positions_strided(operands[:2])
+    if strided:  # the results take the way through shared memory that the pipelined data would
+        tile = replace(tile, stages=1)
+    group_blocks = cdiv(sizes.group, tile.groups)
+    cta_groups = CtaGroups.of(tile.parts if wanted.input else 1, N * group_blocks, tile, chip)
+    # The roundings of few terms are a visible share of the bound, and of strided positions a thread may add up many.
+    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.positions <= FEW_ELEMENTS
+    float64 = few or strided
+    partial = PartialSums.of(steps, sizes, tile.position_parts, wanted, float64)
+    mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
+    grad_out, x, grad_input = operands
+    tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial.memory, mailbox.memory]
+    per_word = 1 if packing == UNPACKED.value else 2
+    vector = _vector([HxW // per_word, tile.positions // per_word], operands)
+    load_bytes = vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
+    offset64 = _needs_offset64(sizes, tile, operands)
+    constants: dict[str, Any] = {
+        "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
+        "STAGES": tile.stages,
+        **_backward_segments(tile, steps.itemsize, load_bytes),
+        "FLOAT64": float64,
+        "CLUSTER": cta_groups.cluster,
+        "SAME_STRIDES": len({operand.strides[1:] for operand in present(operands)}) == 1,
+        **wanted.constants,
+    }
+    counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
+    arguments = [*tensors, *counts, *_strides_in_vectors(operands, vector)]
+    add_launches(steps, cta_groups, mailbox, GroupKernel(group_norm_backward_contiguous, tile, arguments, constants))
+    return partial
+
+
+def forward(
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], statistics: list[Operand], eps_bits: int
+) -> None:
+    """Add the launch over the groups. ``operands``: input, output over (N, C, HxW); ``statistics``: mean, rstd."""
+    N, HxW = sizes.N, sizes.HxW
+    packing, operands = pack_operands(operands, HxW)
+    tile = _choose_tile(sizes, steps, chip, operands[:1], packing)
+    group_blocks = cdiv(sizes.group, tile.groups)
+    cta_groups = CtaGroups.of(tile.parts, N * group_blocks, tile, chip)
+    mailbox = Mailbox.of(steps, cta_groups, 2 * N * sizes.group)
+    parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
+    x, output = operands
+    mean, rstd = statistics
+    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
+    per_word = 1 if packing == UNPACKED.value else 2
+    vector = _vector([HxW // per_word, tile.positions // per_word], operands)
+    offset64 = _needs_offset64(sizes, tile, operands)
+    constants = {
+        "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
+        "STAGES": tile.stages,
+        "SEGMENTS": _forward_segments(tile, steps.itemsize, x.strides[2] == 1),
+        "CLUSTER": cta_groups.cluster,
+    }
+    counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
+    arguments = [*tensors, *counts, *_strides_in_vectors(operands, vector), mean.strides[0], rstd.strides[0]]
+    add_launches(steps, cta_groups, mailbox, GroupKernel(group_norm_forward_contiguous, tile, arguments, constants))

@@ -1,0 +1,163 @@
+"""Device functions on tiles of rows: which rows and columns a CTA holds, where they are in memory, and their masks.
+
+Called by LayerNorm's kernels, and by GroupNorm's where a group of a sample is one contiguous row. TILE is a
+``tiles.RowTileSpec``. A CTA group of TILE.parts consecutive CTAs shares each row: CTA ``part`` of the group holds the
+TILE.columns columns from ``part``·TILE.columns on. A *word* is an element or a packed pair of 16-bit elements;
+pointers, offsets and strides count words.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normgrad.cuda.device.indexing import block_indices, int64, tile_offsets
+from normgrad.cuda.device.pack16 import UNPACKED, to_float32, unpack16
+
+
+@triton.jit
+def assume_divisible(N, TILE: tl.constexpr):
+    """Return the columns N in a form that shows the compiler that vectors divide them."""
+    LENGTH: tl.constexpr = TILE.vector if TILE.packing == UNPACKED else 2 * TILE.vector
+    return N // LENGTH * LENGTH
+
+
+@triton.jit
+def cta_columns(N, TILE: tl.constexpr):
+    """Return the CTA's group and part, its column indices, and masks [1, columns] and [1, words] of those below N."""
+    COLUMNS: tl.constexpr = TILE.columns
+    WORDS: tl.constexpr = TILE.words
+    program = tl.program_id(0)
+    part = program % TILE.parts
+    columns = block_indices(part, COLUMNS)
+    in_row = (columns < N)[None, :]
+    word_in_row = in_row if TILE.packing == UNPACKED else (block_indices(part, WORDS) < N // 2)[None, :]
+    return program // TILE.parts, part, columns, in_row, word_in_row
+
+
+@triton.jit
+def tile_rows(tile, M, TILE: tl.constexpr, LAG: tl.constexpr):
+    """Return the row indices of a tile, and which are below M; with a LAG the tile may be one before the first."""
+    ROWS: tl.constexpr = TILE.rows
+    rows = block_indices(tile, ROWS)
+    inside = rows < M
+    if LAG:
+        inside = inside & (rows >= 0)
+    return rows, inside
+
+
+@triton.jit
+def element_mask(row_inside, word_in_row, TILE: tl.constexpr):
+    """Return the mask [rows, words], or [rows, 1] where tiles divide the row."""
+    mask = row_inside[:, None]
+    if TILE.masked:
+        mask = mask & word_in_row
+    return mask
+
+
+@triton.jit
+def in_words(strides, TILE: tl.constexpr):
+    """Return (row stride, column stride) in words; the host passes the row stride in vectors.
+
+    The multiplication shows the compiler that vectors divide it.
+    """
+    row_stride = strides[0]
+    if TILE.offset64:
+        row_stride = int64(row_stride)
+    return row_stride * TILE.vector, strides[1]
+
+
+@triton.jit
+def tile_start(pointer, tile, part, strides, TILE: tl.constexpr):
+    """Return the address of a tile's first word, for rows on one stride.
+
+    The hint promises no more alignment than every row has.
+    """
+    start = pointer + int64(tile) * TILE.rows * strides[0] + int64(part) * TILE.words * strides[1]
+    return tl.multiple_of(start, TILE.vector * (pointer.dtype.element_ty.primitive_bitwidth // 8))
+
+
+# Rows may have several outer dimensions (``row_grid``) that cannot be merged into one, e.g. those of a tensor that was
+# transposed. Then each row of a tile has an offset of its own, computed from its index along each dimension.
+
+
+@triton.jit
+def row_grid_strides(strides, row_grid, TILE: tl.constexpr):
+    """Return a tensor's strides as ``tile_pointers`` takes them: over one outer dimension in words, else in vectors."""
+    if len(row_grid) == 1:
+        result = in_words(strides, TILE)
+    else:
+        result = strides
+    return result
+
+
+@triton.jit
+def offsets_in_tile(row_grid, strides, TILE: tl.constexpr):
+    """Return the offsets that are the same for all tiles: of rows and columns, or of columns with several row dims."""
+    ROWS: tl.constexpr = TILE.rows
+    WORDS: tl.constexpr = TILE.words
+    OFFSET64: tl.constexpr = TILE.offset64
+    if len(row_grid) == 1:
+        result = tile_offsets(strides, ROWS, WORDS, OFFSET64)
+    else:
+        result = tile_offsets((0, strides[len(row_grid)]), 1, WORDS, OFFSET64)
+    return result
+
+
+@triton.jit
+def tile_pointers(tensor, tile, part, TILE: tl.constexpr):
+    """Return the addresses [rows, words] of a tile.
+
+    ``tensor`` is (pointer, offsets of ``offsets_in_tile``, row_grid, strides of ``row_grid_strides``).
+    """
+    pointer, offsets, row_grid, strides = tensor
+    if len(row_grid) == 1:
+        result = tile_start(pointer, tile, part, strides, TILE) + offsets
+    else:
+        ROWS: tl.constexpr = TILE.rows
+        start = pointer + int64(part) * TILE.words * strides[len(row_grid)]
+        start = tl.multiple_of(start, TILE.vector * (pointer.dtype.element_ty.primitive_bitwidth // 8))
+        remaining = block_indices(tile, ROWS)
+        if not TILE.offset64:  # fewer than 2³¹ rows, and a 32-bit division takes a third of the instructions
+            remaining = remaining.to(tl.int32)
+        row_offset = tl.zeros((ROWS,), tl.int64)
+        for step in tl.static_range(len(row_grid) - 1):
+            axis: tl.constexpr = len(row_grid) - 1 - step
+            row_offset += int64(remaining % row_grid[axis]) * strides[axis]
+            remaining = remaining // row_grid[axis]
+        row_offset += int64(remaining) * strides[0]
+        result = (start + row_offset * TILE.vector)[:, None] + offsets
+    return result
+
+
+@triton.jit
+def load_columns(pointer, part, N, TILE: tl.constexpr):
+    """Load a vector's values for the CTA's columns, [1, columns] as float32 or [1, words] as packed pairs."""
+    COLUMNS: tl.constexpr = TILE.columns
+    if pointer.dtype.element_ty == tl.int32:
+        PACKED_WORDS: tl.constexpr = COLUMNS // 2
+        words = block_indices(part, PACKED_WORDS)
+        loaded = tl.load(pointer + words, mask=words < N // 2, other=0)
+    else:
+        columns = block_indices(part, COLUMNS)
+        loaded = to_float32(tl.load(pointer + columns, mask=columns < N, other=0.0))
+    return loaded[None, :]
+
+
+@triton.jit
+def unpack_columns(loaded, TILE: tl.constexpr):
+    """Convert what ``load_columns`` returned to float32 [1, columns]."""
+    PACKING: tl.constexpr = TILE.packing
+    if loaded.dtype == tl.int32:
+        loaded = unpack16(loaded, PACKING)
+    return loaded
+
+
+@triton.jit
+def row_slots(slots, rows, M, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
+    """Return the addresses [rows, padded parts] of the mailbox slots of a tile's rows, and which of them there are."""
+    PADDED_PARTS: tl.constexpr = TILE.padded_parts
+    parts = tl.arange(0, PADDED_PARTS)
+    mask = ((rows >= 0) & (rows < M))[:, None] & (parts < TILE.parts)[None, :]
+    return slots + (rows[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART, mask

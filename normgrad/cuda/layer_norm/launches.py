@@ -1,0 +1,173 @@
+"""The launches of LayerNorm: the backend calls ``backward`` and ``forward``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.plan import Problem
+from normgrad.contract.view import Shape
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
+from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.device.pack16 import UNPACKED
+from normgrad.cuda.launch import FLOAT64, Argument, float64_bits
+from normgrad.cuda.layer_norm.backward_kernel import layer_norm_backward
+from normgrad.cuda.layer_norm.forward_kernel import layer_norm_forward
+from normgrad.cuda.layer_norm.tiles import (
+    NARROW,
+    RowTile,
+    RowTileSpec,
+    forward_row_tile,
+    forward_segments,
+    row_tile,
+    strided_segments,
+    with_fewer_rows,
+)
+from normgrad.cuda.operands import (
+    Operand,
+    has_strided_columns,
+    merge_rows,
+    pack_operands,
+    pack_vector,
+    row_vector,
+    strides_in_vectors,
+)
+from normgrad.cuda.steps import Steps
+
+# Up to this many rows or columns, the weight gradients of float32 data are summed in float64: one float32 rounding
+# would be a visible share of the error bound.
+_FEW_ROWS = 64
+_FEW_COLUMNS = NARROW.columns
+# Where weight gradients are wanted, few rows are shared by half of the multiprocessors: the second-stage reduction then
+# has fewer partial sums (128×768 in float32 on an H200: 8.0 µs, and 10.0 with a CTA for every row).
+_FEW_ROWS_SHARE = 2
+# Below this eps the variance is computed in float64: float32 squares that underflow to 0 would make rstd infinite.
+_SMALL_EPS = 2.0**-90
+
+
+def _row_shape(problem: Problem) -> Shape:
+    """Return the sizes of the outer dimensions of the data, and N."""
+    shape, normalized = problem.views["input"].shape, problem.attributes["normalized_shape"]
+    return (*shape[: len(shape) - len(normalized)], math.prod(normalized))
+
+
+def _needs_offset64(tile: RowTile, row_grid: Shape, operands: Sequence[Operand]) -> bool:
+    """Return whether offsets within a tile, or row indices, need 64 bits."""
+    extent = max(tile.columns * abs(operand.strides[-1]) for operand in operands)
+    if len(row_grid) == 1:
+        extent += max(tile.rows * abs(operand.strides[0]) for operand in operands)
+    else:
+        extent = max(extent, 2 * math.prod(row_grid))
+    return extent >= 2**31
+
+
+def backward(problem: Problem, chip: Chip) -> Steps:
+    """Plan LayerNorm backward: one launch over the rows, one that adds up the CTA groups' weight gradients."""
+    *outer, N = _row_shape(problem)
+    weight_gradients = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
+    steps = Steps(problem, ["grad_input", *weight_gradients])
+    outputs = [steps.output(name, (N,)) for name in weight_gradients]
+    if math.prod(outer) * N == 0:
+        if outputs and N:
+            steps.sum_partials(steps.scratch(1, FLOAT32), 0, N, outputs)
+    elif outputs or "grad_input" in problem.views:
+        _add_backward(problem, chip, steps, outputs)
+    return steps
+
+
+def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[Operand]) -> None:
+    """``outputs``: the weight gradients that are wanted, grad_weight before grad_bias."""
+    shape = _row_shape(problem)
+    M, N = math.prod(shape[:-1]), shape[-1]
+    want_input = "grad_input" in problem.views
+    operands = [
+        steps.strided_input("grad_out", shape),
+        steps.strided_input("input", shape),
+        steps.output("grad_input", shape),
+    ]
+    row_grid, operands = merge_rows(shape, operands)
+    packing, operands = pack_operands(operands, N)
+    strided = has_strided_columns(operands)
+    if strided:  # the warps of a cluster exchange sums of contiguous columns
+        chip = replace(chip, max_active_clusters=None)
+    tile = row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
+    if not strided:
+        share = _FEW_ROWS_SHARE if outputs else 1
+        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
+    cta_groups = CtaGroups.of(tile.parts if want_input else 1, cdiv(M, tile.rows), tile, chip)
+    weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
+    partial_dtype = FLOAT64 if weight_float64 else FLOAT32
+    partial = steps.scratch(max(len(outputs) * cta_groups.count * N, 1), partial_dtype)
+    vector = row_vector(N, packing, operands)
+    parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
+    mailbox = Mailbox.of(steps, cta_groups, 2 * M if tile.float64 else M)
+    grad_out, x, grad_input = (operand.pointer for operand in operands)
+    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
+    kernel = GroupKernel(
+        layer_norm_backward,
+        tile,
+        [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)],
+        {
+            "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
+            "PREFETCH": tile.prefetch,
+            "STAGES": tile.stages,
+            "SEGMENTS": strided_segments(tile) if has_strided_columns(operands[:2]) else 1,
+            "CLUSTER": cta_groups.cluster,
+            "WARPS": tile.warps,
+            "FLOAT64": tile.float64,
+            "WEIGHT_FLOAT64": weight_float64,
+            "WANT_INPUT": want_input,
+            "WANT_WEIGHT": "grad_weight" in problem.views,
+            "WANT_BIAS": "grad_bias" in problem.views,
+        },
+    )
+    add_launches(steps, cta_groups, mailbox, kernel)
+    if outputs:
+        steps.sum_partials(partial, cta_groups.count, N, outputs)
+
+
+def forward(problem: Problem, chip: Chip) -> Steps:
+    """Plan LayerNorm forward: one launch over the rows."""
+    shape = _row_shape(problem)
+    M, N = math.prod(shape[:-1]), shape[-1]
+    steps = Steps(problem, ["output", "mean", "rstd"])
+    if M == 0:
+        return steps
+    operands = [steps.strided_input("input", shape), steps.output("output", shape)]
+    row_grid, operands = merge_rows(shape, operands)
+    strided = has_strided_columns(operands)
+    if strided:
+        tile = forward_row_tile(max(N, 1), steps.itemsize, replace(chip, max_active_clusters=None))
+    else:
+        tile = forward_row_tile(max(N, 1), steps.itemsize, chip)
+    segments = forward_segments(tile, steps.itemsize)
+    if segments == 1 and not strided:
+        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
+    cta_groups = CtaGroups.of(tile.parts, cdiv(M, tile.rows), tile, chip)
+    mailbox = Mailbox.of(steps, cta_groups, 2 * M)
+    packing, operands = pack_operands(operands, N)
+    vector = row_vector(N, packing, operands)
+    # Packed where weight and bias share the registers with a tile whose results are still to be written.
+    parameter_packing = packing if tile.parts > 1 and not cta_groups.cluster else UNPACKED.value
+    parameters = [pack_vector(steps.contiguous_input(name), parameter_packing) for name in ("weight", "bias")]
+    mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
+    x, output = operands
+    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
+    sizes: list[Argument] = [M, N, float64_bits(problem.attributes["eps"]), cta_groups.count, row_grid]
+    kernel = GroupKernel(
+        layer_norm_forward,
+        tile,
+        [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides],
+        {
+            "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
+            "PREFETCH": tile.prefetch,
+            "STAGES": tile.stages,
+            "CLUSTER": cta_groups.cluster,
+            "SEGMENTS": segments,
+            "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
+        },
+    )
+    add_launches(steps, cta_groups, mailbox, kernel)
+    return steps

@@ -1,0 +1,163 @@
+"""Tensors as kernels see them: strides over the kernel's own dimensions, alignment, and packing of 16-bit elements.
+
+Host-side and pure: the launches of every operator family call these functions before they choose tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from normgrad.contract.dtypes import BFLOAT16, FLOAT16, INT32
+from normgrad.contract.view import Shape, View, contiguous_strides
+from normgrad.cuda.chip import VECTOR_BYTES
+from normgrad.cuda.device.pack16 import BF16X2, FP16X2, UNPACKED
+from normgrad.cuda.launch import Argument, Given, Scratch
+
+_PACKING = {BFLOAT16: BF16X2.value, FLOAT16: FP16X2.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of a kernel: its address (None if the tensor is absent), strides in words, and alignment in bytes.
+
+    A word is an element, or a pair of 16-bit elements (see ``pack_operands``).
+    """
+
+    pointer: Given | Scratch | None
+    strides: Shape
+    alignment: int = VECTOR_BYTES
+
+
+def present(operands: Sequence[Operand]) -> list[Operand]:
+    """Return the operands that are not absent."""
+    return [operand for operand in operands if operand.pointer is not None]
+
+
+def alignment(address: int) -> int:
+    """Return the largest power of two, up to a vector's bytes, that divides an address."""
+    return math.gcd(address, VECTOR_BYTES)
+
+
+def alignment_mask(address: int) -> int:
+    """Return the low bits of an address that compiled code may assume to be zero: 15, 7, 3 or 0."""
+    found = alignment(address)
+    return found - 1 if found >= INT32.itemsize else 0
+
+
+def all_vector_aligned(operands: Sequence[Operand]) -> bool:
+    """Return whether all tensors begin at a multiple of a vector's bytes."""
+    return all(operand.alignment == VECTOR_BYTES for operand in operands)
+
+
+def grid_strides(view: View, sizes: Shape) -> Shape | None:
+    """Return the strides with which a view, reshaped to these sizes, can be read in place; None if it cannot."""
+    if view.numel == 0:
+        return contiguous_strides(sizes)
+    axes = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if size != 1]
+    strides: list[int] = []
+    default = contiguous_strides(sizes)
+    for size, contiguous in zip(reversed(sizes), reversed(default), strict=True):
+        left, stride, following = size, contiguous, None
+        while left > 1:
+            length, step = axes.pop()
+            if following is None:
+                stride = step
+            elif step != following:
+                return None
+            if length > left:
+                if length % left:
+                    return None
+                axes.append((length // left, step * left))
+                left = 1
+            elif left % length:
+                return None
+            else:
+                left, following = left // length, step * length
+        strides.append(stride)
+    return tuple(reversed(strides))
+
+
+def pack_operands(operands: Sequence[Operand], contiguous: int, axis: int = -1) -> tuple[int, list[Operand]]:
+    """Return the PACKING of ``device.pack16`` that all tensors allow, and the operands with strides in words.
+
+    16-bit elements are packed in pairs along an axis if the number of ``contiguous`` elements is even, every tensor has
+    stride 1 there and even strides elsewhere, and begins at a multiple of 4 bytes. Then every row begins with a whole
+    pair, and a row is summed in the same order in whatever batch it is.
+    """
+    tensors = present(operands)
+    packing = next(_PACKING.get(tensor.pointer.dtype, UNPACKED.value) for tensor in tensors if tensor.pointer)
+    even = all(
+        stride == 1 if dimension == axis % len(tensor.strides) else stride % 2 == 0
+        for tensor in tensors
+        for dimension, stride in enumerate(tensor.strides)
+    )
+    if (
+        packing == UNPACKED.value
+        or contiguous % 2
+        or not (even and all(tensor.alignment >= INT32.itemsize for tensor in tensors))
+    ):
+        return UNPACKED.value, list(operands)
+    return packing, [_packed(operand) for operand in operands]
+
+
+def _packed(operand: Operand) -> Operand:
+    pointer = None if operand.pointer is None else replace(operand.pointer, dtype=INT32)
+    strides = tuple(stride if stride == 1 else stride // 2 for stride in operand.strides)
+    return replace(operand, pointer=pointer, strides=strides)
+
+
+def pack_vector(vector: Argument, packing: int) -> Argument:
+    """Return a contiguous 16-bit vector as packed words, beside packed data, where its alignment allows it."""
+    if packing == UNPACKED.value or not isinstance(vector, Given | Scratch) or vector.dtype not in _PACKING:
+        return vector
+    aligned = isinstance(vector, Scratch) or vector.aligned
+    return replace(vector, dtype=INT32) if aligned else vector
+
+
+def has_strided_columns(operands: Sequence[Operand]) -> bool:
+    """Return whether the last dimension of a tensor is not contiguous: threads then hold some of a tile's rows only."""
+    return any(operand.strides[-1] != 1 for operand in present(operands))
+
+
+def merge_rows(sizes: Shape, operands: Sequence[Operand]) -> tuple[Shape, list[Operand]]:
+    """Merge the outer dimensions of [*outer, columns] into as few as all tensors allow.
+
+    Return the merged outer sizes and the operands with strides over them. Two neighbouring dimensions merge where in
+    every tensor the outer stride is the inner one times the inner size. So rows on any strides are read in place.
+    """
+    tensors = present(operands)
+    grid: list[int] = []
+    kept: list[int] = []  # of each merged dimension the last axis, whose stride it has
+    for axis, size in enumerate(sizes[:-1]):
+        if size == 1:
+            continue
+        if kept and all(tensor.strides[kept[-1]] == tensor.strides[axis] * size for tensor in tensors):
+            grid[-1], kept[-1] = grid[-1] * size, axis
+        else:
+            grid.append(size)
+            kept.append(axis)
+    if not grid:
+        return (1,), [replace(operand, strides=(sizes[-1], operand.strides[-1])) for operand in operands]
+    merged = [replace(operand, strides=tuple(operand.strides[axis] for axis in (*kept, -1))) for operand in operands]
+    return tuple(grid), merged
+
+
+def row_vector(columns: int, packing: int, operands: Sequence[Operand]) -> int:
+    """Return the words of the largest vector that divides the columns and the row strides of all tensors.
+
+    The kernels tell the compiler so: of an argument it sees only whether 16 divides it.
+    """
+    tensors = present(operands)
+    if has_strided_columns(operands):
+        return 1
+    words = columns if packing == UNPACKED.value else columns // 2
+    itemsize = max(tensor.pointer.dtype.itemsize for tensor in tensors if tensor.pointer is not None)
+    first_words = (tensor.alignment // itemsize for tensor in tensors)
+    return math.gcd(words, *first_words, *(stride for tensor in tensors for stride in tensor.strides[:-1]))
+
+
+def strides_in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
+    """Return the operands' strides, those of rows counted in vectors."""
+    return [(*(stride // vector for stride in operand.strides[:-1]), operand.strides[-1]) for operand in operands]
