@@ -121,11 +121,22 @@ def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str |
     return WATCHED if is_watched() else None
 
 
+def _without_graph(function: _Function) -> _Function:
+    """Return a function as it runs below autograd, where inputs may require gradients and no graph is wanted."""
+
+    @functools.wraps(function)
+    def below(*args: Any) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return below  # type: ignore[return-value]
+
+
 def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for key in _KEYS:
-        library.impl("layer_norm", _layer_norm, key)
-        library.impl("group_norm", _group_norm, key)
+        for name, function in (("layer_norm", _layer_norm), ("group_norm", _group_norm)):
+            library.impl(name, function if key.startswith("Autograd") else _without_graph(function), key)
     return library
 
 
@@ -176,7 +187,7 @@ class override:
     ...     torch.nn.functional.layer_norm(x, [3]).square().sum().backward()
     ...     output = torch.nn.functional.layer_norm(x.double(), [3])
     >>> ours
-    <override: off; calls by normgrad: 1, left to PyTorch: 1>
+    <override: off; layer_norm: 1 by normgrad; layer_norm: 1 left to PyTorch: the data is not float32, ...>
     >>> print(ours.report())
     layer_norm: 1 by normgrad
     layer_norm: 1 left to PyTorch: the data is not float32, float16 or bfloat16
@@ -236,11 +247,8 @@ class override:
         return self._counted + (_read_tallies() - self._before if self._is_in_force else Counter())
 
     def __repr__(self) -> str:
-        report = self.report()
-        taken = sum(report.taken.values())
-        left = sum(count for reasons in report.left.values() for count in reasons.values())
-        state = "on" if self._is_in_force else "off"
-        return f"<override: {state}; calls by normgrad: {taken}, left to PyTorch: {left}>"
+        calls = "; ".join(str(self.report()).splitlines())
+        return f"<override: {'on' if self._is_in_force else 'off'}; {calls}>"
 
     def __call__(self, function: _Function) -> _Function:
         """Return the function with every call of it in a block of its own, as ``torch.no_grad()`` does."""

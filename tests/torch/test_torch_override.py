@@ -363,19 +363,20 @@ def test_subclasses_are_left_to_pytorch() -> None:
 def test_words_of_the_report() -> None:
     x = random(4, 8)
     override = normgrad.torch.override()
-    assert repr(override) == "<override: on; calls by normgrad: 0, left to PyTorch: 0>"
+    assert repr(override) == "<override: on; no calls>"
     assert str(override.report()) == "no calls"
     F.layer_norm(x, [8])
     F.group_norm(x, 2)
     F.group_norm(x.double(), 2)
     override.undo()
     F.layer_norm(x, [8])
-    assert repr(override) == "<override: off; calls by normgrad: 2, left to PyTorch: 1>"
-    assert str(override.report()).splitlines() == [
+    lines = [
         "group_norm: 1 by normgrad",
         "layer_norm: 1 by normgrad",
         f"group_norm: 1 left to PyTorch: {heuristics.DTYPE}",
     ]
+    assert str(override.report()).splitlines() == lines
+    assert repr(override) == f"<override: off; {'; '.join(lines)}>"
     with override:
         F.layer_norm(x, [8])
     assert override.report().taken == {"group_norm": 1, "layer_norm": 2}
@@ -419,6 +420,15 @@ def test_inference_mode() -> None:
     assert taken(override) == 1
     assert output.is_inference()
     torch.testing.assert_close(output, plain)
+
+
+def test_below_autograd_there_is_no_graph() -> None:
+    """As in a C++ operator that calls this one and has a gradient of its own."""
+    x = random(2, 4, 3, 3).requires_grad_()
+    for norm in (lambda: F.layer_norm(x, [3]), lambda: F.group_norm(x, 2)):
+        with normgrad.torch.override() as override, torch._C._AutoDispatchBelowAutograd():
+            output = norm()
+        assert (output.requires_grad, taken(override)) == (False, 1)
 
 
 def test_autocast_sees_pytorchs_operator() -> None:

@@ -198,9 +198,10 @@ def test_jit_script() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="onnxscript is not installed")
 @pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.filterwarnings("ignore")  # the exporters' own
 def test_onnx(dynamo: bool) -> None:
     exported = io.BytesIO()
-    torch.onnx.export(model(), (images(),), exported, dynamo=dynamo)
+    torch.onnx.export(model().eval(), (images(),), exported, dynamo=dynamo)
     assert exported.tell() > 0
 
 
