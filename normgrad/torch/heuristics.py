@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from normgrad.cuda import devices
+from normgrad.torch.internals import constant_when_compiled
 from normgrad.torch.outputs import DTYPES, memory_format
 
 _16_BITS = (torch.float16, torch.bfloat16)
@@ -82,7 +83,7 @@ def obstacle(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str |
     return None if taken else PARAMETERS
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def gpu_problem(index: int) -> str | None:
     """Return why normgrad's kernels do not run on a GPU; None where they do."""
     return devices.problem(index)

@@ -6,6 +6,8 @@ computes the same.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -123,7 +125,27 @@ def untraced(function: _Function) -> _Function:
     """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
 
     A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
-    trace the first call of a kernel down to Numba and LLVM, and fail.
+    trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` imports Dynamo, which
+    takes a second: it waits until something else has done so.
     """
-    wrapped: _Function = torch.compiler.disable(function)
-    return wrapped
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args)
+            disabled = torch.compiler.disable(function)
+        return disabled(*args)
+
+    return run  # type: ignore[return-value]
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Mark a function as ``torch.compiler.assume_constant_result`` does, which would import Dynamo.
+
+    Where Dynamo asks for another mark, it traces into the function, or breaks the graph there.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

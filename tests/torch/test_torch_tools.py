@@ -385,6 +385,28 @@ print("right")
     assert run_python(code) == "right\n"
 
 
+def test_the_import_does_not_load_dynamo() -> None:
+    """Which takes longer than all of normgrad."""
+    assert run_python("import sys, normgrad.torch; print('torch._dynamo' in sys.modules)") == "False\n"
+
+
+def test_the_mark_of_constants_is_pytorchs() -> None:
+    def one() -> None: ...
+
+    def other() -> None: ...
+
+    assert vars(internals.constant_when_compiled(one)) == vars(torch.compiler.assume_constant_result(other)) != {}
+
+
+def test_a_constant_in_a_compiled_function() -> None:
+    @internals.constant_when_compiled
+    def opaque() -> str:
+        return importlib.util.find_spec("torch").name  # type: ignore[union-attr]
+
+    compiled = torch.compile(lambda x: x + len(opaque()), backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(())) == len("torch")
+
+
 def test_a_library_that_cannot_be_unregistered() -> None:
     class Library:
         pass
