@@ -116,11 +116,6 @@ def pack_vector(vector: Argument, packing: int) -> Argument:
     return replace(vector, dtype=INT32) if aligned else vector
 
 
-def has_strided_columns(operands: Sequence[Operand]) -> bool:
-    """Return whether the last dimension of a tensor is not contiguous: threads then hold some of a tile's rows only."""
-    return any(operand.strides[-1] != 1 for operand in present(operands))
-
-
 def merge_rows(sizes: Shape, operands: Sequence[Operand]) -> tuple[Shape, list[Operand]]:
     """Merge the outer dimensions of [*outer, columns] into as few as all tensors allow.
 
@@ -147,11 +142,9 @@ def merge_rows(sizes: Shape, operands: Sequence[Operand]) -> tuple[Shape, list[O
 def row_vector(columns: int, packing: int, operands: Sequence[Operand]) -> int:
     """Return the words of the largest vector that divides the columns and the row strides of all tensors.
 
-    The kernels tell the compiler so: of an argument it sees only whether 16 divides it.
+    Their columns are contiguous. The kernels tell the compiler so: of an argument it sees only whether 16 divides it.
     """
     tensors = present(operands)
-    if has_strided_columns(operands):
-        return 1
     words = columns if packing == UNPACKED.value else columns // 2
     itemsize = max(tensor.pointer.dtype.itemsize for tensor in tensors if tensor.pointer is not None)
     first_words = (tensor.alignment // itemsize for tensor in tensors)
