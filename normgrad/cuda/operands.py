@@ -82,12 +82,13 @@ def grid_strides(view: View, sizes: Shape) -> Shape | None:
 def pack_operands(operands: Sequence[Operand], contiguous: int, axis: int = -1) -> tuple[int, list[Operand]]:
     """Return the PACKING of ``device.pack16`` that all tensors allow, and the operands with strides in words.
 
-    16-bit elements are packed in pairs along an axis if the number of ``contiguous`` elements is even, every tensor has
-    stride 1 there and even strides elsewhere, and begins at a multiple of 4 bytes. Then every row begins with a whole
-    pair, and a row is summed in the same order in whatever batch it is.
+    16-bit elements are packed in pairs along an axis if all tensors have the same dtype, the number of ``contiguous``
+    elements is even, and every tensor has stride 1 there and even strides elsewhere, and begins at a multiple of 4
+    bytes. Then every row begins with a whole pair, and a row is summed in the same order in whatever batch it is.
     """
     tensors = present(operands)
-    packing = next(_PACKING.get(tensor.pointer.dtype, UNPACKED.value) for tensor in tensors if tensor.pointer)
+    packings = {_PACKING.get(tensor.pointer.dtype, UNPACKED.value) for tensor in tensors if tensor.pointer}
+    packing = packings.pop() if len(packings) == 1 else UNPACKED.value
     even = all(
         stride == 1 if dimension == axis % len(tensor.strides) else stride % 2 == 0
         for tensor in tensors

@@ -21,6 +21,7 @@ from normgrad.cuda.helper_kernels import copy_strided, sum_partials, transpose
 from normgrad.cuda.launch import ALIGNMENT, Argument, Given, Options, Scratch, Step
 from normgrad.cuda.operands import Operand, alignment, grid_strides, merge_rows
 
+_DATA = ("input", "grad_out", "output")
 _COPY_BLOCK = 1024
 _TRANSPOSE_BLOCK = 64
 _TRANSPOSE_WARPS = 8
@@ -46,12 +47,13 @@ class Steps:
 
     @property
     def dtype(self) -> DType:
-        """Dtype of the data."""
-        return self._problem.views["input"].dtype
+        """Dtype of the data, the wider one where two differ, as under autocast; registers hold all data so."""
+        data = [self._problem.views[name].dtype for name in _DATA if name in self._problem.views]
+        return max(data, key=lambda dtype: dtype.itemsize)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of the data."""
+        """Bytes of an element of that dtype."""
         return self.dtype.itemsize
 
     @property
