@@ -31,7 +31,7 @@ import torch.multiprocessing as mp
 
 import normgrad
 from normgrad.torch import SyncBatchNorm
-from normgrad.torch.synchronised import Running, batch_norm_over_ranks
+from normgrad.torch.sync_batch_norm_function import Running, batch_norm_over_ranks
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

@@ -21,7 +21,7 @@ from torch_tables import TABLES, machine, table
 
 import normgrad.torch
 from normgrad.testing import compare, oracle, terms
-from normgrad.torch import formulas, overriding
+from normgrad.torch import aten_override, formulas
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples")]
@@ -202,16 +202,17 @@ def override_of_models(device: str) -> None:
                 wide_x = x.detach().double().requires_grad_()
                 exact = torch.autograd.grad(exact_norm(wide_x), [wide_x, *exact_norm.parameters()], grad.double())
                 for mine, theirs, after, right in zip(found, plain, again, exact, strict=True):
-                    assert mine.stride() == theirs.stride()
+                    keeps = isinstance(norm, torch.nn.GroupNorm) and dtype != torch.float64 and mine.dim() == 4
+                    assert mine.stride() == (x.stride() if keeps else theirs.stride())
                     if dtype == torch.float64:
                         assert torch.equal(mine, theirs)
                     else:
                         off, their_off = ((one.double() - right).abs().max() for one in (mine, theirs))
-                        # The statistics are PyTorch's for both; what differs is one rounding of the result.
+                        # Ours have float32 statistics; what differs beside them is one rounding of the result.
                         unit = max(torch.finfo(dtype).eps / 2, 1e-6) * right.abs().max()
                         assert off <= their_off + unit, (dtype, order, norm)
                     torch.testing.assert_close(after, theirs)
-    assert overriding._in_force == 0
+    assert aten_override._in_force == 0
 
 
 def modules(device: str) -> None:

@@ -1,9 +1,9 @@
 """Tables of docs/evidence/pytorch.md: ``python benchmarks/torch_tables.py [TABLE...]``.
 
 ``host``: what a call costs beside the work, on tensors so small that there is none. ``forward``: our forward pass and
-PyTorch's, between which ``normgrad/torch/choices.py`` chooses. ``override``: a backward pass of PyTorch's with and
-without the override. ``step``: a norm's two passes in a training step, whose other operators use up the caches,
-by PyTorch, with the override and by our module, whatever ``choices.py`` says. ``--device cuda`` for a GPU.
+PyTorch's, between which ``normgrad/torch/heuristics.py`` chooses. ``override``: a backward pass without the
+override and with it. ``step``: a norm's two passes in a training step, whose other operators use up the caches,
+by PyTorch, with the override and by our module, whatever ``heuristics.py`` says. ``--device cuda`` for a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ import normgrad
 import normgrad.torch
 from normgrad.bench.clock import Clock, DeviceClock, measure, wall_clock
 from normgrad.bench.memory import keep_freed_memory
-from normgrad.torch import choices
+from normgrad.torch import heuristics
 
 ALL = [True, True, True]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -219,16 +218,18 @@ def override_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
 
 
 def backward_times(module: torch.nn.Module, x: torch.Tensor, budget: float) -> list[str]:
-    """Of the backward pass alone."""
+    """Of the backward pass alone: the forward pass decides whose it is."""
     leaf = x.requires_grad_()
-    output = module(leaf)
-    leaves, grad = [leaf, *module.parameters()], torch.randn_like(output)
+    plain = module(leaf)
+    with every_size_is_ours(), normgrad.torch.override():
+        ours = module(leaf)
+    leaves, grad = [leaf, *module.parameters()], torch.randn_like(plain)
 
-    def backward() -> Any:
-        return torch.autograd.grad(output, leaves, grad, retain_graph=True)
+    def backward(output: torch.Tensor) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
 
-    time = partial(medians, clock=clock_of(x.device.type))
-    return times_and_ratio(without_and_with(backward, budget, time))
+    runs = {"plain": backward(plain), "ours": backward(ours)}
+    return times_and_ratio(medians(runs, budget, clock_of(x.device.type)))
 
 
 # The work in a training step
@@ -293,13 +294,13 @@ class Step:
 @contextmanager
 def every_size_is_ours() -> Iterator[None]:
     """Leave nothing to PyTorch that we can do."""
-    none = {"LEAST_FLOAT32": 0, "LEAST_FLOAT32_LAST": 0, "LEAST_LAYER_NORM": {}, "LEAST_GROUP_NORM": {}}
-    kept = {name: getattr(choices, name) for name in none}
-    vars(choices).update(none)
+    none = {"MIN_FLOAT32": 0, "MIN_FLOAT32_CHANNELS_LAST": 0, "MIN_GROUP_NORM": {}}
+    kept = {name: getattr(heuristics, name) for name in none}
+    vars(heuristics).update(none)
     try:
         yield
     finally:
-        vars(choices).update(kept)
+        vars(heuristics).update(kept)
 
 
 def machine(device: str) -> str:
