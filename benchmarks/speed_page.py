@@ -1,11 +1,13 @@
-"""Write the chart ``docs/evidence/models.svg``, the tables of ``docs/evidence/speed.md``, and the sentence of README.
+"""Write the charts and tables of ``docs/evidence/speed.md``, and the sentence of README.
 
     python benchmarks/speed_page.py
 
 A bar is the time of all LayerNorm and GroupNorm calls of one training step, forward and backward, with PyTorch's eager
 operators, divided by the time with normgrad's. ``benchmarks/model_calls.py`` measures the calls one by one. Sentences
 and the first table replace what stands between ``<!-- models -->`` and ``<!-- end of models -->``, the table of the
-operators what stands between ``<!-- operators -->`` and ``<!-- end of operators -->``.
+operators what stands between ``<!-- operators -->`` and ``<!-- end of operators -->``. The training steps of
+``normgrad bench --models`` go between ``<!-- steps -->`` and ``<!-- end of steps -->``, with a chart, for each results
+file that there is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,11 @@ from bars import Row, bar_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "model_calls_h200.json"
+#: Where the training steps were timed, with the results file and the chart.
+STEPS = {
+    name: (RESULTS.with_name(f"model_steps_{name}.json"), ROOT / "docs" / "evidence" / f"steps_{name}.svg")
+    for name in ("h200", "cpu_2_cores")
+}
 PICTURE = ROOT / "docs" / "evidence" / "models.svg"
 PAGE = ROOT / "docs" / "evidence" / "speed.md"
 #: Pages that show the chart, each with the sentence under it and the link to the page above.
@@ -141,6 +148,75 @@ def operators() -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_model(stored: dict[str, Any]) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+    """Return the records of ``normgrad bench --models`` by title and dtype, then by mode."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in stored["results"]:
+        found.setdefault((row["title"], row["dtype"]), {})[row["mode"]] = row
+    return found
+
+
+def where(stored: dict[str, Any]) -> str:
+    """Return the device in words."""
+    machine = stored["machine"]
+    return (
+        f"{machine['threads']} cores of an {machine['processor']}" if machine["device"] == "cpu" else machine["device"]
+    )
+
+
+def steps_chart(stored: dict[str, Any]) -> str:
+    """Return a chart of the training steps: how many times faster than the same mode with PyTorch's norms."""
+    series = {"override": "override()", "modules": "modules", "compile+modules": "modules, both compiled"}
+    rows = []
+    for (title, dtype), modes in by_model(stored).items():
+        bars = [
+            (modes[mode]["speedup"], f"{modes[mode]['speedup']:.2f} ×") if modes.get(mode, {}).get("speedup") else None
+            for mode in series
+        ]
+        if any(bars):
+            rows.append(Row(f"{title}, {dtype}", bars))
+    subtitle = (
+        f"Times faster than with PyTorch's norms: {where(stored)}, PyTorch {stored['machine']['versions']['torch']}"
+    )
+    return bar_chart("Training steps of whole models", subtitle, list(series.values()), rows)
+
+
+def steps_table(stored: dict[str, Any]) -> str:
+    """Return the table of the training steps: milliseconds, and the ratio to the mode's baseline."""
+    baselines: dict[str, str | None] = {row["mode"]: row["baseline"] for row in stored["results"]}
+    titles = ["model", "dtype", "batch"]
+    for mode, baseline in baselines.items():
+        titles += [f"{mode}, ms", f"× {baseline}"] if baseline else [f"{mode}, ms"]
+    lines = ["| " + " | ".join(titles) + " |", "|---|---|---|" + "---:|" * (len(titles) - 3)]
+    for (title, dtype), modes in by_model(stored).items():
+        cells = [title, dtype, modes["eager"]["batch"].replace("x", "×")]
+        for mode, baseline in baselines.items():
+            row = modes.get(mode, {})
+            cells.append(f"{1e3 * row['seconds']:.1f}" if row.get("seconds") else "")
+            if baseline:
+                cells.append(f"{row['speedup']:.2f}" if row.get("speedup") else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    machine = stored["machine"]
+    return (
+        f"{where(stored)}, PyTorch {machine['versions']['torch']}, {machine['date'][:10]}:\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def training_steps() -> tuple[str, dict[Path, str]]:
+    """Return the part of the page about training steps, and its charts by path."""
+    parts, charts = [], {}
+    for results, picture in STEPS.values():
+        if results.exists():
+            stored = json.loads(results.read_text(encoding="utf-8"))
+            charts[picture] = steps_chart(stored)
+            parts.append(f"![Times faster than with PyTorch's norms]({picture.name})\n\n{steps_table(stored)}")
+    if not parts:
+        return "", charts
+    return "\n".join(["## Training steps of whole models\n", *parts]), charts
+
+
 def replaced(page: str, marker: str, content: str) -> str:
     """Return the page with other content between a pair of markers."""
     begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->\n"
@@ -153,7 +229,9 @@ def written() -> dict[Path, str]:
     """Return what every file should hold."""
     stored = json.loads(RESULTS.read_text(encoding="utf-8"))
     page = replaced(PAGE.read_text(encoding="utf-8"), "models", table(stored))
-    files = {PICTURE: chart(stored), PAGE: replaced(page, "operators", operators())}
+    page = replaced(page, "operators", operators())
+    section, charts = training_steps()
+    files = {PICTURE: chart(stored), PAGE: replaced(page, "steps", section), **charts}
     for path, (text, link) in SENTENCES.items():
         files[path] = replaced(path.read_text(encoding="utf-8"), "models", sentence(stored, text, link))
     return files

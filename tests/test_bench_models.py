@@ -10,6 +10,7 @@ import pytest
 
 import normgrad
 from normgrad.bench.cases import Shapes
+from normgrad.bench.models import build
 from normgrad.bench.patterns import NORMAL
 from normgrad.cli import main as normgrad_main
 
@@ -30,8 +31,7 @@ def model_calls():
 
 
 def recorded(model_calls, precision="float32"):
-    torch.manual_seed(0)
-    return model_calls.record("tiny", precision, model_calls.MODELS["tiny"]("cpu", model_calls.SIZES["cpu"]), "cpu")
+    return model_calls.record("tiny", precision, build("tiny", "cpu"), "cpu")
 
 
 # Recording

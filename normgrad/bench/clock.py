@@ -128,7 +128,7 @@ def measure(
     """
     calls: dict[str, int] = {}
     round_time = 0.0
-    with _no_collection():
+    with no_collection():
         for name, run in runs.items():
             # How many calls fill a round need not be known exactly: no rest before those that tell it.
             calls[name], seconds = _calls_to_fill(run, batch, _in_a_row if clock is wall_clock else clock)
@@ -161,7 +161,7 @@ def rounds_of_blocks(
         The device's clock; by default the functions are timed on the host.
     """
     times: dict[Key, list[float]] = {key: [] for block in blocks for key in block}
-    with _no_collection():
+    with no_collection():
         calls = {
             key: 1 if clock else _calls_to_fill(run, BATCH, _in_a_row)[0]
             for block in blocks
@@ -188,6 +188,12 @@ def _calls_to_fill(run: Run, batch: float, clock: Clock) -> tuple[int, float]:
     return max(1, min(_MOST_CALLS, round(batch / max(seconds, 1e-9)))), seconds
 
 
+def turns(names: Sequence[Key], rounds: int) -> Iterator[Key]:
+    """Yield every name once a round, in an order that changes from round to round."""
+    for number in range(rounds):
+        yield from _order(names, number)
+
+
 def _order(names: Sequence[Key], number: int) -> list[Key]:
     """Return the order of a round: it starts with the next name each time, and every other round goes backwards."""
     first = number % max(1, len(names))
@@ -196,7 +202,8 @@ def _order(names: Sequence[Key], number: int) -> list[Key]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """Collect garbage now, and not during the block."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
