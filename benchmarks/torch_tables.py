@@ -2,7 +2,7 @@
 
     python benchmarks/torch_tables.py [--device cuda] [--budget SECONDS]
 
-Prints a table in Markdown: the forward and the backward pass of one norm, by PyTorch and on normgrad's operators, with
+Prints a table in Markdown: the forward pass of one norm, and both passes, by PyTorch and on normgrad's operators, with
 float32 parameters. As in a training step, the operator before has just written the norm's operands, and everything
 else has been evicted from the caches.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from page_parts import table
 from torch import Tensor
 from torch.nn import functional
 
@@ -78,8 +79,8 @@ class Step:
         dtype = x.dtype if x.is_cuda else torch.float32
         self._parameters = [torch.randn(channels, device=device, dtype=dtype).requires_grad_() for _ in range(2)]
 
-    def __call__(self, norm: Norm) -> float:
-        """Return the seconds of one step."""
+    def __call__(self, norm: Norm) -> tuple[float, float]:
+        """Return the seconds of the forward pass, and of both."""
         self._others.add_(1.0)
         x = self._x * 1.0
         start = self._now()
@@ -89,7 +90,7 @@ class Step:
         grad = self._grad * 1.0
         start = self._now()
         torch.autograd.grad(y, [x, *self._parameters], grad)
-        return forward + self._now() - start
+        return forward, forward + self._now() - start
 
     def _now(self) -> float:
         if self._x.is_cuda:
@@ -105,17 +106,19 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     print(f"PyTorch {torch.__version__}, normgrad {normgrad.__version__}, {torch.get_num_threads()} threads\n")
-    print("| norm | dtype | size | memory format | PyTorch, µs | normgrad, µs | × faster |\n" + "|---" * 7 + "|")
+    figures = [f"{what}{side}" for what in ("forward, ", "both, ") for side in ("PyTorch µs", "normgrad µs", "×")]
+    print(table(["norm", "dtype", "size", "memory format", *figures], [], numbers=6), end="")
     for dtype in DTYPES:
         for name, order, x, theirs, ours in cases(dtype):
             step = Step(x.to(options.device), x.shape[-1 if name == "LayerNorm" else 1])
-            times: list[tuple[float, float]] = []
+            times: list[tuple[float, ...]] = []
             end = time.perf_counter() + options.budget
             while time.perf_counter() < end or len(times) < FEWEST:
-                times.append((step(theirs), step(ours)))
-            plain, mine = (1e6 * statistics.median(found) for found in zip(*times[2:], strict=True))
-            size = "×".join(map(str, x.shape))
-            cells = [name, str(dtype)[6:], size, order, f"{plain:.0f}", f"{mine:.0f}", f"{plain / mine:.2f}"]
+                times.append((*step(theirs), *step(ours)))
+            forward, both, own_forward, own = (1e6 * statistics.median(t) for t in zip(*times[2:], strict=True))
+            cells = [name, str(dtype)[6:], "×".join(map(str, x.shape)), order]
+            for plain, mine in ((forward, own_forward), (both, own)):
+                cells += [f"{plain:.0f}", f"{mine:.0f}", f"{plain / mine:.2f}"]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 

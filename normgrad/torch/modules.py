@@ -1,11 +1,17 @@
-"""``torch.nn``'s LayerNorm and GroupNorm with our backward pass."""
+"""``torch.nn``'s LayerNorm and GroupNorm on normgrad's kernels."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from normgrad.torch import functional
+
+#: What a module becomes under ``torch.compile``.
+Compiled = Literal["auto", "normgrad"]
 
 
 class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
@@ -13,6 +19,15 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
 
     The backward pass is normgrad's, with statistics that are float32 whatever the data is. float64, and devices
     other than CPU and CUDA, are PyTorch's.
+
+    Parameters
+    ----------
+    normalized_shape, eps, elementwise_affine, bias, device, dtype
+        As those of ``torch.nn.LayerNorm``.
+    compiled : {"auto", "normgrad"}
+        What the module becomes under ``torch.compile`` and ``torch.export``. ``"auto"``: PyTorch's function, which the
+        compiler fuses with its neighbours, but for rows of 8192 elements and more on CUDA, where normgrad's operator is
+        faster. ``"normgrad"``: always normgrad's operator, with the bits of eager mode.
 
     Examples
     --------
@@ -24,9 +39,37 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
     [[-0.99999..., -0.99999..., 0.99999..., 0.99999...]]
     """
 
+    # A class attribute, so that a module that replace_norms has turned into this class has it too.
+    compiled = "auto"
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        compiled: Compiled = "auto",
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        check_compiled(compiled)
+        self.compiled = compiled
+
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last dimensions."""
+        """Normalize the last dimensions."""
+        if torch.jit.is_scripting():
+            return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if torch.compiler.is_compiling():
+            return functional.compiled_layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps, self.compiled == "normgrad"
+            )
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the arguments as ``repr`` shows them."""
+        return super().extra_repr() + _shown(self.compiled)
 
 
 class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
@@ -34,6 +77,16 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
 
     The backward pass is normgrad's, with statistics that are float32 whatever the data is; data in channels_last
     stays so. float64, and devices other than CPU and CUDA, are PyTorch's.
+
+    Parameters
+    ----------
+    num_groups, num_channels, eps, affine, device, dtype
+        As those of ``torch.nn.GroupNorm``.
+    compiled : {"auto", "normgrad"}
+        What the module becomes under ``torch.compile`` and ``torch.export``. ``"auto"``: PyTorch's function, which the
+        compiler fuses with its neighbours. ``"normgrad"``: normgrad's operator, with the bits of eager mode.
+    **kwargs
+        What else PyTorch's GroupNorm takes in the installed version (``bias``).
 
     Examples
     --------
@@ -45,6 +98,44 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
     (16, 1, 8, 4)
     """
 
+    compiled = "auto"
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        compiled: Compiled = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **kwargs)
+        check_compiled(compiled)
+        self.compiled = compiled
+
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise every group of channels."""
+        """Normalize every group of channels."""
+        if torch.jit.is_scripting():
+            return torch.nn.functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        if torch.compiler.is_compiling():
+            return functional.compiled_group_norm(
+                input, self.num_groups, self.weight, self.bias, self.eps, self.compiled == "normgrad"
+            )
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the arguments as ``repr`` shows them."""
+        return super().extra_repr() + _shown(self.compiled)
+
+
+def check_compiled(compiled: Any) -> None:
+    """Refuse what a module cannot become under ``torch.compile``, with a ValueError."""
+    if compiled not in get_args(Compiled):
+        raise ValueError(f"compiled is {compiled!r}, and must be one of {get_args(Compiled)}")
+
+
+def _shown(compiled: str) -> str:
+    return "" if compiled == "auto" else f", compiled={compiled!r}"
