@@ -43,6 +43,7 @@ HELP = "measure the operators against the bandwidth limit and other libraries"
 _MEGABYTE = 1 << 20
 _BUSY = 0.5  # load per core before the run
 _QUICK_ROUNDS = 7  # for each pattern of values
+_GPU_ROUNDS = 25
 _SUBNORMAL_BUDGET = 0.5  # seconds for each size
 _MODEL_ROUNDS = {"cpu": 7, "cuda": 10}
 _MODEL_STEPS = {"cpu": 1, "cuda": 3}  # in a row: a GPU's queue is kept filled, as it is in training
@@ -122,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_positive,
         metavar="S",
-        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3, on a GPU 0.2)",
+        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3; on a GPU 25 rounds)",
     )
     parser.add_argument(
         "--compile",
@@ -223,11 +224,13 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
 
     console = Console()
     on_gpu = arguments.device == "cuda"
-    budget = arguments.budget or (0.2 if on_gpu else 0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
+    budget = arguments.budget or (0.0 if on_gpu else 0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
     settings = runner.Settings(arguments.device, budget, arguments.compile, graph=arguments.graph)
     if arguments.graph and not on_gpu:
         raise BadInput("--graph needs --device cuda")
-    if arguments.grid:  # many cases: less for each
+    if on_gpu:
+        settings = replace(settings, fewest_rounds=_GPU_ROUNDS)
+    elif arguments.grid:  # many cases: less for each
         settings = replace(settings, compiled_cases=_compiled_in_the_grid(chosen), fewest_rounds=3)
     description = machine.describe(arguments.device)
     _show_machine(console, description)
