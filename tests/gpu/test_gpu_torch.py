@@ -172,3 +172,46 @@ def test_modules_under_autocast_are_as_those_of_pytorch(ours, theirs, sizes, dty
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     if len(sizes) == 2:
         assert all(one.is_contiguous(memory_format=torch.channels_last) for one in found)
+
+
+NORMS = [
+    (normgrad.torch.LayerNorm, torch.nn.LayerNorm, (300,), (40, 300), False),
+    (normgrad.torch.LayerNorm, torch.nn.LayerNorm, (97,), (7, 5, 97), False),
+    (normgrad.torch.GroupNorm, torch.nn.GroupNorm, (4, 24), (3, 24, 14, 14), False),
+    (normgrad.torch.GroupNorm, torch.nn.GroupNorm, (8, 64), (3, 64, 7, 7), False),
+    (normgrad.torch.GroupNorm, torch.nn.GroupNorm, (4, 24), (3, 24, 14, 14), True),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("ours", "theirs", "arguments", "shape", "channels_last"), NORMS)
+def test_autocast_has_the_dtypes_of_pytorch(ours, theirs, arguments, shape, channels_last, dtype):
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=order)
+    modules = [kind(*arguments).cuda() for kind in (ours, theirs)]
+    for parameter in modules[0].parameters():
+        torch.nn.init.normal_(parameter)
+    modules[1].load_state_dict(modules[0].state_dict())
+    found = []
+    for module in modules:
+        leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            output = module(leaf)
+        output.backward(torch.ones_like(output).cumsum(0))
+        found.append([output.detach(), leaf.grad, *(parameter.grad for parameter in module.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        tolerance = 1e-4 if one.dtype == torch.float32 else 2e-2
+        assert (one.float() - other.float()).abs().max() <= tolerance * other.float().abs().max()
+
+
+@pytest.mark.parametrize(("ours", "theirs", "arguments", "shape", "channels_last"), NORMS)
+def test_autocast_saves_the_data_as_it_is(ours, theirs, arguments, shape, channels_last):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        output = ours(*arguments).cuda()(x)
+        narrow = ours(*arguments, autocast_dtype=torch.bfloat16).cuda()(x)
+    assert output.dtype == torch.float32
+    assert output.grad_fn.saved_tensors[0].dtype == torch.bfloat16
+    assert narrow.dtype == torch.bfloat16
+    narrow.sum().backward()
