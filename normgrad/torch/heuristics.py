@@ -52,9 +52,9 @@ MAX_FORWARD_POSITIONS = 256
 #: GroupNorm on a CPU: the forward pass of contiguous float16 data is ours from so many elements on.
 MIN_FORWARD_FLOAT16 = 1 << 16
 
-#: CUDA: below so many elements a step is PyTorch's. A forward and a backward call of normgrad's took the host of an H200
-#: 110 µs longer than PyTorch's, and the GPU 15 µs less for every million elements of float32; models that are not bound
-#: by the host gain from fewer elements on.
+#: CUDA: below so many elements a step is PyTorch's. A forward and a backward call of normgrad's took the host of an
+#: H200 110 µs longer than PyTorch's, and the GPU 15 µs less for every million elements of float32; models that are not
+#: bound by the host gain from fewer elements on.
 MIN_CUDA = 1 << 22
 
 #: The same for GroupNorm of data in channels_last, which PyTorch copies first.
