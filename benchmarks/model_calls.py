@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from page_parts import table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normgrad
 from normgrad.bench import machine
 from normgrad.bench.cases import Case
-from normgrad.bench.clock import DeviceClock, rounds_of_blocks
+from normgrad.bench.clock import DeviceClock, median_ratio, rounds_of_blocks
 from normgrad.bench.compilation import compile_ahead
 from normgrad.bench.memory import keep_freed_memory
 from normgrad.bench.models import MODELS, Task, build
@@ -247,8 +248,8 @@ def timed(recorded: Recorded, call: Call, clock: DeviceClock | None, rounds: int
         _microseconds(times.get("PyTorch")),
         _microseconds(times.get("normgrad")),
         _microseconds(times.get("copy")),
-        _ratio(times, "normgrad", "PyTorch"),
-        _ratio(times, "copy", "normgrad"),
+        median_ratio(times.get("normgrad"), times.get("PyTorch")),
+        median_ratio(times.get("copy"), times.get("normgrad")),
         found.worst,
         found.problem,
     )
@@ -260,13 +261,6 @@ def _strides(layout: Layout) -> str:
 
 def _microseconds(seconds: list[float] | None) -> float | None:
     return statistics.median(seconds) * 1e6 if seconds else None
-
-
-def _ratio(times: dict[str, list[float]], name: str, other: str) -> float | None:
-    """The median of the rounds' ratios."""
-    if not times:
-        return None
-    return statistics.median(a / b for a, b in zip(times[name], times[other], strict=True))
 
 
 def compile_call(call: Call) -> None:
@@ -303,13 +297,6 @@ def cells(line: Timed) -> list[str]:
         figures.append(f"{100 * (line.of_copy or 0.0):.0f}")
     names = [line.model, line.precision, line.operator, line.shape.replace("x", "×"), strides, line.dtype]
     return [*names, str(line.count), *figures]
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of text with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _arguments() -> argparse.Namespace:
@@ -363,10 +350,9 @@ def main() -> int:
             found.append(timed(each, call, clock, ROUNDS))
             del each.samples[call]
     found = worst_first(found)
-    print()
-    print(*table([COLUMNS, *map(cells, found)]), sep="\n")
+    print("\n" + table(COLUMNS, map(cells, found)))
     slower = [line for line in found if (line.time_over_pytorch or 0.0) > 1]
-    print(f"\n{len(slower)} of {len(found)} distinct calls take longer than PyTorch's.")
+    print(f"{len(slower)} of {len(found)} distinct calls take longer than PyTorch's.")
     for line in found:
         if line.problem:
             print(f"WRONG: {line.model}, {line.precision}, {line.operator} {line.shape} {line.dtype}: {line.problem}")

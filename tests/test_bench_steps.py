@@ -205,16 +205,15 @@ def test_models_and_their_packages_are_imported_when_asked():
 
 def test_the_page_gets_a_table_and_a_chart(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    page = importlib.import_module("speed_page")
-    results = tmp_path / "steps.json"
+    pages = importlib.import_module("speed_pages")
+    results = tmp_path / "model_steps_cpu_2_cores.json"
     argv = ("--models", "tiny", "--rounds", "1", "--modes", EAGER, OVERRIDE, MODULES, "--json", str(results))
     assert main(["bench", *argv]) == 0
-    monkeypatch.setattr(page, "STEPS", {"here": (results, tmp_path / "steps.svg"), "gone": (tmp_path / "no", None)})
-    section, charts = page.training_steps()
+    section, charts = pages.training_steps(tmp_path)
     assert "| model | dtype | batch | eager, ms | override, ms | × eager | modules, ms | × eager |" in section
     assert section.count("| tiny | float32 | 4×3×32×32 |") == 1
     assert section.count("| tiny | bfloat16 | 4×3×32×32 |") == 1
-    assert section.count("steps.svg") == 1
-    chart = charts[tmp_path / "steps.svg"]
+    assert section.count("(steps_cpu_2_cores.svg)") == 1
+    (chart,) = charts.values()
     assert chart.count(" ×</text>") == 4  # two dtypes, two modes
     assert "modules, both compiled" in chart

@@ -76,16 +76,19 @@ def _in_a_row(run: Run, calls: int) -> float:
 
 
 class DeviceClock:
-    """Time on a CUDA device between two events around each call, with nothing of the data in the L2 cache."""
+    """Time on a CUDA device between two events around each call.
 
-    def __init__(self) -> None:
+    ``cold``: nothing of the data is in the L2 cache before a call.
+    """
+
+    def __init__(self, cold: bool = True) -> None:
         import torch
 
         self._cuda = torch.cuda
         device = torch.device("cuda")
-        size = torch.cuda.get_device_properties(device).L2_cache_size
+        size = torch.cuda.get_device_properties(device).L2_cache_size if cold else 0
         # Read, not written: lines to be written back would fall into the time of the call.
-        self._eviction = torch.ones(max(4 * size, 1 << 26) // 4, device=device)
+        self._eviction = torch.ones(max(4 * size, 1 << 26) // 4 if cold else 1, device=device)
         self._scratch = torch.empty((), device=device)
         self._torch = torch
 
@@ -102,6 +105,33 @@ class DeviceClock:
             pairs.append((start, end))
         self._cuda.synchronize()
         return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
+
+
+def host_clock(run: Run, calls: int) -> float:
+    """Time on the host of calls on a CUDA device that has nothing else to do."""
+    import torch
+
+    total = 0.0
+    for _ in range(calls):
+        torch.cuda.synchronize()
+        total += _in_a_row(run, 1)
+    return total / calls
+
+
+def captured(run: Run, calls: int) -> Run:
+    """Return the replay of a CUDA graph of so many calls."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            run()
+    return graph.replay
 
 
 def measure(
@@ -175,6 +205,13 @@ def rounds_of_blocks(
                 for key in order:
                     times[key].append((clock or _once_warm)(block[key], calls[key]))
     return times
+
+
+def median_ratio(seconds: Sequence[float] | None, others: Sequence[float] | None) -> float | None:
+    """Return the median of the rounds' ratios; None where either was not timed."""
+    if not seconds or not others:
+        return None
+    return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
 
 
 def _calls_to_fill(run: Run, batch: float, clock: Clock) -> tuple[int, float]:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from normgrad.bench import models
-from normgrad.bench.clock import no_collection, turns
+from normgrad.bench.clock import median_ratio, no_collection, turns
 from normgrad.bench.models import Task
 
 EAGER, OVERRIDE, MODULES = "eager", "override", "modules"
@@ -231,8 +231,7 @@ def _with_times(result: ModeResult, times: Mapping[str, list[float]]) -> ModeRes
     own, baseline = times.get(result.mode), times.get(BASELINES.get(result.mode, ""))
     if not own:
         return result
-    speedup = statistics.median(b / a for a, b in zip(own, baseline, strict=True)) if baseline else None
-    return replace(result, seconds=statistics.median(own), speedup=speedup)
+    return replace(result, seconds=statistics.median(own), speedup=median_ratio(baseline, own))
 
 
 def _first_line(error: BaseException) -> str:

@@ -43,6 +43,7 @@ HELP = "measure the operators against the bandwidth limit and other libraries"
 _MEGABYTE = 1 << 20
 _BUSY = 0.5  # load per core before the run
 _QUICK_ROUNDS = 7  # for each pattern of values
+_GPU_ROUNDS = 25
 _SUBNORMAL_BUDGET = 0.5  # seconds for each size
 _MODEL_ROUNDS = {"cpu": 7, "cuda": 10}
 _MODEL_STEPS = {"cpu": 1, "cuda": 3}  # in a row: a GPU's queue is kept filled, as it is in training
@@ -122,12 +123,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_positive,
         metavar="S",
-        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3)",
+        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3; on a GPU 25 rounds)",
     )
     parser.add_argument(
         "--compile",
         action="store_true",
         help="measure torch.compile too, which takes seconds a case; with --grid in float32 at the default sizes",
+    )
+    parser.add_argument(
+        "--graph",
+        action="store_true",
+        help="on a GPU, time small calls on the host and in a replayed CUDA graph too",
     )
     parser.add_argument("--startup", action="store_true", help="time the first call in new processes too")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
@@ -170,7 +176,7 @@ def execute(arguments: argparse.Namespace) -> int:
         _refuse(arguments, "data", "grid", *_FOR_OPERATORS)
         every = (QUICK_PATTERN_SETS if arguments.quick else PATTERN_SETS)[arguments.device]
     else:
-        every = SETS["grid" if arguments.grid else "quick" if arguments.quick else "default"]
+        every = SETS[arguments.device]["grid" if arguments.grid else "quick" if arguments.quick else "default"]
     largest = None if arguments.largest is None else int(arguments.largest * _MEGABYTE)
     chosen = selected(cases(every), arguments.operators, arguments.dtypes, arguments.layouts, largest)
     if not chosen:
@@ -179,7 +185,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
 
 
-_FOR_OPERATORS = ("compile", "startup", "plot", "budget")
+_FOR_OPERATORS = ("compile", "startup", "plot", "budget", "graph")
 
 
 def _refuse(arguments: argparse.Namespace, used: str, *options: str) -> None:
@@ -211,24 +217,32 @@ def _prepare_process(device: str, count: int | None) -> None:
 
 
 def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
-    from normgrad.bench import machine, overhead, report, runner, startup
+    from normgrad.bench import machine, overhead, pattern_runner, report, runner, startup
+    from normgrad.bench.compilation import compile_ahead
     from normgrad.bench.contenders.contender import Role
     from normgrad.bench.results import CaseResult, rows, skipped, write_csv, write_json, wrong
 
     console = Console()
-    budget = arguments.budget or (0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
-    settings = runner.Settings(arguments.device, budget, arguments.compile)
-    if arguments.grid:  # many cases: less for each
+    on_gpu = arguments.device == "cuda"
+    budget = arguments.budget or (0.0 if on_gpu else 0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
+    settings = runner.Settings(arguments.device, budget, arguments.compile, graph=arguments.graph)
+    if arguments.graph and not on_gpu:
+        raise BadInput("--graph needs --device cuda")
+    if on_gpu:
+        settings = replace(settings, fewest_rounds=_GPU_ROUNDS)
+    elif arguments.grid:  # many cases: less for each
         settings = replace(settings, compiled_cases=_compiled_in_the_grid(chosen), fewest_rounds=3)
     description = machine.describe(arguments.device)
     _show_machine(console, description)
+    if on_gpu:
+        compile_ahead(pattern_runner.compile_case, chosen)
     results: list[CaseResult] = []
     overheads: list[overhead.Overhead] = []
     startups: list[startup.Startup] = []
     try:
         contending = runner.libraries(settings)
         results.extend(runner.run_case(case, contending, settings) for case in _with_progress(chosen))
-        if arguments.device == "cpu" and overhead.OPERATOR in {case.operator for case in chosen}:
+        if not on_gpu and overhead.OPERATOR in {case.operator for case in chosen}:
             overheads = list(overhead.overheads(budget))
         if arguments.startup:
             pairs = dict.fromkeys((case.operator, case.dtype) for case in chosen)
@@ -338,7 +352,7 @@ def _show_machine(console: Console, description: dict[str, Any]) -> None:
 
 def _compiled_in_the_grid(chosen: Sequence[Case]) -> frozenset[Case]:
     """Where torch.compile takes part: in float32, at sizes that are among the default ones."""
-    usual = {case.shape for case in cases(SETS["default"])}
+    usual = {case.shape for case in cases(SETS["cpu"]["default"])}
     return frozenset(c for c in chosen if c.dtype == "float32" and c.layout == CONTIGUOUS and c.shape in usual)
 
 
