@@ -2,8 +2,9 @@
 
 ``aten::layer_norm`` and ``aten::group_norm`` are composite operators: PyTorch has no kernels of its own for them under
 the dispatch keys of devices and of autograd. normgrad registers its functions there, and hands every call that it does
-not take on to the composite. So nothing of PyTorch's is replaced, and tools above these keys (autocast, ``torch.func``,
-``torch.jit.trace``) see the operator that they know.
+not take on to the composite. So tools above these keys (``torch.func``, ``torch.jit.trace``) see the operator that they
+know. Under autocast on CUDA PyTorch's own function would convert 16-bit data to float32 first: there normgrad's stands
+in its place, takes the data as it is, and converts like PyTorch's what it does not take.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import itertools
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +31,13 @@ from normgrad.torch.functional import (
     why_not_group_norm,
     why_not_layer_norm,
 )
-from normgrad.torch.internals import is_watched, unregister, untraced
+from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
+_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCUDA")
+
+_16_BITS = (torch.float16, torch.bfloat16)
 
 WATCHED = "a mode or transform is active, which knows PyTorch's operators"
 SUBCLASS = "a tensor is of a subclass, or not in strided memory"
@@ -115,6 +119,45 @@ def _group_norm(
     return found
 
 
+@untraced
+def _layer_norm_under_autocast(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    reason = _why_not(input, weight, bias) or why_not_layer_norm(input, normalized_shape, weight, bias)
+    if _in_force and reason is None:
+        _count("layer_norm", None)
+        return run_layer_norm(input, normalized_shape, weight, bias, eps)
+    with without_autocast():  # where the function above counts the call, and may take it after all
+        return torch.layer_norm(_cast(input), normalized_shape, _cast(weight), _cast(bias), eps, cudnn_enable)
+
+
+@untraced
+def _group_norm_under_autocast(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    reason = _why_not(input, weight, bias) or why_not_group_norm(input, num_groups, weight, bias)
+    if _in_force and reason is None:
+        _count("group_norm", None)
+        return run_group_norm(input, num_groups, weight, bias, eps)
+    with without_autocast():
+        return torch.group_norm(_cast(input), num_groups, _cast(weight), _cast(bias), eps, cudnn_enabled)
+
+
+def _cast(tensor: Tensor | None) -> Any:
+    """Return a tensor as PyTorch's autocast passes it to these operators: 16-bit data on CUDA as float32."""
+    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in _16_BITS else tensor
+
+
 def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
     if not are_plain(input, weight, bias):
         return SUBCLASS
@@ -132,11 +175,22 @@ def _without_graph(function: _Function) -> _Function:
     return below  # type: ignore[return-value]
 
 
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "layer_norm": (_layer_norm, _layer_norm_under_autocast),
+    "group_norm": (_group_norm, _group_norm_under_autocast),
+}
+
+
 def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    for key in _KEYS:
-        for name, function in (("layer_norm", _layer_norm), ("group_norm", _group_norm)):
-            library.impl(name, function if key.startswith("Autograd") else _without_graph(function), key)
+    for name, (function, under_autocast) in _FUNCTIONS.items():
+        for key in _KEYS:
+            if key.startswith("Autocast"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that PyTorch's function steps back
+                    library.impl(name, under_autocast, key)
+            else:
+                library.impl(name, function if key.startswith("Autograd") else _without_graph(function), key)
     return library
 
 

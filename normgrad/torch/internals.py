@@ -92,6 +92,21 @@ below_autograd: Callable[[], AbstractContextManager[None]] | None = getattr(
 )
 
 
+_exclude_keys: Any = getattr(torch._C, "_ExcludeDispatchKeyGuard", None)
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """Turn autocast on CUDA off, below its dispatch key, as ``torch.library.register_autocast`` does.
+
+    ``torch.autocast(enabled=False)``, the fallback, is recorded by ``torch.export``.
+    """
+    if _exclude_keys is None:
+        off: AbstractContextManager[Any] = torch.autocast("cuda", enabled=False)
+        return off
+    below: AbstractContextManager[Any] = _exclude_keys(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+    return below
+
+
 def _fake_tensors() -> type[Tensor] | None:
     try:
         from torch._subclasses.fake_tensor import FakeTensor

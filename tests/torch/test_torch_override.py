@@ -441,6 +441,62 @@ def test_autocast_sees_pytorchs_operator() -> None:
     assert (ours.dtype, taken(override)) == (plain.dtype, 1)
 
 
+@pytest.fixture
+def autocast_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Autocast on CUDA in a process without a GPU, where PyTorch would turn it off."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    with torch.autocast("cuda", torch.float16):
+        yield
+
+
+@pytest.mark.usefixtures("autocast_on_cuda")
+def test_fake_tensors_under_autocast_on_cuda_have_pytorchs_dtypes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def dtypes() -> list[torch.dtype]:
+        with FakeTensorMode():
+            x = torch.empty(2, 4, 3, device="cuda", dtype=torch.float16)
+            weight = torch.empty(4, device="cuda", dtype=torch.float16)
+            calls = (F.layer_norm(x, [3]), F.group_norm(x, 2, weight, weight), F.layer_norm(x.double(), [3]))
+            return [output.dtype for output in calls]
+
+    plain = dtypes()
+    assert plain == [torch.float32, torch.float32, torch.float64]
+    with normgrad.torch.override() as override:
+        assert dtypes() == plain
+    assert override.report().left == {
+        "layer_norm": {aten_override.SUBCLASS: 2},
+        "group_norm": {aten_override.SUBCLASS: 1},
+    }
+
+
+def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
+    x = random(2, 4, 3, dtype=torch.bfloat16).requires_grad_()
+    row, channel = random(3).requires_grad_(), random(4).requires_grad_()
+    for call, parameter in (
+        (lambda: aten_override._layer_norm_under_autocast(x, [3], row, row), row),
+        (lambda: aten_override._group_norm_under_autocast(x, 2, channel, channel), channel),
+    ):
+        with normgrad.torch.override() as override:
+            output = call()
+        assert taken(override) == 1
+        assert output.dtype == torch.float32
+        assert type(output.grad_fn.next_functions[0][0]).__name__ == "AccumulateGrad"  # of x, with no copy between
+        found = torch.autograd.grad(output.sin().sum(), (x, parameter))
+        assert [one.dtype for one in found] == [torch.bfloat16, torch.float32]
+
+
+def test_pytorchs_own_autocast_is_back_after_the_block() -> None:
+    def table() -> str:
+        return torch._C._dispatch_dump("aten::layer_norm") + torch._C._dispatch_dump("aten::group_norm")
+
+    before = table()
+    with normgrad.torch.override():
+        assert table() != before
+    assert table() == before
+
+
 def test_scripted_and_traced_models() -> None:
     x = random(4, 8)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
