@@ -9,11 +9,7 @@ import pytest
 import torch
 
 import normgrad.torch
-from normgrad.cuda import devices
 from support.torch_samples import random
-
-if not torch.cuda.is_available() or devices.problem(0) is not None:
-    pytest.skip("no GPU that the kernels run on", allow_module_level=True)
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -162,3 +158,15 @@ def test_a_captured_step() -> None:
     x.copy_(images(torch.float32).flip(0))
     graph.replay()
     assert_near(captured, module, x)
+
+
+@every_norm
+def test_outputs_of_16_bits_under_autocast(norm: str) -> None:
+    module, x = module_of(norm, normgrad.torch, autocast_dtype=torch.bfloat16), images(torch.float32).requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        output = module(x)
+    assert output.dtype == torch.bfloat16
+    (grad,) = torch.autograd.grad(output, x, torch.ones_like(output).cumsum(0))
+    assert grad.dtype == torch.float32
+    expected = module(x)
+    assert ((output.float() - expected).abs() <= 2**-8 * expected.abs() + 1e-6).all()
