@@ -15,7 +15,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -81,76 +81,32 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a 
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-@untraced
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    if _in_force:
-        reason = _why_not(input, weight, bias) or why_not_layer_norm(input, normalized_shape, weight, bias)
-        _count("layer_norm", reason)
-        if reason is None:
-            return run_layer_norm(input, normalized_shape, weight, bias, eps)
-    found: Tensor = torch.ops.aten.layer_norm.default.decompose(
-        input, normalized_shape, weight, bias, eps, cudnn_enable
-    )
-    return found
+def _function(
+    name: str, why_not: Callable[..., str | None], run: Callable[..., Tensor], under_autocast: bool = False
+) -> Callable[..., Tensor]:
+    """Return the function that is registered for an operator: ours where normgrad takes a call, else the composite."""
+    composite: Callable[..., Tensor] = getattr(torch.ops.aten, name).default.decompose
 
+    @untraced
+    def function(
+        input: Tensor,
+        sizes: Any,  # the normalized shape, or the number of groups
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        cudnn: bool = True,
+    ) -> Tensor:
+        if _in_force:
+            reason = _why_not(input, weight, bias) or why_not(input, sizes, weight, bias)
+            _count(name, reason)
+            if reason is None:
+                return run(input, sizes, weight, bias, eps)
+        if not under_autocast:
+            return composite(input, sizes, weight, bias, eps, cudnn)
+        with without_autocast():
+            return composite(_cast(input), sizes, _cast(weight), _cast(bias), eps, cudnn)
 
-@untraced
-def _group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
-    if _in_force:
-        reason = _why_not(input, weight, bias) or why_not_group_norm(input, num_groups, weight, bias)
-        _count("group_norm", reason)
-        if reason is None:
-            return run_group_norm(input, num_groups, weight, bias, eps)
-    found: Tensor = torch.ops.aten.group_norm.default.decompose(input, num_groups, weight, bias, eps, cudnn_enabled)
-    return found
-
-
-@untraced
-def _layer_norm_under_autocast(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    reason = _why_not(input, weight, bias) or why_not_layer_norm(input, normalized_shape, weight, bias)
-    if _in_force and reason is None:
-        _count("layer_norm", None)
-        return run_layer_norm(input, normalized_shape, weight, bias, eps)
-    with without_autocast():  # where the function above counts the call, and may take it after all
-        return torch.layer_norm(_cast(input), normalized_shape, _cast(weight), _cast(bias), eps, cudnn_enable)
-
-
-@untraced
-def _group_norm_under_autocast(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
-    reason = _why_not(input, weight, bias) or why_not_group_norm(input, num_groups, weight, bias)
-    if _in_force and reason is None:
-        _count("group_norm", None)
-        return run_group_norm(input, num_groups, weight, bias, eps)
-    with without_autocast():
-        return torch.group_norm(_cast(input), num_groups, _cast(weight), _cast(bias), eps, cudnn_enabled)
+    return function
 
 
 def _cast(tensor: Tensor | None) -> Any:
@@ -175,22 +131,23 @@ def _without_graph(function: _Function) -> _Function:
     return below  # type: ignore[return-value]
 
 
-_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "layer_norm": (_layer_norm, _layer_norm_under_autocast),
-    "group_norm": (_group_norm, _group_norm_under_autocast),
+_NORMS: dict[str, tuple[Callable[..., str | None], Callable[..., Tensor]]] = {
+    "layer_norm": (why_not_layer_norm, run_layer_norm),
+    "group_norm": (why_not_group_norm, run_group_norm),
 }
 
 
 def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    for name, (function, under_autocast) in _FUNCTIONS.items():
-        for key in _KEYS:
-            if key.startswith("Autocast"):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that PyTorch's function steps back
-                    library.impl(name, under_autocast, key)
-            else:
-                library.impl(name, function if key.startswith("Autograd") else _without_graph(function), key)
+    for name, norm in _NORMS.items():
+        function = _function(name, *norm)
+        for key in ("AutogradCPU", "AutogradCUDA"):
+            library.impl(name, function, key)
+        for key in ("CPU", "CUDA"):
+            library.impl(name, _without_graph(function), key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that PyTorch's function steps back
+            library.impl(name, _function(name, *norm, under_autocast=True), "AutocastCUDA")
     return library
 
 

@@ -474,12 +474,10 @@ def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.Monkey
     monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
     x = random(2, 4, 3, dtype=torch.bfloat16).requires_grad_()
     row, channel = random(3).requires_grad_(), random(4).requires_grad_()
-    for call, parameter in (
-        (lambda: aten_override._layer_norm_under_autocast(x, [3], row, row), row),
-        (lambda: aten_override._group_norm_under_autocast(x, 2, channel, channel), channel),
-    ):
+    for name, sizes, parameter in (("layer_norm", [3], row), ("group_norm", 2, channel)):
+        function = aten_override._function(name, *aten_override._NORMS[name], under_autocast=True)
         with normgrad.torch.override() as override:
-            output = call()
+            output = function(x, sizes, parameter, parameter)
         assert taken(override) == 1
         assert output.dtype == torch.float32
         assert type(output.grad_fn.next_functions[0][0]).__name__ == "AccumulateGrad"  # of x, with no copy between
