@@ -162,7 +162,7 @@ _LATE = """
 import os
 import ml_dtypes, numpy as np
 import normgrad
-from normgrad.cpu.steps import Step
+from normgrad.cpu.prepare.launch import Step
 
 seen, call = set(), Step.call
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import normgrad
-from normgrad.cpu.operands import goes_past_caches
+from normgrad.cpu.prepare.staging import goes_past_caches
 from normgrad.operators import OPERATORS
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import checked, exact_results, magnitudes

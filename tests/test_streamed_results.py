@@ -7,7 +7,7 @@ import pytest
 
 import normgrad
 from normgrad.contract.arrays import aligned_empty
-from normgrad.cpu.operands import goes_past_caches
+from normgrad.cpu.prepare.staging import goes_past_caches
 from support.dtypes import FLOATS, NUMPY
 
 ROWS, COLUMNS = 4352, 1024

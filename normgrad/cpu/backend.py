@@ -11,8 +11,8 @@ import numpy as np
 
 from normgrad.contract.plan import Kernel, Problem
 from normgrad.contract.view import Memory
-from normgrad.cpu import batch_norm, group_norm, layer_norm
-from normgrad.cpu.steps import holds_workspace
+from normgrad.cpu.prepare import batch_norm, group_norm, layer_norm
+from normgrad.cpu.prepare.launch import holds_workspace
 
 _PREPARE: dict[str, Callable[[Problem], Kernel]] = {
     "layer_norm_backward": layer_norm.prepare_backward,

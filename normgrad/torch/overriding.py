@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgrad.cpu.pool import THREAD_NAME
+from normgrad.cpu.threads.pool import THREAD_NAME
 from normgrad.operators import OPERATORS
 from normgrad.torch.functional import runs_on_gpu, untraced
 from normgrad.torch.kernels import TorchKernel

@@ -1,8 +1,8 @@
 """Plain loops over words, called by any number of threads with the same descriptor."""
 
 from normgrad.bench.contenders.stream_fields import ARRAYS, BLOCK, DONE, SUM, TAKEN, WORDS
-from normgrad.cpu.jit import device, kernel
-from normgrad.cpu.memory import fetch_add, load_i64, start_of, store_i64, wait_until
+from normgrad.cpu.compile.jit import device, kernel
+from normgrad.cpu.intrinsics.memory import fetch_add, load_i64, start_of, store_i64, wait_until
 
 
 @device

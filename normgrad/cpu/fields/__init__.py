@@ -1,0 +1,1 @@
+"""Offsets in the kernels' descriptors."""

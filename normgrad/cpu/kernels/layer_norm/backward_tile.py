@@ -1,0 +1,149 @@
+"""LayerNorm backward on a tile: a few rows whose weight gradients are added up in registers."""
+
+import numpy as np
+
+from normgrad.cpu.compile.jit import device, in_place
+from normgrad.cpu.fields.row_sizes import MEANS, MEANS_G, MEANS_GX, RSTDS, TILE
+from normgrad.cpu.intrinsics.memory import load
+from normgrad.cpu.intrinsics.pairs import (
+    ask_for_pair,
+    load_pair,
+    load_pair_first,
+    store_pair,
+    store_pair_first,
+    stream_pair,
+)
+from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
+from normgrad.cpu.tags import F32
+
+
+@in_place
+def splat_of(scratch, parameter, r):
+    return splat_f32(load(F32, scratch + parameter, r))
+
+
+@in_place
+def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
+    """One row's 32 columns: grad_input, and its terms added to the weight gradients s = (dw, dw, db, db)."""
+    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
+    mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
+    x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
+    if begins:
+        sums = (d[0] * x0, d[1] * x1, d[0], d[1])
+    else:
+        sums = (fma(d[0], x0, s[0]), fma(d[1], x1, s[1]), s[2] + d[0], s[3] + d[1])
+    # The two means, usually small, are added first, so that g is rounded once.
+    o0, o1 = fma(d[0], w0, -fma(x0, mean_gx, mean_g)), fma(d[1], w1, -fma(x1, mean_gx, mean_g))
+    return o0 * rstd, o1 * rstd, sums
+
+
+@in_place
+def keep_sums(sums, i, s, begins):
+    """The sums of a tile's rows, added to those of the tiles before: of 32 columns the weight's, then the bias's."""
+    if not begins:
+        s = (
+            s[0] + vload(F32, sums, 2 * i),
+            s[1] + vload(F32, sums, 2 * i + 16),
+            s[2] + vload(F32, sums, 2 * i + 32),
+            s[3] + vload(F32, sums, 2 * i + 48),
+        )
+    vstore(F32, sums, 2 * i, s[0])
+    vstore(F32, sums, 2 * i + 16, s[1])
+    vstore(F32, sums, 2 * i + 32, s[2])
+    vstore(F32, sums, 2 * i + 48, s[3])
+
+
+@in_place
+def _whole_pairs(kind, rows, first, last, tensors, weight, scratch, sums, r0, want_input, stream, ahead_go, ahead_x):
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+    zero, j = splat_f32(np.float32(0)), first
+    while j + 32 <= last:
+        w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
+        s = (zero, zero, zero, zero)
+        for r in range(rows):
+            d, v = load_pair(kind, grad_out + r * go_pitch, j), load_pair(kind, x + r * x_pitch, j)
+            ask_for_pair(kind, grad_out + ahead_go + r * go_pitch, j)
+            if ahead_x:
+                ask_for_pair(kind, x + ahead_x + r * x_pitch, j)
+            o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
+            if stream:
+                stream_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
+            elif want_input:
+                store_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
+        keep_sums(sums, j - first, s, r0 == 0)
+        j += 32
+    return j
+
+
+@in_place
+def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums, r0, want_input):
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+    zero = splat_f32(np.float32(0))
+    w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
+    s = (zero, zero, zero, zero)
+    for r in range(rows):
+        d = load_pair_first(kind, grad_out + r * go_pitch, j, last - j)
+        v = load_pair_first(kind, x + r * x_pitch, j, last - j)
+        o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
+        if want_input:
+            store_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
+    keep_sums(sums, i, s, r0 == 0)
+
+
+@device
+def tile_gradients(kind, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
+    """Columns [first, last) of up to TILE rows, r and following of their group, and their weight gradients' terms,
+    in float32, to the group's sums. Asks for the data so many bytes ahead.
+    """
+    if rows == TILE and stream:
+        j = _whole_pairs(kind, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
+    elif rows == TILE and want_input:
+        j = _whole_pairs(kind, TILE, first, last, tensors, weight, scratch, sums, r, True, False, ahead_go, ahead_x)
+    else:
+        j = _whole_pairs(
+            kind, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x
+        )
+    if j < last:
+        _last_pair(kind, rows, j, last, j - first, tensors, weight, scratch, sums, r, want_input)
+
+
+@in_place
+def _exact_sums_pair(kind, tensors, scratch, rows, j, count, dw, db, lane):
+    """Add the rows' terms of both weight gradients of 32 columns, in float64."""
+    grad_out, go_pitch, x, x_pitch, _, _ = tensors
+    w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
+    b0, b1 = vload_f64(db, lane), vload_f64(db, lane + 16)
+    for r in range(rows):
+        d = load_pair_first(kind, grad_out + r * go_pitch, j, count)
+        v = load_pair_first(kind, x + r * x_pitch, j, count)
+        m = splat_f64(np.float64(load(F32, scratch + MEANS, r)))
+        s = splat_f64(np.float64(load(F32, scratch + RSTDS, r)))
+        d0, d1 = widen(d[0]), widen(d[1])
+        w0, w1 = fma(d0, (widen(v[0]) - m) * s, w0), fma(d1, (widen(v[1]) - m) * s, w1)
+        b0, b1 = b0 + d0, b1 + d1
+    vstore_f64(dw, lane, w0)
+    vstore_f64(dw, lane + 16, w1)
+    vstore_f64(db, lane, b0)
+    vstore_f64(db, lane + 16, b1)
+
+
+@in_place
+def _add_sums_pair(sums, dw, db, lane):
+    """Add the group's float32 sums of 32 columns."""
+    vstore_f64(dw, lane, vload_f64(dw, lane) + widen(vload(F32, sums, 0)))
+    vstore_f64(dw, lane + 16, vload_f64(dw, lane + 16) + widen(vload(F32, sums, 16)))
+    vstore_f64(db, lane, vload_f64(db, lane) + widen(vload(F32, sums, 32)))
+    vstore_f64(db, lane + 16, vload_f64(db, lane + 16) + widen(vload(F32, sums, 48)))
+
+
+@device
+def add_sums(kind, exact, first, last, tensors, scratch, sums, rows, dw, db, dw_first):
+    """Add the sums of a group of rows over some columns to the block's in float64.
+
+    Of few rows in all (`exact`) the terms too are computed in float64.
+    """
+    for j in range(first, last, 32):
+        if exact:
+            _exact_sums_pair(kind, tensors, scratch, rows, j, min(32, last - j), dw, db, j - dw_first)
+        else:
+            _add_sums_pair(sums + 8 * (j - first), dw, db, j - dw_first)
