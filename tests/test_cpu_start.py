@@ -283,8 +283,8 @@ def test_another_source_is_another_kernel(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(package.parent)!r})\n{_CALL}"
     where = {"NORMGRAD_BACKEND": "cpu", "NORMGRAD_CACHE_DIR": str(tmp_path / "cache")}
     assert _COMPILED in run_python(code, **where)
-    with (package / "cpu" / "intrinsics" / "vectors.py").open("r+") as source:  # a module that the kernel's own module imports
-        source.write("\n# changed\n")
+    source = package / "cpu" / "intrinsics" / "vectors.py"  # a module that the kernel's own module imports
+    source.write_text(source.read_text() + "\n# changed\n")
     assert _COMPILED in run_python(code, **where)
     assert len(_kept(tmp_path / "cache")) == 2
 
