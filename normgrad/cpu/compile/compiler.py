@@ -1,8 +1,8 @@
-"""From a kernel's Python to native object code: Numba translates, LLVM optimises once, over everything.
+"""From a kernel's Python to native object code: Numba translates, LLVM optimises the linked whole once.
 
-Numba by itself optimises every function it compiles, with all that the function calls, so a layer is optimised again
-for every layer above it, and machine code is made for each. Here its libraries stay as they come, are linked when
-the kernel is complete, and are optimised together.
+Numba by itself optimises every function it compiles, with all that the function calls: a function is optimised again
+for every caller, and machine code is generated for each. Here Numba's libraries stay as they are, are linked when the
+kernel is complete, and are optimised together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numba.core.registry import cpu_target
 
 from normgrad.cpu.compile.jit import Pipeline
 from normgrad.cpu.compile.object_code import target_machine
+from normgrad.cpu.intrinsics.structs import StructPointer
 
 
 class _Untouched(JITCodeLibrary):
@@ -41,12 +42,12 @@ class _Codegen(JITCPUCodegen):
     _library_class = _Untouched
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Kernels have no use for Python's objects."""
+        """Store no environment: kernels use no Python objects."""
 
 
 @contextmanager
 def _untouched_libraries() -> Iterator[Any]:
-    """Let Numba leave its code as it is; nobody else's is compiled meanwhile."""
+    """Keep Numba from optimising; hold its lock, so that nothing else is compiled meanwhile."""
     context = cpu_target.target_context
     with global_compiler_lock, _no_collections():
         usual = context._internal_codegen
@@ -59,7 +60,7 @@ def _untouched_libraries() -> Iterator[Any]:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Numba makes objects by the million and keeps them: looking through them for garbage takes a tenth of the time."""
+    """Disable garbage collection: scanning the millions of objects that Numba keeps takes 10 % of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -70,12 +71,15 @@ def _no_collections() -> Iterator[None]:
 
 
 def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str, is_loop_body: bool = False) -> bytes:
-    """The object code of a kernel for the types of its tags: ``int32 symbol(int64 *descriptor)``.
+    """Return the object code of a kernel for its tags: ``int32 symbol(int64 *descriptor)``.
 
-    Of a loop's body: ``int32 symbol(int64 begin, int64 end, int64 *descriptor)``.
+    For a loop's body: ``int32 symbol(int64 begin, int64 end, int64 *descriptor)``. The annotation of the kernel's
+    descriptor is the class that declares it (:mod:`normgrad.cpu.descriptors`).
     """
     function = getattr(import_module(module), name).py_func
-    leading = (*[types.int64] * (2 * is_loop_body), types.CPointer(types.int64))
+    declared = next(iter(function.__annotations__.values()), None)
+    descriptor = StructPointer(declared) if declared else types.CPointer(types.int64)
+    leading = (*[types.int64] * (2 * is_loop_body), descriptor)
     arguments = (*leading, *(numba.typeof(tag) for tag in tags))
     flags = compiler.Flags()
     flags.error_model, flags.no_cpython_wrapper, flags.no_cfunc_wrapper = "numpy", True, True
@@ -91,7 +95,7 @@ def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str, is_loop
 
 
 def _linked(library: Any) -> Any:
-    """The code of a library and of all that it calls, in one module."""
+    """Return the code of a library and of all that it calls, in one module."""
     found = {library: None}  # in order, so that the same source gives the same code
     waiting = [library]
     while waiting:
@@ -107,7 +111,7 @@ def _linked(library: Any) -> Any:
 
 
 def _add_entry(whole: Any, kernel: Any, leading: int, symbol: str) -> None:
-    """The one function to be seen from outside: a kernel's tags are types alone, so any values will do for them."""
+    """Add the one function that is visible from outside. A kernel's tags are types alone, so any value will do."""
     result, problem, *arguments = (str(argument.type) for argument in kernel.arguments)
     given = ", ".join(f"{kind} %argument{number}" for number, kind in enumerate(arguments[:leading]))
     tags = "".join(f", {tag} zeroinitializer" for tag in arguments[leading:])

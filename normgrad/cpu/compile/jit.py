@@ -1,4 +1,4 @@
-"""The decorators of the functions that kernels are made of. Only modules of kernels import it: it brings Numba."""
+"""The decorators for kernels and the functions they call. Only kernel modules import it: it imports Numba."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OPTIONS = {
     "no_cfunc_wrapper": True,
 }
 
-# What Numba looks for in every function, and takes a sixth of its time for: closures, array expressions, overloads
-# to inline, with-statements, ... Kernels have none of it.
+# Passes for closures, array expressions, overloads to inline, with-statements, ... Kernels have none of these, and the
+# passes take a sixth of Numba's time.
 _NEEDLESS = {
     "with_lifting",
     "inline_closure_likes",
@@ -37,10 +37,10 @@ _NEEDLESS = {
 
 
 class Pipeline(CompilerBase):
-    """Numba's translation without the passes that find nothing to do in a kernel."""
+    """Numba's pipeline without the passes that find nothing to do in a kernel."""
 
     def define_pipelines(self) -> list[PassManager]:
-        """The one way to native code."""
+        """Return the only pipeline."""
         usual = DefaultPassBuilder.define_nopython_pipeline(self.state)
         lean = PassManager("kernel")
         lean.passes = [step for step in usual.passes if step[0].name() not in _NEEDLESS]
@@ -49,10 +49,10 @@ class Pipeline(CompilerBase):
 
 
 class _Function(CPUDispatcher):
-    """A function that is translated once for the types of its arguments, and not once more for every constant."""
+    """A function that is compiled once for the types of its arguments, not again for every literal."""
 
     def get_call_template(self, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        """How a call with arguments of these types is to be made."""
+        """Return how a function is called with arguments of these types."""
         return super().get_call_template(tuple(map(types.unliteral, args)), kws)
 
 
@@ -63,10 +63,10 @@ def _decorator(**options: bool) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-#: For the functions that kernels are made of.
+#: For functions that kernels call.
 device = _decorator()
-#: For small layers, put in place wherever they are called.
-in_place = _decorator(forceinline=True)
-#: For kernels themselves: ``kernel(descriptor, *tags)``, the descriptor a pointer to int64. Never called from Python:
+#: For functions that are always inlined.
+inline = _decorator(forceinline=True)
+#: For kernels themselves: ``kernel(descriptor, *tags)``. They are not called from Python:
 #: :mod:`normgrad.cpu.compile.kernel_lookup` finds their native code, or has it compiled.
 kernel = device

@@ -1,4 +1,7 @@
-"""Kernels by name, and their variants: found on disk as native code, or compiled. Numba is imported only to compile."""
+"""Kernels by name and tags: found on disk as native code, or compiled. Numba is imported only to compile.
+
+A step of a launch (:mod:`normgrad.cpu.prepare.launch`) asks for its kernel here.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from normgrad.cpu.compile import disk_cache
 
 if TYPE_CHECKING:
     from normgrad.cpu.compile.object_code import Entry
+    from normgrad.cpu.tags import Tag
 
 _ANNOUNCE_AFTER = 1.0  # seconds
 _SYMBOL = "normgrad_{}"
@@ -29,23 +33,23 @@ _lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
-_entries: dict[tuple[Kernel, tuple[type, ...]], Entry] = {}
+_entries: dict[tuple[Kernel, tuple[Tag, ...]], Entry] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function under the decorator ``kernel``, by the module that holds it and its name there.
+    """A function with the decorator ``kernel``, by its module and name.
 
-    The body of a parallel loop takes the first and the last number of its part of the loop before the descriptor.
+    The body of a parallel loop takes the bounds of its part of the loop before the descriptor.
     """
 
     module: str
     name: str
     is_loop_body: bool = False
 
-    def entry(self, tags: tuple[Any, ...]) -> Entry:
-        """The compiled function for the types of the tags. It takes a descriptor's address and returns 0."""
-        variant = self, tuple(map(type, tags))
+    def entry(self, tags: tuple[Tag, ...]) -> Entry:
+        """Return the compiled function for these tags. It takes a descriptor's address and returns 0."""
+        variant = self, tags
         found = _entries.get(variant)
         if found is None:
             with _lock:
@@ -55,10 +59,10 @@ class Kernel:
         return found
 
 
-def _load(kernel: Kernel, tags: tuple[Any, ...]) -> Entry:
+def _load(kernel: Kernel, tags: tuple[Tag, ...]) -> Entry:
     from normgrad.cpu.compile import object_code
 
-    types = "-".join(type(tag).__name__ for tag in tags)
+    types = "-".join(tag.name for tag in tags)
     key = f"{kernel.module}.{kernel.name}({types}); {_sources(kernel.module)}; {_numba()}; {object_code.identity()}"
     symbol = _SYMBOL.format(hashlib.sha256(key.encode()).hexdigest())
     name = f"{kernel.name}-{types}" if types else kernel.name
@@ -86,7 +90,7 @@ def _sources(module: str) -> str:
 
 @cache
 def _numba() -> str:
-    """Which Numba there is, without importing it."""
+    """Return which Numba is installed, without importing it."""
     found = find_spec("numba")
     if found is None or not found.origin:
         return "no Numba"

@@ -1,11 +1,13 @@
-"""What the intrinsics are built of: LLVM types, conversions, pointers.
+"""LLVM types, conversions and pointers that the intrinsics are built of.
 
-Addresses are bytes, indices elements.
+Addresses are in bytes, indices in elements.
 """
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
+
+from normgrad.cpu.tags import BF16, F16, F32, I32
 
 LANES = 16
 _HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
@@ -21,7 +23,8 @@ class BFloatType(ir.Type):
         return "bfloat"
 
 
-STORAGE = {types.float32: FLOAT_TYPE, types.int16: HALF_TYPE, types.uint16: I16_TYPE, types.int32: I32_TYPE}
+#: How elements are stored, by the tag of their dtype.
+STORAGE = {F32: FLOAT_TYPE, F16: HALF_TYPE, BF16: I16_TYPE, I32: I32_TYPE}
 
 
 def vector_of(element, lanes=LANES):
@@ -33,7 +36,7 @@ def splat_constant(vector_type, value):
 
 
 def splatted(builder, scalar):
-    """A vector with one value in all lanes."""
+    """Return a vector with one value in all lanes."""
     single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
     return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
 
@@ -67,8 +70,8 @@ def _float_to_bfloat(builder, value):
 
 
 def _half_to_float(builder, raw):
-    """float16 -> float32. Of vectors by an instruction that LLVM does not see through: it would make one of this and a
-    conversion to float64 after it, which takes three times as long as the two.
+    """float16 -> float32. Vectors by an intrinsic that LLVM does not see through: it would merge this and a conversion
+    to float64 after it into one instruction, which takes three times as long as the two.
     """
     if not (_HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
         return builder.fpext(raw, same_shape(raw.type, FLOAT_TYPE))
@@ -78,22 +81,22 @@ def _half_to_float(builder, raw):
     return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", singles, arguments)
 
 
-def widened(builder, kind, raw):
-    """Storage value(s) of `kind` -> float32."""
-    if kind == types.uint16:
+def widened(builder, tag, raw):
+    """Convert stored value(s) to float32."""
+    if tag == BF16:
         return _bfloat_to_float(builder, raw)
-    if kind == types.int16:
+    if tag == F16:
         return _half_to_float(builder, raw)
-    if kind == types.int32:
+    if tag == I32:
         return builder.sitofp(raw, same_shape(raw.type, FLOAT_TYPE))
     return raw
 
 
-def narrowed(builder, kind, value):
-    """float32 -> storage value(s) of `kind`."""
-    if kind == types.uint16:
+def narrowed(builder, tag, value):
+    """Convert float32 to the values that are stored."""
+    if tag == BF16:
         return _float_to_bfloat(builder, value)
-    if kind == types.int16:
+    if tag == F16:
         return builder.fptrunc(value, same_shape(value.type, HALF_TYPE))
     return value
 

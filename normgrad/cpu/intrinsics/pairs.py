@@ -1,4 +1,4 @@
-"""Pairs of vectors: 32 columns at a time, in the lane order that converts fastest.
+"""Pairs of vectors: 32 elements at a time, in the lane order that converts fastest.
 
 A bfloat16 pair is one 64-byte load split into even and odd columns (a shift and a mask, no shuffles). So vectors that
 meet the data lane by lane (weight, weight gradients) are kept in the same order in the workspace.
@@ -13,6 +13,7 @@ from normgrad.cpu.intrinsics.llvm import (
     FLOAT_TYPE,
     I16_TYPE,
     I32_TYPE,
+    I64_TYPE,
     LANES,
     STORAGE,
     BFloatType,
@@ -28,6 +29,7 @@ from normgrad.cpu.intrinsics.llvm import (
     widened,
 )
 from normgrad.cpu.intrinsics.vectors import f32x16
+from normgrad.cpu.tags import BF16, CODES, F16, F32, TAGS
 
 PAIR = 2 * LANES
 _FEATURES = get_host_cpu_features()
@@ -44,9 +46,9 @@ def _lanes_below(builder, count, lanes, first=0, step=1):
     return builder.icmp_signed("<", ir.Constant(vector_type, list(range(first, first + step * lanes, step))), splat)
 
 
-def _split(builder, kind, raw):
+def _split(builder, tag, raw):
     """32 storage elements -> two f32x16."""
-    if kind == types.uint16:
+    if tag == BF16:
         words = builder.bitcast(raw, vector_of(I32_TYPE))
         even = builder.shl(words, splat_constant(words.type, 16))
         odd = builder.and_(words, splat_constant(words.type, 0xFFFF0000))
@@ -56,7 +58,7 @@ def _split(builder, kind, raw):
         builder.shuffle_vector(raw, undefined, ir.Constant(vector_of(I32_TYPE), list(range(f, f + LANES))))
         for f in (0, LANES)
     ]
-    return [widened(builder, kind, half) for half in halves]
+    return [widened(builder, tag, half) for half in halves]
 
 
 def _round_bits(builder, value):
@@ -68,18 +70,18 @@ def _round_bits(builder, value):
     return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
 
 
-def _join(builder, kind, low, high):
+def _join(builder, tag, low, high):
     """Two f32x16 -> 32 storage elements. The instruction that rounds to bfloat16 flushes subnormal numbers to zero."""
-    if kind == types.uint16 and _ROUNDS_BFLOAT:
+    if tag == BF16 and _ROUNDS_BFLOAT:
         name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
         words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
         order = [start + i for i in range(LANES) for start in (0, LANES)]
         return builder.shuffle_vector(words, words, ir.Constant(vector_of(I32_TYPE, PAIR), order))
-    if kind == types.uint16:
+    if tag == BF16:
         even = builder.lshr(_round_bits(builder, low), splat_constant(vector_of(I32_TYPE), 16))
         odd = builder.and_(_round_bits(builder, high), splat_constant(vector_of(I32_TYPE), 0xFFFF0000))
         return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
-    low, high = narrowed(builder, kind, low), narrowed(builder, kind, high)
+    low, high = narrowed(builder, tag, low), narrowed(builder, tag, high)
     return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
 
 
@@ -91,8 +93,8 @@ def _float_to_half_bits(builder, value):
 
 
 def _store_halves(builder, pointer, values, align):
-    """Two f32x16 as float16 one after the other: the conversion stores half a pair for half of what a pair would take
-    that is put together first. As integers: LLVM has no streaming store of float16, and would take a bitcast away.
+    """Store two f32x16 as float16, one after the other: the conversion stores half a pair at half the cost of a pair
+    that is joined first. As integers: LLVM has no non-temporal store of float16, and would fold a bitcast.
     """
     halves = builder.bitcast(pointer, vector_of(I16_TYPE).as_pointer())
     return [
@@ -123,21 +125,21 @@ def _pair_pointer(context, builder, args, arg_types, element):
 
 
 @intrinsic
-def load_pair(typingctx, kind, address, index):
+def load_pair(typingctx, dtype, address, index):
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         raw = builder.load(_pair_pointer(context, builder, args[1:], sig.args[1:], element), align=size_of(element))
-        return context.make_tuple(builder, pair_type, _split(builder, kind, raw))
+        return context.make_tuple(builder, pair_type, _split(builder, dtype.tag, raw))
 
-    return pair_type(kind, address, index), codegen
+    return pair_type(dtype, address, index), codegen
 
 
 @intrinsic
-def ask_for_pair(typingctx, kind, address, index):
-    """Ask for 32 elements in the second-level cache; any address is safe."""
+def prefetch_pair(typingctx, dtype, address, index):
+    """Prefetch 32 elements into the L2 cache; any address is safe."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
         read, locality, data = (ir.Constant(I32_TYPE, v) for v in (0, 2, 1))
         for line in range(0, PAIR, 64 // size_of(element)):
@@ -146,85 +148,85 @@ def ask_for_pair(typingctx, kind, address, index):
             call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, read, locality, data])
         return context.get_dummy_value()
 
-    return types.void(kind, address, index), codegen
+    return types.void(dtype, address, index), codegen
 
 
 @intrinsic
-def load_pair_first(typingctx, kind, address, index, count):
-    """The first `count` of 32 columns, zeros after; nothing beyond is read."""
+def load_pair_first(typingctx, dtype, address, index, count):
+    """Load the first `count` of 32 elements, zeros after; nothing beyond is read."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
         return context.make_tuple(
-            builder, pair_type, _split(builder, kind, _masked_load(builder, pointer, element, args[3]))
+            builder, pair_type, _split(builder, dtype.tag, _masked_load(builder, pointer, element, args[3]))
         )
 
-    return pair_type(kind, address, index, types.int64), codegen
+    return pair_type(dtype, address, index, types.int64), codegen
 
 
-def _positions(kind):
-    """First column and step of a pair's two vectors: neighbours, or of bfloat16 the even ones and the odd ones."""
-    return ((0, 2), (1, 2)) if kind == types.uint16 else ((0, 1), (LANES, 1))
+def _positions(tag):
+    """Return the first element and the step of each vector of a pair: contiguous, or for bfloat16 even and odd."""
+    return ((0, 2), (1, 2)) if tag == BF16 else ((0, 1), (LANES, 1))
 
 
 @intrinsic
-def load_pair_or(typingctx, kind, address, index, count, other):
-    """The first `count` of 32 columns, `other` in the lanes after; nothing beyond is read."""
+def load_pair_or(typingctx, dtype, address, index, count, other):
+    """Load the first `count` of 32 elements, `other` in the lanes after; nothing beyond is read."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
         raw = _masked_load(builder, pointer, element, args[3])
         filling = splatted(builder, args[4])
         halves = [
             builder.select(_lanes_below(builder, args[3], LANES, start, step), half, filling)
-            for (start, step), half in zip(_positions(kind), _split(builder, kind, raw))
+            for (start, step), half in zip(_positions(dtype.tag), _split(builder, dtype.tag, raw))
         ]
         return context.make_tuple(builder, pair_type, halves)
 
-    return pair_type(kind, address, index, types.int64, types.float32), codegen
+    return pair_type(dtype, address, index, types.int64, types.float32), codegen
 
 
 @intrinsic
-def split_pair(typingctx, kind, columns, first, second):
-    """A pair with one value in so many columns, another in those after."""
+def split_pair(typingctx, dtype, columns, first, second):
+    """Return a pair with one value in the first `columns` elements, another in those after."""
 
     def codegen(context, builder, sig, args):
         before, after = (splatted(builder, value) for value in args[2:])
         halves = [
             builder.select(_lanes_below(builder, args[1], LANES, start, step), before, after)
-            for start, step in _positions(kind)
+            for start, step in _positions(dtype.tag)
         ]
         return context.make_tuple(builder, pair_type, halves)
 
-    return pair_type(kind, types.int64, types.float32, types.float32), codegen
+    return pair_type(dtype, types.int64, types.float32, types.float32), codegen
 
 
 @intrinsic
-def store_pair(typingctx, kind, address, index, low, high):
+def store_pair(typingctx, dtype, address, index, low, high):
     """Store 32 elements."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if kind == types.int16 and _HAS_AVX512:
+        if dtype.tag == F16 and _HAS_AVX512:
             _store_halves(builder, pointer, args[3:], size_of(element))
         else:
-            builder.store(_join(builder, kind, args[3], args[4]), pointer, align=size_of(element))
+            builder.store(_join(builder, dtype.tag, args[3], args[4]), pointer, align=size_of(element))
         return context.get_dummy_value()
 
-    return types.void(kind, address, index, f32x16, f32x16), codegen
+    return types.void(dtype, address, index, f32x16, f32x16), codegen
 
 
 @intrinsic
-def store_pair_first(typingctx, kind, address, index, low, high, count):
+def store_pair_first(typingctx, dtype, address, index, low, high, count):
     """Store the first `count` of 32 elements."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = _join(builder, kind, args[3], args[4])
+        raw = _join(builder, dtype.tag, args[3], args[4])
         call_intrinsic(
             builder,
             f"llvm.masked.store.{type_suffix(raw.type)}.p0",
@@ -233,32 +235,32 @@ def store_pair_first(typingctx, kind, address, index, low, high, count):
         )
         return context.get_dummy_value()
 
-    return types.void(kind, address, index, f32x16, f32x16, types.int64), codegen
+    return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
 
 
 @intrinsic
-def stream_pair(typingctx, kind, address, index, low, high):
+def stream_pair(typingctx, dtype, address, index, low, high):
     """Store 32 elements by non-temporal stores; the address must be a multiple of 64."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if kind == types.int16 and _HAS_AVX512:
+        if dtype.tag == F16 and _HAS_AVX512:
             stores = _store_halves(builder, pointer, args[3:], 32)
         else:
             lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
-            raw = builder.bitcast(_join(builder, kind, args[3], args[4]), lanes)
+            raw = builder.bitcast(_join(builder, dtype.tag, args[3], args[4]), lanes)
             stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
         for stored in stores:
             stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
         return context.get_dummy_value()
 
-    return types.void(kind, address, index, f32x16, f32x16), codegen
+    return types.void(dtype, address, index, f32x16, f32x16), codegen
 
 
-def _lane_order(kind, inverse=False):
-    """In which order the lanes of a pair have 32 columns, or the columns have the lanes."""
-    columns = list(range(PAIR)) if kind != types.uint16 else [*range(0, PAIR, 2), *range(1, PAIR, 2)]
+def _lane_order(tag, inverse=False):
+    """Return the elements in the order of lanes, or the lanes in the order of elements."""
+    columns = list(range(PAIR)) if tag != BF16 else [*range(0, PAIR, 2), *range(1, PAIR, 2)]
     return [columns.index(c) for c in range(PAIR)] if inverse else columns
 
 
@@ -270,45 +272,52 @@ def _shuffled(builder, low, high, order):
 
 
 @intrinsic
-def load_ordered(typingctx, kind, address, index):
-    """32 float32 in the lane order of a kind's pairs."""
+def load_ordered(typingctx, dtype, address, index):
+    """Load 32 float32 in the lane order of a dtype's pairs."""
 
     def codegen(context, builder, sig, args):
         pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
-        low, high = _split(builder, types.float32, builder.load(pointer, align=4))
-        return context.make_tuple(builder, pair_type, _shuffled(builder, low, high, _lane_order(kind)))
+        low, high = _split(builder, F32, builder.load(pointer, align=4))
+        return context.make_tuple(builder, pair_type, _shuffled(builder, low, high, _lane_order(dtype.tag)))
 
-    return pair_type(kind, address, index), codegen
+    return pair_type(dtype, address, index), codegen
 
 
 @intrinsic
-def store_ordered(typingctx, kind, address, index, low, high):
-    """32 float32 that are in the lane order of a kind's pairs, in the order of columns."""
+def store_ordered(typingctx, dtype, address, index, low, high):
+    """Store 32 float32 that are in the lane order of a dtype's pairs in the order of elements."""
 
     def codegen(context, builder, sig, args):
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
-        low, high = _shuffled(builder, args[3], args[4], _lane_order(kind, inverse=True))
-        builder.store(_join(builder, types.float32, low, high), pointer, align=4)
+        low, high = _shuffled(builder, args[3], args[4], _lane_order(dtype.tag, inverse=True))
+        builder.store(_join(builder, F32, low, high), pointer, align=4)
         return context.get_dummy_value()
 
-    return types.void(kind, address, index, f32x16, f32x16), codegen
+    return types.void(dtype, address, index, f32x16, f32x16), codegen
 
 
 @intrinsic
-def is_bfloat(typingctx, kind):
-    answer = int(kind == types.uint16)
-    return types.boolean(kind), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), answer)
+def is_bfloat16(typingctx, dtype):
+    answer = int(dtype.tag == BF16)
+    return types.boolean(dtype), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), answer)
 
 
 @intrinsic
-def copy_element(typingctx, kind, source, source_index, target, target_index):
-    """One element as it is, bit for bit."""
+def code_of(typingctx, dtype):
+    """Return the number that a dtype has in descriptors."""
+    code = next(CODES[known] for known, tag in TAGS.items() if tag == dtype.tag)
+    return types.int64(dtype), lambda context, builder, sig, args: ir.Constant(I64_TYPE, code)
+
+
+@intrinsic
+def copy_element(typingctx, dtype, source, source_index, target, target_index):
+    """Copy an element bit for bit."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         value = builder.load(pointer_to(builder, args[1], args[2], element), align=size_of(element))
         builder.store(value, pointer_to(builder, args[3], args[4], element), align=size_of(element))
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(kind, i, i, i, i), codegen
+    return types.void(dtype, i, i, i, i), codegen

@@ -1,4 +1,4 @@
-"""Vectors of 16 float32 or float64 lanes, and their way from and to memory.
+"""Vectors of 16 float32 or float64 lanes: loads, stores, arithmetic.
 
 Their arithmetic is written out, not left to the auto-vectoriser, so it gives the same bits whatever the alignment,
 overlap or tile it happens in.
@@ -31,6 +31,7 @@ from normgrad.cpu.intrinsics.llvm import (
     vector_of,
     widened,
 )
+from normgrad.cpu.tags import F32
 
 
 class Vector(types.Type):
@@ -59,53 +60,53 @@ def _vector_pointer(context, builder, args, arg_types, element):
 
 
 @intrinsic
-def vload(typingctx, kind, address, index):
+def vload(typingctx, dtype, address, index):
     """16 consecutive elements -> f32x16; no alignment needed."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _vector_pointer(context, builder, args[1:], sig.args[1:], element)
-        return widened(builder, kind, builder.load(pointer, align=size_of(element)))
+        return widened(builder, dtype.tag, builder.load(pointer, align=size_of(element)))
 
-    return f32x16(kind, address, index), codegen
+    return f32x16(dtype, address, index), codegen
 
 
 @intrinsic
-def vstore(typingctx, kind, address, index, value):
+def vstore(typingctx, dtype, address, index, value):
     """f32x16 -> 16 consecutive elements, rounded to nearest even."""
 
     def codegen(context, builder, sig, args):
-        element = STORAGE[kind]
+        element = STORAGE[dtype.tag]
         pointer = _vector_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        builder.store(narrowed(builder, kind, args[3]), pointer, align=size_of(element))
+        builder.store(narrowed(builder, dtype.tag, args[3]), pointer, align=size_of(element))
         return context.get_dummy_value()
 
-    return types.void(kind, address, index, f32x16), codegen
+    return types.void(dtype, address, index, f32x16), codegen
 
 
 @intrinsic
 def power_of_two(typingctx, value, mean):
-    """The largest power of two p with p <= |value| and p*|mean| <= 2^126, within 2^-126 .. 2^126; float64 or f64x16.
+    """Return the largest power of two p with p <= |value| and p*|mean| <= 2^126, within 2^-126 .. 2^126.
 
-    A NaN counts as no limit.
+    For float64 or f64x16. A NaN counts as no limit.
     """
 
     def codegen(context, builder, sig, args):
-        kind = args[0].type
-        is_vector = isinstance(kind, ir.VectorType)
+        llvm_type = args[0].type
+        is_vector = isinstance(llvm_type, ir.VectorType)
 
         def constant(number):
-            return splat_constant(kind, number) if is_vector else ir.Constant(kind, number)
+            return splat_constant(llvm_type, number) if is_vector else ir.Constant(llvm_type, number)
 
         def call(name, *operands):
-            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(kind)}", kind, list(operands))
+            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(llvm_type)}", llvm_type, list(operands))
 
         size, mean_size = call("fabs", args[0]), call("fabs", args[1])
         limited = call("minnum", call("minnum", size, builder.fdiv(constant(2.0**126), mean_size)), constant(2.0**126))
         word = vector_of(I64_TYPE) if is_vector else I64_TYPE
         exponent = 0x7FF0000000000000
         mask = splat_constant(word, exponent) if is_vector else ir.Constant(word, exponent)
-        power = builder.bitcast(builder.and_(builder.bitcast(limited, word), mask), kind)
+        power = builder.bitcast(builder.and_(builder.bitcast(limited, word), mask), llvm_type)
         return call("maxnum", power, constant(2.0**-126))
 
     return value(value, value), codegen
@@ -113,16 +114,20 @@ def power_of_two(typingctx, value, mean):
 
 @intrinsic
 def saturated(typingctx, value):
-    """A float64 or f64x16 within float32's range: finite values beyond it become +-2^127, Inf and NaN stay."""
+    """Bring a float64 or f64x16 into float32's range: finite values beyond it become +-2^127, Inf and NaN stay."""
 
     def codegen(context, builder, sig, args):
-        kind = args[0].type
+        llvm_type = args[0].type
 
         def constant(number):
-            return splat_constant(kind, number) if isinstance(kind, ir.VectorType) else ir.Constant(kind, number)
+            return (
+                splat_constant(llvm_type, number)
+                if isinstance(llvm_type, ir.VectorType)
+                else ir.Constant(llvm_type, number)
+            )
 
         def call(name, *operands):
-            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(kind)}", kind, list(operands))
+            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(llvm_type)}", llvm_type, list(operands))
 
         size = call("fabs", args[0])
         largest = call("copysign", constant(2.0**127), args[0])
@@ -136,11 +141,11 @@ def saturated(typingctx, value):
 
 @intrinsic
 def not_below(typingctx, value, least):
-    """The value, or `least` where it is negative: NaN stays; float64 or f64x16."""
+    """Return the value, or `least` where it is negative: NaN stays; float64 or f64x16."""
 
     def codegen(context, builder, sig, args):
-        kind = args[0].type
-        zero = splat_constant(kind, 0.0) if isinstance(kind, ir.VectorType) else ir.Constant(kind, 0.0)
+        llvm_type = args[0].type
+        zero = splat_constant(llvm_type, 0.0) if isinstance(llvm_type, ir.VectorType) else ir.Constant(llvm_type, 0.0)
         return builder.select(builder.fcmp_ordered("<", args[0], zero), args[1], args[0])
 
     return value(value, value), codegen
@@ -205,22 +210,22 @@ def fma(typingctx, a, b, c):
 
 
 @intrinsic
-def scaled(typingctx, kind, value, factor, low, offset):
-    """value*(factor + low) + offset; without the factor's low part before a 16-bit store, which would not show it."""
+def scaled(typingctx, dtype, value, factor, low, offset):
+    """Return value*(factor + low) + offset; before a 16-bit store without `low`, which would not show."""
 
     def codegen(context, builder, sig, args):
         name, vector = f"llvm.fma.{type_suffix(args[1].type)}", args[1].type
         _, value_, factor_, low_, offset_ = args
-        if kind == types.float32:
+        if dtype.tag == F32:
             offset_ = call_intrinsic(builder, name, vector, [value_, low_, offset_])
         return call_intrinsic(builder, name, vector, [value_, factor_, offset_])
 
-    return value(kind, value, value, value, value), codegen
+    return value(dtype, value, value, value, value), codegen
 
 
 @intrinsic
 def hsum(typingctx, value):
-    """Sum of the lanes, halves added pairwise (16 -> 8 -> 4 -> 2 -> 1), always in that order."""
+    """Sum the lanes, halves added pairwise (16 -> 8 -> 4 -> 2 -> 1), always in that order."""
     scalar = types.float64 if value == f64x16 else types.float32
 
     def codegen(context, builder, sig, args):
@@ -239,7 +244,7 @@ def hsum(typingctx, value):
 
 
 def _folded(builder, run, vector, other=None):
-    """One or two vectors of runs of lanes, each run's second half added to its first."""
+    """Add the second half of every `run` lanes to the first, in one or two vectors."""
     lanes = vector.type.count * (1 if other is None else 2)
     firsts = [start + i for start in range(0, lanes, run) for i in range(run // 2)]
     halves = [
@@ -253,7 +258,7 @@ def _folded(builder, run, vector, other=None):
 
 @intrinsic
 def store_sums(typingctx, address, a, b, c, d):
-    """The sums of the lanes of four f64x16, each in the order of hsum, to four float64 in memory."""
+    """Store the sums of the lanes of four f64x16, each in the order of hsum, as four float64."""
 
     def codegen(context, builder, sig, args):
         a, b, c, d = (_folded(builder, 16, vector) for vector in args[1:])

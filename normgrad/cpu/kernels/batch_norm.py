@@ -1,293 +1,271 @@
-"""BatchNorm's kernels, called by any number of threads with the same descriptor: one chunk after another."""
+"""BatchNorm: the kernels `batch_norm_stats`, `_elemt`, `_reduce_backward` and `_elemt_backward`.
+
+Kernels that reduce sum every chunk, then add the partial sums of 32 channels at a time. Element-wise kernels compute
+the coefficients of all channels, then process every chunk.
+"""
 
 import numpy as np
 
-from normgrad.cpu.compile.jit import device, in_place, kernel
-from normgrad.cpu.fields.channel import (
-    CHANNELS,
-    CHANNELS_AT_ONCE,
-    CHUNK,
-    CHUNKS,
-    EPS,
-    FIRST,
-    GRAIN,
-    OUT_0,
-    OUT_1,
-    OUT_2,
-    OUT_3,
-    PARTIALS,
-    PITCH,
-    PLACES,
-    RECORDS,
-    SAMPLES,
-    SECOND,
-    SLOT,
-    SLOTS,
-    TABLES,
-    THIRD,
-)
-from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, start_of, store_f64, take
+from normgrad.cpu.compile.jit import device, inline, kernel
+from normgrad.cpu.descriptors import Channel
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size, store_f64
 from normgrad.cpu.intrinsics.vectors import vload, vload_f64, vstore_f64, widen
-from normgrad.cpu.kernels.batch_norm_moments import FEW, batch_moments_columns, batch_moments_rows
+from normgrad.cpu.kernels.batch_norm_moments import moments_columns, moments_rows
 from normgrad.cpu.kernels.batch_norm_partials import (
-    block_statistics,
     gradient_coefficients,
     output_coefficients,
-    put_lanes,
+    reduce_moments,
     sum_coefficients,
-    total_block,
 )
-from normgrad.cpu.kernels.channel.access import (
-    blocks_of,
-    choose,
-    finish_phase,
-    in_columns,
-    is_first,
-    partial_index,
-    places_of,
-    quotient,
+from normgrad.cpu.kernels.channel.access import choose, in_columns, partials_of, positions_of, quotient
+from normgrad.cpu.kernels.channel.columns import (
+    clear_sums,
+    gradient_columns,
+    output_columns,
+    sum_all_channels,
+    sum_columns,
 )
-from normgrad.cpu.kernels.channel.column_sums_f32 import add_singles
-from normgrad.cpu.kernels.channel.columns import add_places, clear_sums, gradient_places, normalise_places
 from normgrad.cpu.kernels.channel.mixed_dtypes import mixed_gradient, mixed_means, mixed_output, mixed_sums
-from normgrad.cpu.kernels.channel.rows import gradient_rows, normalise_rows, sum_rows
+from normgrad.cpu.kernels.channel.rows import gradient_rows, output_rows, sum_rows
+from normgrad.cpu.kernels.common.lanes import from_lanes
+from normgrad.cpu.kernels.common.reduce import sum_partials
+from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
+from normgrad.cpu.limits import ALL_CHANNELS_FROM, FLOAT64_COLUMN_TERMS
 from normgrad.cpu.tags import BACKWARD, BACKWARD_SUMS, F32, FORWARD, FORWARD_SUMS
 
-_NARROW = 64  # channels of float32 of which many places at once are as fast
+
+def _process(dtype, layout, direction, desc, i):
+    """Compute the sums or the results of chunk i. One function per layout and direction."""
 
 
-def _work(kind, layout, direction, desc, i):
-    """The sums or the results of chunk i."""
+@device
+def _row_blocks(desc):
+    """Return how many chunks the channels of a sample make in rows."""
+    return (desc.channels + desc.chunk_channels - 1) // desc.chunk_channels
 
 
 @device
 def _rows_of(desc, i):
-    """Sample, first and last channel and part of the rows, of chunk i of rows."""
-    row, blocks = quotient(i, desc[CHUNKS]), blocks_of(desc, desc[CHANNELS])
+    """Return sample, first and last channel and part of the positions of chunk i of rows."""
+    row, blocks = quotient(i, desc.chunks), _row_blocks(desc)
     n = quotient(row, blocks)
-    first = (row - n * blocks) * desc[CHANNELS_AT_ONCE]
-    return n, first, min(first + desc[CHANNELS_AT_ONCE], desc[CHANNELS]), i - row * desc[CHUNKS]
+    first = (row - n * blocks) * desc.chunk_channels
+    return n, first, min(first + desc.chunk_channels, desc.channels), i - row * desc.chunks
 
 
-def _rows_sum_backward(kind, layout, direction, desc, i):
+def _rows_backward_sums(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    sum_rows(kind, desc, n, first, last, part, np.float32(1), np.float32(0), desc[TABLES] + 4 * desc[PITCH])
+    negative_means = desc.coefficients + 4 * desc.padded_channels
+    sum_rows(dtype, desc, n, first, last, part, np.float32(1), np.float32(0), negative_means)
 
 
-def _rows_sum_forward(kind, layout, direction, desc, i):
+def _rows_forward_sums(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    batch_moments_rows(kind, desc, n, first, last, part)
+    moments_rows(dtype, desc, n, first, last, part)
 
 
-def _columns_sum_backward(kind, layout, direction, desc, i):
-    n, chunk = i // desc[CHUNKS], i % desc[CHUNKS]
-    places = places_of(desc, chunk)
-    # The sums are results themselves: of few terms, none are added in float32.
-    run = 1 if desc[SAMPLES] * desc[PLACES] <= FEW else places
+def _columns_backward_sums(dtype, layout, direction, desc, i):
+    n, chunk = i // desc.chunks, i % desc.chunks
+    positions = positions_of(desc, chunk)
+    # The sums are results themselves: few terms are not added in float32.
+    run = 1 if desc.samples * desc.positions <= FLOAT64_COLUMN_TERMS else positions
     clear_sums(desc, n, chunk)
-    if item_size(kind) == 4 and desc[CHANNELS] > _NARROW and run > 1:
-        add_singles(desc, n, chunk, desc[TABLES] + 4 * desc[PITCH])
+    if item_size(dtype) == 4 and desc.channels > ALL_CHANNELS_FROM and run > 1:
+        sum_all_channels(desc, n, chunk, desc.coefficients + 4 * desc.padded_channels)
     else:
-        for first in range(0, places, run):
-            add_places(kind, desc, n, chunk, first, first + run, desc[TABLES])
+        for first in range(0, positions, run):
+            sum_columns(dtype, desc, n, chunk, first, first + run, desc.coefficients)
 
 
-def _columns_sum_forward(kind, layout, direction, desc, i):
-    batch_moments_columns(kind, desc, i // desc[CHUNKS], i % desc[CHUNKS])
+def _columns_forward_sums(dtype, layout, direction, desc, i):
+    moments_columns(dtype, desc, i // desc.chunks, i % desc.chunks)
 
 
-def _mixed_sum_backward(kind, layout, direction, desc, i):
+def _mixed_backward_sums(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    place, at = part * desc[CHUNK], partial_index(desc, n, part)
+    position, partials = part * desc.chunk_positions, partials_of(desc, n, part)
     for c in range(first, last):
-        total, total_x = mixed_sums(desc, n, c, place, place + places_of(desc, part))
-        store_f64(desc[PARTIALS], at + c, total)
-        store_f64(desc[PARTIALS], at + c + desc[PITCH], total_x)
+        total, total_x = mixed_sums(desc, n, c, position, position + positions_of(desc, part))
+        store_f64(partials, c, total)
+        store_f64(partials, c + desc.padded_channels, total_x)
 
 
-def _rows_result_backward(kind, layout, direction, desc, i):
+def _rows_backward(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    gradient_rows(kind, desc, n, first, last, part, desc[TABLES])
+    gradient_rows(dtype, desc, n, first, last, part, desc.coefficients)
 
 
-def _rows_result_forward(kind, layout, direction, desc, i):
+def _rows_forward(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    biases = desc[TABLES] + 12 * desc[PITCH]
-    normalise_rows(kind, desc, n, first, last, part, desc[TABLES], biases + 4 * desc[PITCH], biases)
+    output_rows(dtype, desc, n, first, last, part, desc.coefficients)
 
 
-def _columns_result_backward(kind, layout, direction, desc, i):
-    chunk = i % desc[CHUNKS]
-    gradient_places(kind, desc, i // desc[CHUNKS], chunk, 0, places_of(desc, chunk), desc[TABLES])
+def _columns_backward(dtype, layout, direction, desc, i):
+    chunk = i % desc.chunks
+    gradient_columns(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
 
 
-def _columns_result_forward(kind, layout, direction, desc, i):
-    chunk = i % desc[CHUNKS]
-    normalise_places(kind, desc, i // desc[CHUNKS], chunk, 0, places_of(desc, chunk), desc[TABLES])
+def _columns_forward(dtype, layout, direction, desc, i):
+    chunk = i % desc.chunks
+    output_columns(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
 
 
-def _mixed_result_backward(kind, layout, direction, desc, i):
+def _mixed_backward(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    place = part * desc[CHUNK]
+    position = part * desc.chunk_positions
     for c in range(first, last):
-        mixed_gradient(desc, n, c, place, place + places_of(desc, part))
+        mixed_gradient(desc, n, c, position, position + positions_of(desc, part))
 
 
-def _mixed_result_forward(kind, layout, direction, desc, i):
+def _mixed_forward(dtype, layout, direction, desc, i):
     n, first, last, part = _rows_of(desc, i)
-    place = part * desc[CHUNK]
+    position = part * desc.chunk_positions
     for c in range(first, last):
-        mixed_output(desc, n, c, place, place + places_of(desc, part))
+        mixed_output(desc, n, c, position, position + positions_of(desc, part))
 
 
 choose(
-    _work,
-    rows_backward_sums=_rows_sum_backward,
-    rows_forward_sums=_rows_sum_forward,
-    columns_backward_sums=_columns_sum_backward,
-    columns_forward_sums=_columns_sum_forward,
-    mixed_backward_sums=_mixed_sum_backward,
-    rows_backward=_rows_result_backward,
-    rows_forward=_rows_result_forward,
-    columns_backward=_columns_result_backward,
-    columns_forward=_columns_result_forward,
-    mixed_backward=_mixed_result_backward,
-    mixed_forward=_mixed_result_forward,
+    _process,
+    rows_backward_sums=_rows_backward_sums,
+    rows_forward_sums=_rows_forward_sums,
+    columns_backward_sums=_columns_backward_sums,
+    columns_forward_sums=_columns_forward_sums,
+    mixed_backward_sums=_mixed_backward_sums,
+    rows_backward=_rows_backward,
+    rows_forward=_rows_forward,
+    columns_backward=_columns_backward,
+    columns_forward=_columns_forward,
+    mixed_backward=_mixed_backward,
+    mixed_forward=_mixed_forward,
 )
 
 
-@in_place
-def _work_on_all(kind, layout, direction, desc, p, slot):
-    """The sums or the results of all chunks."""
-    blocks = 1 if in_columns(layout) else blocks_of(desc, desc[CHANNELS])
-    total, grain, mine = desc[SAMPLES] * desc[CHUNKS] * blocks, desc[GRAIN], 0
-    items = (total + grain - 1) // grain
-    while True:
-        item = take(p, SECOND, items, slot)
-        if item >= items:
-            break
-        for i in range(item * grain, min(total, (item + 1) * grain)):
-            _work(kind, layout, direction, desc, i)
-        mine += 1
-    finish_phase(p, SECOND, mine, items)
+@inline
+def _process_all(dtype, layout, direction, desc, slot):
+    """Compute the sums or the results of all chunks."""
+    blocks = 1 if in_columns(layout) else _row_blocks(desc)
+    total, per_take, done = desc.samples * desc.chunks * blocks, desc.chunks_per_take, 0
+    items = (total + per_take - 1) // per_take
+    item = take(desc.sum_phase, items, slot)
+    while item < items:
+        for i in range(item * per_take, min(total, (item + 1) * per_take)):
+            _process(dtype, layout, direction, desc, i)
+        done += 1
+        item = take(desc.sum_phase, items, slot)
+    finish_phase(desc.sum_phase, done, items)
 
 
 @device
-def _put_statistics(kind, columns, desc, p):
-    """Mean and invstd of every channel, 32 at a time."""
-    eps, blocks, mine = load_f64(p, EPS), desc[PITCH] // 32, 0
-    while True:
-        block = fetch_add(p, THIRD, 1)
-        if block >= blocks:
-            break
-        block_statistics(desc, block, eps)
-        put_lanes(kind, columns, desc, OUT_0, block, desc[RECORDS])
-        put_lanes(kind, columns, desc, OUT_1, block, desc[RECORDS] + 8 * desc[PITCH])
-        mine += 1
-    finish_phase(p, THIRD, mine, blocks)
+def _write_statistics(dtype, columns, desc):
+    """Write mean and invstd of every channel, 32 at a time."""
+    blocks, done = desc.padded_channels // 32, 0
+    block = take_next(desc.output_phase)
+    while block < blocks:
+        reduce_moments(desc, block)
+        first, last, means = 32 * block, min(desc.channels, 32 * (block + 1)), desc.statistics + 256 * block
+        from_lanes(dtype, columns, desc.mean, first, last, means)
+        from_lanes(dtype, columns, desc.rstd, first, last, means + 8 * desc.padded_channels)
+        done += 1
+        block = take_next(desc.output_phase)
+    finish_phase(desc.output_phase, done, blocks)
 
 
 @device
-def _weigh(desc, lane):
-    """The gradients of 16 channels' weights, to the records."""
-    sums_x, invstd = desc[PARTIALS] + 8 * desc[PITCH], desc[TABLES] + 8 * desc[PITCH]
-    vstore_f64(desc[RECORDS], lane, vload_f64(sums_x, lane) * widen(vload(F32, invstd, lane)))
+def _weight_gradients(desc, lane):
+    """Compute grad_weight of 16 channels: sum_dy_xmu times invstd."""
+    sums_x, invstd = desc.partials + 8 * desc.padded_channels, desc.coefficients + 8 * desc.padded_channels
+    vstore_f64(desc.statistics, lane, vload_f64(sums_x, lane) * widen(vload(F32, invstd, lane)))
 
 
 @device
-def _put_sums(kind, columns, desc, p):
-    """The four outputs. They may lie on the inputs, which are all read by now."""
-    blocks, mine = desc[PITCH] // 32, 0
-    while True:
-        block = fetch_add(p, THIRD, 1)
-        if block >= blocks:
-            break
-        total_block(desc, block)
-        _weigh(desc, 32 * block)
-        _weigh(desc, 32 * block + 16)
-        put_lanes(kind, columns, desc, OUT_0, block, desc[PARTIALS])
-        put_lanes(kind, columns, desc, OUT_1, block, desc[PARTIALS] + 8 * desc[PITCH])
-        put_lanes(kind, columns, desc, OUT_2, block, desc[RECORDS])
-        put_lanes(kind, columns, desc, OUT_3, block, desc[PARTIALS])
-        mine += 1
-    finish_phase(p, THIRD, mine, blocks)
+def _write_sums(dtype, columns, desc):
+    """Write the four outputs. They may alias the inputs, which are all read by now."""
+    blocks, pitch, done = desc.padded_channels // 32, desc.padded_channels, 0
+    block = take_next(desc.output_phase)
+    while block < blocks:
+        first, last, sums = 32 * block, min(desc.channels, 32 * (block + 1)), desc.partials + 256 * block
+        sum_partials(sums, desc.samples * desc.chunks, 16 * pitch, pitch)
+        _weight_gradients(desc, first)
+        _weight_gradients(desc, first + 16)
+        from_lanes(dtype, columns, desc.sum_dy, first, last, sums)
+        from_lanes(dtype, columns, desc.sum_dy_xmu, first, last, sums + 8 * pitch)
+        from_lanes(dtype, columns, desc.grad_weight, first, last, desc.statistics + 256 * block)
+        from_lanes(dtype, columns, desc.grad_bias, first, last, sums)
+        done += 1
+        block = take_next(desc.output_phase)
+    finish_phase(desc.output_phase, done, blocks)
 
 
-def _fill(kind, layout, direction, desc):
-    """The coefficients of the results, from the per-channel parameters."""
+def _store_coefficients(dtype, layout, direction, desc):
+    """Store the coefficients of the results, from the per-channel parameters."""
 
 
-def _fill_gradients(kind, layout, direction, desc):
-    gradient_coefficients(kind, in_columns(layout), desc, desc[TABLES])
+def _gradient_coefficients(dtype, layout, direction, desc):
+    gradient_coefficients(dtype, in_columns(layout), desc)
 
 
-def _fill_mixed_gradients(kind, layout, direction, desc):
+def _mixed_gradient_coefficients(dtype, layout, direction, desc):
     mixed_means(desc)
 
 
-def _fill_outputs(kind, layout, direction, desc):
-    output_coefficients(kind, in_columns(layout), desc, desc[TABLES])
+def _output_coefficients(dtype, layout, direction, desc):
+    output_coefficients(dtype, in_columns(layout), desc)
 
 
-def _fill_nothing(kind, layout, direction, desc):
+def _no_coefficients(dtype, layout, direction, desc):
     return
 
 
 choose(
-    _fill,
-    rows_backward=_fill_gradients,
-    columns_backward=_fill_gradients,
-    mixed_backward=_fill_mixed_gradients,
-    rows_forward=_fill_outputs,
-    columns_forward=_fill_outputs,
-    mixed_forward=_fill_nothing,
+    _store_coefficients,
+    rows_backward=_gradient_coefficients,
+    columns_backward=_gradient_coefficients,
+    mixed_backward=_mixed_gradient_coefficients,
+    rows_forward=_output_coefficients,
+    columns_forward=_output_coefficients,
+    mixed_forward=_no_coefficients,
 )
 
 
-@in_place
-def _make_results(kind, layout, direction, desc):
-    p = start_of(desc)
-    slot = fetch_add(p, SLOT, 1)
-    if slot >= desc[SLOTS]:
+@inline
+def _elementwise(dtype, layout, direction, desc):
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
         return
-    mine = is_first(p, FIRST)
+    mine = is_first(desc.parameter_phase)
     if mine:
-        _fill(kind, layout, direction, desc)
-    finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, direction, desc, p, slot)
+        _store_coefficients(dtype, layout, direction, desc)
+    finish_phase(desc.parameter_phase, mine, 1)
+    _process_all(dtype, layout, direction, desc, slot)
 
 
 @kernel
-def batch_norm_stats(desc, kind, layout):
-    p = start_of(desc)
-    columns = in_columns(layout)
-    slot = fetch_add(p, SLOT, 1)
-    if slot >= desc[SLOTS]:
+def batch_norm_stats(desc: Channel, dtype, layout):
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
         return
-    _work_on_all(kind, layout, FORWARD_SUMS, desc, p, slot)
-    _put_statistics(kind, columns, desc, p)
+    _process_all(dtype, layout, FORWARD_SUMS, desc, slot)
+    _write_statistics(dtype, in_columns(layout), desc)
 
 
 @kernel
-def batch_norm_reduce_backward(desc, kind, layout):
-    p = start_of(desc)
-    columns = in_columns(layout)
-    slot = fetch_add(p, SLOT, 1)
-    if slot >= desc[SLOTS]:
+def batch_norm_reduce_backward(desc: Channel, dtype, layout):
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
         return
-    mine = is_first(p, FIRST)
+    mine = is_first(desc.parameter_phase)
     if mine:
-        sum_coefficients(kind, columns, desc, desc[TABLES])
-    finish_phase(p, FIRST, mine, 1)
-    _work_on_all(kind, layout, BACKWARD_SUMS, desc, p, slot)
-    _put_sums(kind, columns, desc, p)
+        sum_coefficients(dtype, in_columns(layout), desc)
+    finish_phase(desc.parameter_phase, mine, 1)
+    _process_all(dtype, layout, BACKWARD_SUMS, desc, slot)
+    _write_sums(dtype, in_columns(layout), desc)
 
 
 @kernel
-def batch_norm_elemt_backward(desc, kind, layout):
-    _make_results(kind, layout, BACKWARD, desc)
+def batch_norm_elemt_backward(desc: Channel, dtype, layout):
+    _elementwise(dtype, layout, BACKWARD, desc)
 
 
 @kernel
-def batch_norm_elemt(desc, kind, layout):
-    _make_results(kind, layout, FORWARD, desc)
+def batch_norm_elemt(desc: Channel, dtype, layout):
+    _elementwise(dtype, layout, FORWARD, desc)

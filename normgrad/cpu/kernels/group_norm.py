@@ -1,360 +1,304 @@
-"""GroupNorm's kernels, called by any number of threads with the same descriptor.
+"""GroupNorm: the kernels `group_norm` and `group_norm_backward`.
 
-A thread takes a unit (rows: a sample's group; columns: a sample), makes its sums, and makes the results of the unit
-before in turns with them: the reads of one overlap the writes of the other. Units that would not stay in a core's
-cache, or too few of them, are taken apart: the sums of all chunks, then all records, then the results of all chunks.
+A unit is what shares statistics: in rows a group of a sample, in columns a sample. Software pipelining: while a thread
+sums unit i it writes the results of unit i-1, so reads overlap writes. Units that would not stay in a core's cache, or
+too few of them, are processed in phases instead: the sums of all chunks, the statistics of all units, the results of
+all chunks. :mod:`normgrad.cpu.kernels.group_norm_partials` reduces the partial sums of the chunks.
 """
 
-import numpy as np
-
-from normgrad.cpu.compile.jit import device, in_place, kernel
-from normgrad.cpu.fields.channel import (
-    APART,
-    BIAS,
-    CHANNELS,
-    CHANNELS_AT_ONCE,
-    CHUNKS,
-    EPS,
-    FIRST,
-    FOURTH,
-    GRAIN,
-    GROUPS,
-    ONE_RUN,
-    OUT_0,
-    OUT_1,
-    PARTIALS,
-    PITCH,
-    PLANES,
-    RECORDS,
-    RESULT,
-    SAMPLES,
-    SECOND,
-    SLOT,
-    SLOTS,
-    SPARE,
-    STAT_CHANNEL,
-    TABLES,
-    THIRD,
-    UNIT_CHUNKS,
-    UNITS,
-    UNITS_AT_ONCE,
-    WEIGHT,
-    WEIGHTS,
-    ZEROTH,
-)
-from normgrad.cpu.intrinsics.memory import fetch_add, load_f64, start_of, take
-from normgrad.cpu.kernels.batch_norm_partials import spread
-from normgrad.cpu.kernels.channel.access import choose, finish_phase, in_columns, is_first, places_of, quotient
-from normgrad.cpu.kernels.channel.coefficients import put_vector
+from normgrad.cpu.compile.jit import device, inline, kernel
+from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel
+from normgrad.cpu.intrinsics.memory import fetch_add, load_f64
+from normgrad.cpu.kernels.channel.access import choose, in_columns, positions_of, quotient
 from normgrad.cpu.kernels.channel.columns import (
-    add_moments,
-    add_places,
-    add_run,
     clear_sums,
-    gradient_places,
-    normalise_places,
-    settle_moments,
+    contiguous_moments,
+    finish_moments,
+    gradient_columns,
+    output_columns,
+    sum_columns,
+    sum_moments,
 )
-from normgrad.cpu.kernels.channel.rows import gradient_rows, moments_rows, normalise_group_rows, sum_rows
+from normgrad.cpu.kernels.channel.rows import gradient_rows, moments_rows, output_rows, sum_rows
+from normgrad.cpu.kernels.common.lanes import from_lanes, store_element, to_lanes
+from normgrad.cpu.kernels.common.reduce import sum_partials
+from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
 from normgrad.cpu.kernels.group_norm_partials import (
-    group_gradients,
-    group_statistics,
+    bias_lanes,
     merge_chunks,
-    spread_sum_coefficients,
+    reduce_gradients,
+    reduce_moments,
+    store_sum_coefficients,
     sum_coefficients,
-    total_samples,
 )
-from normgrad.cpu.kernels.layer_norm.rows import lane_of_column
+from normgrad.cpu.limits import COLUMN_RUN
 from normgrad.cpu.tags import BACKWARD, FORWARD
 
-_TURN = 16  # places of a column chunk that are worked on in turn
+# The steps of a unit, and the outputs of a call. Each is one function per layout and direction.
 
 
-def _begin(kind, layout, direction, desc, unit, table):
-    """What the sums of a unit need in its table."""
+def _prepare(dtype, layout, direction, desc, unit, coefficients):
+    """Store what the sums of a unit need among its coefficients."""
 
 
-def _work(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
-    """The sums of a chunk of a unit, and in turns with them the results of a chunk of another; unit -1: none."""
+def _process(
+    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
+):
+    """Sum a chunk of a unit and, interleaved, compute the results of a chunk of the previous one; unit -1: none."""
 
 
-def _settle(kind, layout, direction, desc, unit, table):
-    """A unit's records and table from its sums."""
+def _reduce(dtype, layout, direction, desc, unit, coefficients):
+    """Reduce a unit's partial sums to its statistics and coefficients."""
 
 
-def _conclude(kind, layout, direction, desc, p):
-    """What comes of all sums: the small outputs."""
+def _write_outputs(dtype, layout, direction, desc):
+    """Write the small outputs, once all sums are there."""
 
 
-@device
-def _biases(desc):
-    """Where the biases are: behind the weights."""
-    return desc[WEIGHTS] + 4 * (desc[PITCH] + SPARE)
-
-
-@device
-def _order_vectors(kind, layout, desc, p):
-    """Weight and bias, in the order of lanes."""
-    mine, columns = is_first(p, ZEROTH), in_columns(layout)
-    if mine:
-        spread(kind, columns, desc, np.int64(WEIGHT), 1.0, desc[WEIGHTS])
-        spread(kind, columns, desc, np.int64(BIAS), 0.0, _biases(desc))
-    finish_phase(p, ZEROTH, mine, 1)
-
-
-@device
-def _no_begin(kind, layout, direction, desc, unit, table):
+def _nothing(dtype, layout, direction, desc, unit, coefficients):
     return
 
 
-@device
-def _spread(kind, layout, direction, desc, unit, table):
-    spread_sum_coefficients(kind, desc, unit, table)
+def _prepare_columns_backward(dtype, layout, direction, desc, unit, coefficients):
+    store_sum_coefficients(dtype, desc, unit, coefficients)
 
 
 @device
 def _rows_of(desc, unit, chunk):
-    """Sample, first and last channel and part of the rows, of a chunk of a unit of rows."""
-    n, block = quotient(unit, desc[GROUPS]), quotient(chunk, desc[CHUNKS])
-    group = (unit - n * desc[GROUPS]) * desc[STAT_CHANNEL]
-    first = group + block * desc[CHANNELS_AT_ONCE]
-    return n, first, min(first + desc[CHANNELS_AT_ONCE], group + desc[STAT_CHANNEL]), chunk - block * desc[CHUNKS]
+    """Return sample, first and last channel and part of the positions of a chunk of a unit of rows."""
+    n, block = quotient(unit, desc.groups), quotient(chunk, desc.chunks)
+    group = (unit - n * desc.groups) * desc.statistic_channels
+    first = group + block * desc.chunk_channels
+    last = min(first + desc.chunk_channels, group + desc.statistic_channels)
+    return n, first, last, chunk - block * desc.chunks
 
 
-@device
-def _rows_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _rows_backward(
+    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
+):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
-        scale, shift = sum_coefficients(desc, n, quotient(first, desc[STAT_CHANNEL]))
-        sum_rows(kind, desc, n, first, last, part, scale, shift, 0)
-    if old_unit >= 0:
-        n, first, last, part = _rows_of(desc, old_unit, old_chunk)
-        gradient_rows(kind, desc, n, first, last, part, old_table)
+        scale, shift = sum_coefficients(desc, n, quotient(first, desc.statistic_channels))
+        sum_rows(dtype, desc, n, first, last, part, scale, shift, 0)
+    if previous >= 0:
+        n, first, last, part = _rows_of(desc, previous, previous_chunk)
+        gradient_rows(dtype, desc, n, first, last, part, previous_coefficients)
 
 
-@device
-def _rows_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
+def _rows_forward(
+    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
+):
     if unit >= 0:
         n, first, last, part = _rows_of(desc, unit, chunk)
-        moments_rows(kind, desc, n, first, last, part)
-    if old_unit >= 0:
-        n, first, last, part = _rows_of(desc, old_unit, old_chunk)
-        normalise_group_rows(kind, desc, n, first, last, part, old_table, desc[WEIGHTS], _biases(desc))
+        moments_rows(dtype, desc, n, first, last, part)
+    if previous >= 0:
+        n, first, last, part = _rows_of(desc, previous, previous_chunk)
+        output_rows(dtype, desc, n, first, last, part, previous_coefficients)
 
 
-@device
-def _columns_backward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
-    places = places_of(desc, chunk) if unit >= 0 else 0
-    old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
+def _columns_backward(
+    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
+):
+    count = positions_of(desc, chunk) if unit >= 0 else 0
+    previous_count = positions_of(desc, previous_chunk) if previous >= 0 else 0
     if unit >= 0:
         clear_sums(desc, unit, chunk)
-    for first in range(0, max(places, old_places), _TURN):
-        if first < places:
-            add_places(kind, desc, unit, chunk, first, min(first + _TURN, places), table)
-        if first < old_places:
-            gradient_places(kind, desc, old_unit, old_chunk, first, min(first + _TURN, old_places), old_table)
+    for first in range(0, max(count, previous_count), COLUMN_RUN):
+        last = first + COLUMN_RUN
+        if first < count:
+            sum_columns(dtype, desc, unit, chunk, first, min(last, count), coefficients)
+        if first < previous_count:
+            end = min(last, previous_count)
+            gradient_columns(dtype, desc, previous, previous_chunk, first, end, previous_coefficients)
 
 
-@device
-def _columns_forward(kind, layout, direction, desc, unit, chunk, table, old_unit, old_chunk, old_table):
-    places = places_of(desc, chunk) if unit >= 0 else 0
-    old_places = places_of(desc, old_chunk) if old_unit >= 0 else 0
-    if unit >= 0 and desc[ONE_RUN]:
-        add_run(kind, desc, unit, chunk)
-        places = 0
+def _columns_forward(
+    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
+):
+    count = positions_of(desc, chunk) if unit >= 0 else 0
+    previous_count = positions_of(desc, previous_chunk) if previous >= 0 else 0
+    if unit >= 0 and desc.is_contiguous:
+        contiguous_moments(dtype, desc, unit, chunk)
+        count = 0
     elif unit >= 0:
         clear_sums(desc, unit, chunk)
-    for first in range(0, max(places, old_places), _TURN):
-        if first < places:
-            add_moments(kind, desc, unit, chunk, first, min(first + _TURN, places))
-        if first < old_places:
-            normalise_places(kind, desc, old_unit, old_chunk, first, min(first + _TURN, old_places), old_table)
-    if places > 0:
-        settle_moments(kind, desc, unit, chunk)
+    for first in range(0, max(count, previous_count), COLUMN_RUN):
+        last = first + COLUMN_RUN
+        if first < count:
+            sum_moments(dtype, desc, unit, chunk, first, min(last, count))
+        if first < previous_count:
+            end = min(last, previous_count)
+            output_columns(dtype, desc, previous, previous_chunk, first, end, previous_coefficients)
+    if count > 0:
+        finish_moments(dtype, desc, unit, chunk)
 
 
-@device
-def _settle_rows_backward(kind, layout, direction, desc, unit, table):
-    group_gradients(kind, False, desc, unit // desc[GROUPS], unit % desc[GROUPS], table, desc[WEIGHTS])
+def _reduce_rows_backward(dtype, layout, direction, desc, unit, coefficients):
+    reduce_gradients(dtype, False, desc, unit // desc.groups, unit % desc.groups, coefficients)
 
 
-@device
-def _settle_rows_forward(kind, layout, direction, desc, unit, table):
-    eps = load_f64(start_of(desc), EPS)
-    n, q = unit // desc[GROUPS], unit % desc[GROUPS]
-    group_statistics(kind, False, desc, n, q, table, eps, desc[WEIGHTS], _biases(desc))
+def _reduce_rows_forward(dtype, layout, direction, desc, unit, coefficients):
+    reduce_moments(dtype, False, desc, unit // desc.groups, unit % desc.groups, coefficients)
 
 
-@device
-def _settle_columns_backward(kind, layout, direction, desc, unit, table):
-    for q in range(desc[GROUPS]):
-        group_gradients(kind, True, desc, unit, q, table, desc[WEIGHTS])
+def _reduce_columns_backward(dtype, layout, direction, desc, unit, coefficients):
+    for q in range(desc.groups):
+        reduce_gradients(dtype, True, desc, unit, q, coefficients)
 
 
-@device
-def _settle_columns_forward(kind, layout, direction, desc, unit, table):
-    eps, biases = load_f64(start_of(desc), EPS), _biases(desc)
-    if not desc[ONE_RUN]:
+def _reduce_columns_forward(dtype, layout, direction, desc, unit, coefficients):
+    if not desc.is_contiguous:
         merge_chunks(desc, unit)
-    for q in range(desc[GROUPS]):
-        group_statistics(kind, True, desc, unit, q, table, eps, desc[WEIGHTS], biases)
+    for q in range(desc.groups):
+        reduce_moments(dtype, True, desc, unit, q, coefficients)
 
 
-@device
-def _put_gradients(desc, p, kind, columns):
-    """grad_weight and grad_bias, 32 channels at a time."""
-    blocks = desc[PITCH] // 32 if desc[OUT_0] != 0 or desc[OUT_1] != 0 else 0
-    mine = 0
-    while True:
-        block = fetch_add(p, FOURTH, 1)
-        if block >= blocks:
-            break
-        total_samples(desc, block)
-        for c in range(32 * block, min(desc[CHANNELS], 32 * (block + 1))):
-            lane = lane_of_column(kind, c) if columns else c
-            put_vector(desc, OUT_0, c, load_f64(desc[PARTIALS], desc[PITCH] + lane))
-            put_vector(desc, OUT_1, c, load_f64(desc[PARTIALS], lane))
-        mine += 1
-    finish_phase(p, FOURTH, mine, blocks)
+def _write_gradients(dtype, layout, direction, desc):
+    """Write grad_weight and grad_bias: the sums over samples, 32 channels at a time."""
+    is_wanted = desc.grad_weight.address != 0 or desc.grad_bias.address != 0
+    blocks, step = desc.padded_channels // 32 if is_wanted else 0, 16 * desc.padded_channels * desc.chunks
+    done, block = 0, take_next(desc.output_phase)
+    while block < blocks:
+        sums, first, last = desc.partials + 256 * block, 32 * block, min(desc.channels, 32 * (block + 1))
+        sum_partials(sums, desc.samples, step, desc.padded_channels)
+        from_lanes(dtype, in_columns(layout), desc.grad_weight, first, last, sums + 8 * desc.padded_channels)
+        from_lanes(dtype, in_columns(layout), desc.grad_bias, first, last, sums)
+        done += 1
+        block = take_next(desc.output_phase)
+    finish_phase(desc.output_phase, done, blocks)
 
 
-@device
-def _conclude_rows_backward(kind, layout, direction, desc, p):
-    _put_gradients(desc, p, kind, False)
-
-
-@device
-def _conclude_columns_backward(kind, layout, direction, desc, p):
-    _put_gradients(desc, p, kind, True)
-
-
-@device
-def _conclude_forward(kind, layout, direction, desc, p):
-    """mean and rstd: once all input is read, since they may lie on it."""
-    mine = is_first(p, FOURTH)
+def _write_statistics(dtype, layout, direction, desc):
+    """Write mean and rstd: once all input is read, since they may alias it."""
+    mine = is_first(desc.output_phase)
     if mine:
-        for statistic in range(desc[SAMPLES] * desc[GROUPS]):
-            put_vector(desc, OUT_0, statistic, load_f64(desc[RECORDS], 2 * statistic))
-            put_vector(desc, OUT_1, statistic, load_f64(desc[RECORDS], 2 * statistic + 1))
-    finish_phase(p, FOURTH, mine, 1)
+        for statistic in range(desc.samples * desc.groups):
+            store_element(desc.mean, statistic, load_f64(desc.statistics, 2 * statistic))
+            store_element(desc.rstd, statistic, load_f64(desc.statistics, 2 * statistic + 1))
+    finish_phase(desc.output_phase, mine, 1)
 
 
 choose(
-    _begin,
-    rows_backward=_no_begin.py_func,
-    rows_forward=_no_begin.py_func,
-    columns_backward=_spread.py_func,
-    columns_forward=_no_begin.py_func,
+    _prepare,
+    rows_backward=_nothing,
+    rows_forward=_nothing,
+    columns_backward=_prepare_columns_backward,
+    columns_forward=_nothing,
 )
 choose(
-    _work,
-    rows_backward=_rows_backward.py_func,
-    rows_forward=_rows_forward.py_func,
-    columns_backward=_columns_backward.py_func,
-    columns_forward=_columns_forward.py_func,
+    _process,
+    rows_backward=_rows_backward,
+    rows_forward=_rows_forward,
+    columns_backward=_columns_backward,
+    columns_forward=_columns_forward,
 )
 choose(
-    _settle,
-    rows_backward=_settle_rows_backward.py_func,
-    rows_forward=_settle_rows_forward.py_func,
-    columns_backward=_settle_columns_backward.py_func,
-    columns_forward=_settle_columns_forward.py_func,
+    _reduce,
+    rows_backward=_reduce_rows_backward,
+    rows_forward=_reduce_rows_forward,
+    columns_backward=_reduce_columns_backward,
+    columns_forward=_reduce_columns_forward,
 )
 choose(
-    _conclude,
-    rows_backward=_conclude_rows_backward.py_func,
-    rows_forward=_conclude_forward.py_func,
-    columns_backward=_conclude_columns_backward.py_func,
-    columns_forward=_conclude_forward.py_func,
+    _write_outputs,
+    rows_backward=_write_gradients,
+    rows_forward=_write_statistics,
+    columns_backward=_write_gradients,
+    columns_forward=_write_statistics,
 )
 
 
 @device
-def _table(desc, number):
-    return desc[TABLES] + 4 * (PLANES * desc[PITCH] + SPARE) * number
+def _coefficients(desc, number):
+    return desc.coefficients + 4 * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * number
 
 
-@in_place
-def _unit_by_unit(kind, layout, direction, desc, p, slot):
-    old, turn, mine, total = -1, 0, 0, desc[UNITS]
-    following, last, at_once = 0, 0, desc[UNITS_AT_ONCE]
+@device
+def _order_parameters(dtype, layout, desc):
+    """Store weight and bias in lane order."""
+    mine, columns, pitch = is_first(desc.parameter_phase), in_columns(layout), desc.padded_channels
+    if mine:
+        to_lanes(dtype, columns, desc.weight, 1.0, desc.parameter_lanes, 0, pitch, desc.channels)
+        to_lanes(dtype, columns, desc.bias, 0.0, bias_lanes(desc), 0, pitch, desc.channels)
+    finish_phase(desc.parameter_phase, mine, 1)
+
+
+@inline
+def _pipelined(dtype, layout, direction, desc, slot):
+    """Process unit after unit: the sums of one interleaved with the results of the previous one."""
+    previous, parity, done, units = -1, 0, 0, desc.units
+    following, last, per_take = 0, 0, desc.units_per_take
     while True:
         if following >= last:
-            following = at_once * take(p, FIRST, (total + at_once - 1) // at_once, slot)
-            last = min(following + at_once, total)
-        unit, following = following if following < total else -1, following + 1
-        if unit < 0 and old < 0:
+            following = per_take * take(desc.sum_phase, (units + per_take - 1) // per_take, slot)
+            last = min(following + per_take, units)
+        unit, following = following if following < units else -1, following + 1
+        if unit < 0 and previous < 0:
             break
-        table, old_table = _table(desc, 2 * slot + turn), _table(desc, 2 * slot + 1 - turn)
+        own, other = _coefficients(desc, 2 * slot + parity), _coefficients(desc, 2 * slot + 1 - parity)
         if unit >= 0:
-            _begin(kind, layout, direction, desc, unit, table)
-        for chunk in range(desc[UNIT_CHUNKS]):
-            _work(kind, layout, direction, desc, unit, chunk, table, old, chunk, old_table)
+            _prepare(dtype, layout, direction, desc, unit, own)
+        for chunk in range(desc.unit_chunks):
+            _process(dtype, layout, direction, desc, unit, chunk, own, previous, chunk, other)
         if unit >= 0:
-            _settle(kind, layout, direction, desc, unit, table)
-            mine += 1
-        old, turn = unit if desc[RESULT] != 0 else -1, 1 - turn
-    finish_phase(p, FIRST, mine, total)
+            _reduce(dtype, layout, direction, desc, unit, own)
+            done += 1
+        previous, parity = unit if desc.result.address != 0 else -1, 1 - parity
+    finish_phase(desc.sum_phase, done, units)
 
 
-@in_place
-def _phase_by_phase(kind, layout, direction, desc, p, slot):
-    chunks, grain, total = desc[UNIT_CHUNKS], desc[GRAIN], desc[UNITS] * desc[UNIT_CHUNKS]
-    items, table, unit = (total + grain - 1) // grain, _table(desc, desc[SAMPLES] + slot), -1
-    mine = 0
-    while True:
-        item = take(p, FIRST, items, slot)
-        if item >= items:
-            break
-        for i in range(item * grain, min(total, (item + 1) * grain)):
+@inline
+def _in_phases(dtype, layout, direction, desc, slot):
+    """Sum all chunks, reduce all units, then compute the results of all chunks."""
+    chunks, per_take, total = desc.unit_chunks, desc.chunks_per_take, desc.units * desc.unit_chunks
+    items, own, unit, done = (total + per_take - 1) // per_take, _coefficients(desc, desc.samples + slot), -1, 0
+    item = take(desc.sum_phase, items, slot)
+    while item < items:
+        for i in range(item * per_take, min(total, (item + 1) * per_take)):
             if i // chunks != unit:
                 unit = i // chunks
-                _begin(kind, layout, direction, desc, unit, table)
-            _work(kind, layout, direction, desc, unit, i % chunks, table, -1, 0, table)
-        mine += 1
-    finish_phase(p, FIRST, mine, items)
-    units, per_sample = desc[UNITS], desc[UNITS] // desc[SAMPLES]
-    mine = 0
-    while True:
-        unit = fetch_add(p, SECOND, 1)
-        if unit >= units:
-            break
-        _settle(kind, layout, direction, desc, unit, _table(desc, unit // per_sample))
-        mine += 1
-    finish_phase(p, SECOND, mine, units)
-    items = items if desc[RESULT] != 0 else 0
-    mine = 0
-    while True:
-        item = take(p, THIRD, items, slot)
-        if item >= items:
-            break
-        for i in range(item * grain, min(total, (item + 1) * grain)):
+                _prepare(dtype, layout, direction, desc, unit, own)
+            _process(dtype, layout, direction, desc, unit, i % chunks, own, -1, 0, own)
+        done += 1
+        item = take(desc.sum_phase, items, slot)
+    finish_phase(desc.sum_phase, done, items)
+    units, per_sample, done = desc.units, desc.units // desc.samples, 0
+    unit = take_next(desc.statistics_phase)
+    while unit < units:
+        _reduce(dtype, layout, direction, desc, unit, _coefficients(desc, unit // per_sample))
+        done += 1
+        unit = take_next(desc.statistics_phase)
+    finish_phase(desc.statistics_phase, done, units)
+    items, done = items if desc.result.address != 0 else 0, 0
+    item = take(desc.result_phase, items, slot)
+    while item < items:
+        for i in range(item * per_take, min(total, (item + 1) * per_take)):
             unit = i // chunks
-            old_table = _table(desc, unit // per_sample)
-            _work(kind, layout, direction, desc, -1, 0, table, unit, i % chunks, old_table)
-        mine += 1
-    finish_phase(p, THIRD, mine, items)
+            of_sample = _coefficients(desc, unit // per_sample)
+            _process(dtype, layout, direction, desc, -1, 0, own, unit, i % chunks, of_sample)
+        done += 1
+        item = take(desc.result_phase, items, slot)
+    finish_phase(desc.result_phase, done, items)
 
 
-@in_place
-def _run(kind, layout, direction, desc):
-    p = start_of(desc)
-    slot = fetch_add(p, SLOT, 1)
-    if slot >= desc[SLOTS]:
+@inline
+def _run(dtype, layout, direction, desc):
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
         return
-    _order_vectors(kind, layout, desc, p)
-    if desc[APART]:
-        _phase_by_phase(kind, layout, direction, desc, p, slot)
+    _order_parameters(dtype, layout, desc)
+    if desc.in_phases:
+        _in_phases(dtype, layout, direction, desc, slot)
     else:
-        _unit_by_unit(kind, layout, direction, desc, p, slot)
-    _conclude(kind, layout, direction, desc, p)
+        _pipelined(dtype, layout, direction, desc, slot)
+    _write_outputs(dtype, layout, direction, desc)
 
 
 @kernel
-def group_norm_backward(desc, kind, layout):
-    _run(kind, layout, BACKWARD, desc)
+def group_norm_backward(desc: Channel, dtype, layout):
+    _run(dtype, layout, BACKWARD, desc)
 
 
 @kernel
-def group_norm(desc, kind, layout):
-    _run(kind, layout, FORWARD, desc)
+def group_norm(desc: Channel, dtype, layout):
+    _run(dtype, layout, FORWARD, desc)

@@ -1,31 +1,15 @@
-"""From the sums of a unit of GroupNorm to the coefficients of its gradients.
+"""GroupNorm: the partial sums of chunks, reduced to the statistics and coefficients of a group.
 
-Partials and tables are worked on in whole vectors, so the weight is there as float32 in the order of their lanes.
-
-From the moments of a unit of GroupNorm to the coefficients of its output: records in float64, tables in float32.
-
-In rows a chunk has one sum and one sum of squares, in the place of its first channel, and in columns where there is one
-group; else every channel has.
+`reduce_gradients` is the backward pass: it adds the partial sums of a sample's chunks, then those of the group's
+channels, and stores the coefficients of grad_input. `reduce_moments` is the forward pass. Both work on whole vectors
+of channels as far as a group fills them. `common.reduce.sum_partials` adds the sums over samples, for the gradients
+of weight and bias.
 """
 
 import numpy as np
 
-from normgrad.cpu.compile.jit import device, in_place
-from normgrad.cpu.fields.channel import (
-    CHANNELS,
-    CHANNELS_AT_ONCE,
-    CHUNKS,
-    GROUPS,
-    MEAN,
-    ONE_RUN,
-    PARTIALS,
-    PITCH,
-    PLACES,
-    RECORDS,
-    RESULT,
-    RSTD,
-    SAMPLES,
-)
+from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu.descriptors import SPARE_LANES
 from normgrad.cpu.intrinsics.memory import load, load_f64, store, store_f64
 from normgrad.cpu.intrinsics.vectors import (
     fma,
@@ -41,169 +25,149 @@ from normgrad.cpu.intrinsics.vectors import (
     vstore_f64,
     widen,
 )
-from normgrad.cpu.kernels.channel.access import partial_index, places_of, vector_value
-from normgrad.cpu.kernels.channel.coefficients import filled_vectors, lane_of, whole_vectors
-from normgrad.cpu.kernels.common.moments import between, merged
+from normgrad.cpu.kernels.channel.access import partials_of, positions_of
+from normgrad.cpu.kernels.channel.coefficients import filled_vectors, whole_vectors
+from normgrad.cpu.kernels.common.lanes import lane_of, load_element
+from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged
 from normgrad.cpu.tags import F32
 
 
-@in_place
-def _sum_chunks(desc, n, lane):
-    """The sums of 16 lanes over a sample's chunks."""
-    g, gx = splat_f64(0.0), splat_f64(0.0)
-    for chunk in range(desc[CHUNKS]):
-        at = desc[PARTIALS] + 8 * (partial_index(desc, n, chunk) + lane)
-        g, gx = g + vload_f64(at, 0), gx + vload_f64(at, desc[PITCH])
-    return g, gx
+@device
+def bias_lanes(desc):
+    """Return the address of the biases in lane order: behind the weights."""
+    return desc.parameter_lanes + 4 * (desc.padded_channels + SPARE_LANES)
 
 
-@in_place
-def _weigh(desc, n, lane, ratio, weights, total, total_x):
-    """Add the weighted sums of 16 lanes of one group to the group's; the first chunk gets those over all chunks."""
-    g, gx = _sum_chunks(desc, n, lane)
+@inline
+def _sum_lanes(desc, n, lane, ratio, total, total_x):
+    """Add up 16 channels of one group over the chunks, to the first chunk's partials, and add weight times that."""
+    g, gx, pitch, first = splat_f64(0.0), splat_f64(0.0), desc.padded_channels, partials_of(desc, n, 0) + 8 * lane
+    for chunk in range(desc.chunks):
+        at = first + 16 * pitch * chunk
+        g, gx = g + vload_f64(at, 0), gx + vload_f64(at, pitch)
     gx = gx * splat_f64(ratio)
-    at = desc[PARTIALS] + 8 * (partial_index(desc, n, np.int64(0)) + lane)
-    vstore_f64(at, 0, g)
-    vstore_f64(at, desc[PITCH], gx)
-    weight = widen(vload(F32, weights, lane))
+    vstore_f64(first, 0, g)
+    vstore_f64(first, pitch, gx)
+    weight = widen(vload(F32, desc.parameter_lanes, lane))
     return total + weight * g, total_x + weight * gx
 
 
 @device
-def _weigh_one(desc, n, lane, ratio, weights):
-    """As _weigh, of a single lane."""
-    g, gx = 0.0, 0.0
-    for chunk in range(desc[CHUNKS]):
-        at = partial_index(desc, n, chunk) + lane
-        g += load_f64(desc[PARTIALS], at)
-        gx += load_f64(desc[PARTIALS], at + desc[PITCH])
+def _sum_lane(desc, n, lane, ratio):
+    """As _sum_lanes, for a single channel."""
+    g, gx, pitch, first = 0.0, 0.0, desc.padded_channels, partials_of(desc, n, 0)
+    for chunk in range(desc.chunks):
+        at = first + 16 * pitch * chunk
+        g += load_f64(at, lane)
+        gx += load_f64(at, pitch + lane)
     gx *= ratio
-    at = partial_index(desc, n, np.int64(0)) + lane
-    store_f64(desc[PARTIALS], at, g)
-    store_f64(desc[PARTIALS], at + desc[PITCH], gx)
-    weight = np.float64(load(F32, weights, lane))
+    store_f64(first, lane, g)
+    store_f64(first, pitch + lane, gx)
+    weight = np.float64(load(F32, desc.parameter_lanes, lane))
     return weight * g, weight * gx
 
 
 @device
-def _group_sums(kind, columns, desc, n, first, last, ratio, weights):
-    """The sums of weight·grad_out and of weight·grad_out·x̂ over a group; x̂ is the ratio times the deviation."""
+def _sum_group(dtype, columns, desc, n, first, last, ratio):
+    """Return the sums of weight*grad_out and of weight*grad_out*x_hat over a group; x_hat is ratio*deviation."""
     total, total_x, whole = 0.0, 0.0, whole_vectors(columns, first, last)
     if whole > first:
         sums, sums_x = splat_f64(0.0), splat_f64(0.0)
         for lane in range(first, whole, 16):
-            sums, sums_x = _weigh(desc, n, lane, ratio, weights, sums, sums_x)
+            sums, sums_x = _sum_lanes(desc, n, lane, ratio, sums, sums_x)
         total, total_x = hsum(sums), hsum(sums_x)
     for c in range(whole, last):
-        g, gx = _weigh_one(desc, n, lane_of(kind, columns, c), ratio, weights)
+        g, gx = _sum_lane(desc, n, lane_of(dtype, columns, c), ratio)
         total += g
         total_x += gx
     return total, total_x
 
 
-@in_place
-def _fill_vector(table, pitch, lane, scale, shift, factor, mean_g, weight, rstd):
-    vstore(F32, table, lane, scale)
-    vstore(F32, table, pitch + lane, shift)
-    vstore(F32, table, 2 * pitch + lane, factor)
-    vstore(F32, table, 3 * pitch + lane, mean_g)
-    vstore(F32, table, 4 * pitch + lane, weight)
-    vstore(F32, table, 5 * pitch + lane, rstd)
-
-
-@in_place
-def _fill_lane(table, pitch, lane, scale, shift, factor, mean_g, weight, rstd):
-    store(F32, table, lane, scale)
-    store(F32, table, pitch + lane, shift)
-    store(F32, table, 2 * pitch + lane, factor)
-    store(F32, table, 3 * pitch + lane, mean_g)
-    store(F32, table, 4 * pitch + lane, weight)
-    store(F32, table, 5 * pitch + lane, rstd)
-
-
 @device
-def _fill_gradient_coefficients(kind, columns, desc, table, first, last, scale, shift, factor, mean_g, rstd, weights):
-    """The coefficients of a group's gradients."""
-    whole, pitch = filled_vectors(columns, desc, first, last), desc[PITCH]
+def _store_gradient_coefficients(dtype, columns, desc, target, first, last, scale, shift, factor, mean_g, rstd):
+    """Store the coefficients of a group's gradients."""
+    whole, pitch, weights = filled_vectors(columns, desc, first, last), desc.padded_channels, desc.parameter_lanes
     a, b, c, d, f = splat_f32(scale), splat_f32(shift), splat_f32(factor), splat_f32(mean_g), splat_f32(rstd)
     for lane in range(first, whole, 16):
-        _fill_vector(table, pitch, lane, a, b, c, d, vload(F32, weights, lane), f)
+        vstore(F32, target, lane, a)
+        vstore(F32, target, pitch + lane, b)
+        vstore(F32, target, 2 * pitch + lane, c)
+        vstore(F32, target, 3 * pitch + lane, d)
+        vstore(F32, target, 4 * pitch + lane, vload(F32, weights, lane))
+        vstore(F32, target, 5 * pitch + lane, f)
     for channel in range(whole, last):
-        lane = lane_of(kind, columns, channel)
-        _fill_lane(table, pitch, lane, scale, shift, factor, mean_g, load(F32, weights, lane), rstd)
+        lane = lane_of(dtype, columns, channel)
+        store(F32, target, lane, scale)
+        store(F32, target, pitch + lane, shift)
+        store(F32, target, 2 * pitch + lane, factor)
+        store(F32, target, 3 * pitch + lane, mean_g)
+        store(F32, target, 4 * pitch + lane, load(F32, weights, lane))
+        store(F32, target, 5 * pitch + lane, rstd)
 
 
 @device
-def group_gradients(kind, columns, desc, n, q, table, weights):
-    """The coefficients of a sample's group from its partials.
+def reduce_gradients(dtype, columns, desc, n, q, target):
+    """Reduce the partial sums of group q of sample n, and store the coefficients of its gradients.
 
     The sums over all positions are left in the partials of the sample's first chunk.
     """
-    per_group, statistic = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q
-    first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc[PLACES])
-    mean, rstd = vector_value(desc, MEAN, statistic), vector_value(desc, RSTD, statistic)
+    per_group, statistic = desc.channels // desc.groups, n * desc.groups + q
+    first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc.positions)
+    mean, rstd = load_element(desc.mean, statistic), load_element(desc.rstd, statistic)
     ratio = rstd / power_of_two(rstd, mean)
-    total, total_x = _group_sums(kind, columns, desc, n, first, last, ratio, weights)
-    if desc[RESULT] != 0:
+    total, total_x = _sum_group(dtype, columns, desc, n, first, last, ratio)
+    if desc.result.address != 0:
         coefficient = rstd * (total_x / size)
         scale = power_of_two(coefficient, mean)
         a, b, c = np.float32(scale), np.float32(-(mean * scale)), np.float32(coefficient / scale)
-        _fill_gradient_coefficients(
-            kind, columns, desc, table, first, last, a, b, c, np.float32(total / size), np.float32(rstd), weights
-        )
+        mean_g, post = np.float32(total / size), np.float32(rstd)
+        _store_gradient_coefficients(dtype, columns, desc, target, first, last, a, b, c, mean_g, post)
 
 
 @device
 def sum_coefficients(desc, n, q):
-    """scale and shift of the sums of a sample's group, whose deviation is x̂ but for a factor of less than two."""
-    statistic = n * desc[GROUPS] + q
-    mean = vector_value(desc, MEAN, statistic)
-    scale = power_of_two(vector_value(desc, RSTD, statistic), mean)
+    """Return scale and shift for the sums of a group, whose deviation is x_hat but for a factor of less than two."""
+    statistic = n * desc.groups + q
+    mean = load_element(desc.mean, statistic)
+    scale = power_of_two(load_element(desc.rstd, statistic), mean)
     return np.float32(scale), np.float32(-(mean * scale))
 
 
 @device
-def spread_sum_coefficients(kind, desc, n, table):
-    """scale and shift of a sample's sums in columns, one of each per channel."""
-    per_group, pitch = desc[CHANNELS] // desc[GROUPS], desc[PITCH]
-    for q in range(desc[GROUPS]):
+def store_sum_coefficients(dtype, desc, n, target):
+    """Store scale and shift for the sums of a sample in columns, one of each per channel."""
+    per_group, pitch = desc.channels // desc.groups, desc.padded_channels
+    for q in range(desc.groups):
         first = q * per_group
         scale, shift = sum_coefficients(desc, n, q)
         whole = whole_vectors(True, first, first + per_group)
         for lane in range(first, whole, 16):
-            vstore(F32, table, lane, splat_f32(scale))
-            vstore(F32, table, pitch + lane, splat_f32(shift))
+            vstore(F32, target, lane, splat_f32(scale))
+            vstore(F32, target, pitch + lane, splat_f32(shift))
         for c in range(whole, first + per_group):
-            store(F32, table, lane_of(kind, True, c), scale)
-            store(F32, table, pitch + lane_of(kind, True, c), shift)
+            store(F32, target, lane_of(dtype, True, c), scale)
+            store(F32, target, pitch + lane_of(dtype, True, c), shift)
 
 
 @device
-def total_samples(desc, block):
-    """Add up the sums of 32 channels over the samples, into the first one's."""
-    pitch, step = desc[PITCH], 16 * desc[PITCH] * desc[CHUNKS]
-    at = first = desc[PARTIALS] + 8 * 32 * block
-    zero = splat_f64(0.0)
-    g0, g1, x0, x1 = zero, zero, zero, zero
-    for _ in range(desc[SAMPLES]):
-        g0, g1 = g0 + vload_f64(at, 0), g1 + vload_f64(at, 16)
-        x0, x1 = x0 + vload_f64(at, pitch), x1 + vload_f64(at, pitch + 16)
-        at += step
-    vstore_f64(first, 0, g0)
-    vstore_f64(first, 16, g1)
-    vstore_f64(first, pitch, x0)
-    vstore_f64(first, pitch + 16, x1)
+def merge_chunks(desc, n):
+    """Merge the sums and M2 of a sample's channels over its chunks, into the first chunk's."""
+    first = partials_of(desc, n, 0)
+    for lane in range(0, desc.padded_channels, 16):
+        total, squares = merge_partials(desc, n, n + 1, lane)
+        vstore_f64(first, lane, total)
+        vstore_f64(first, desc.padded_channels + lane, squares)
 
 
 @device
-def _chunk_moments(desc, n, first, last):
-    """Sum and M2 of a group, chunk after chunk."""
+def _merge_chunks_of_group(desc, n, first, last):
+    """Return the sum and M2 of a group, where every chunk has one of each: in the partials of its first channel."""
     total, squares, size = 0.0, 0.0, 0.0
-    for chunk in range(desc[CHUNKS]):
-        at, places = partial_index(desc, n, chunk), places_of(desc, chunk)
-        for c in range(first, last, desc[CHANNELS_AT_ONCE]):
-            other, others = load_f64(desc[PARTIALS], at + c), load_f64(desc[PARTIALS], at + c + desc[PITCH])
-            count = np.float64(places * min(desc[CHANNELS_AT_ONCE], last - c))
+    for chunk in range(desc.chunks):
+        partials, positions = partials_of(desc, n, chunk), positions_of(desc, chunk)
+        for c in range(first, last, desc.chunk_channels):
+            other, others = load_f64(partials, c), load_f64(partials, c + desc.padded_channels)
+            count = np.float64(positions * min(desc.chunk_channels, last - c))
             if size == 0.0:
                 total, squares, size = other, others, count
             else:
@@ -213,67 +177,51 @@ def _chunk_moments(desc, n, first, last):
 
 
 @device
-def merge_chunks(desc, n):
-    """Sums and M2 of a sample's channels over its chunks, into the first one's."""
-    pitch, at, chunks = desc[PITCH], desc[PARTIALS] + 8 * partial_index(desc, n, np.int64(0)), desc[CHUNKS]
-    for lane in range(0, pitch, 16):
-        total, squares = splat_f64(0.0), splat_f64(0.0)
-        for chunk in range(chunks):
-            total = total + vload_f64(at + 16 * pitch * chunk, lane)
-        for chunk in range(chunks):
-            one, count, size = at + 16 * pitch * chunk, np.float64(places_of(desc, chunk)), np.float64(desc[PLACES])
-            share = splat_f64(1.0 / (count * size * size))
-            apart = between(vload_f64(one, lane), splat_f64(count), total, splat_f64(size), share)
-            squares = squares + (vload_f64(one, pitch + lane) + apart)
-        vstore_f64(at, lane, total)
-        vstore_f64(at, pitch + lane, squares)
-
-
-@device
-def _columns_moments(kind, desc, n, first, last):
-    """Sum and M2 of a group, from those of its channels."""
-    sums, places = desc[PARTIALS] + 8 * partial_index(desc, n, np.int64(0)), np.float64(desc[PLACES])
-    total, squares, size = 0.0, 0.0, places * (last - first)
+def _merge_channels(dtype, desc, n, first, last):
+    """Return the sum and M2 of a group, where every channel has one of each."""
+    sums, positions = partials_of(desc, n, 0), np.float64(desc.positions)
+    total, squares, size = 0.0, 0.0, positions * (last - first)
     for c in range(first, last):
-        total += load_f64(sums, lane_of(kind, True, c))
+        total += load_f64(sums, lane_of(dtype, True, c))
     for c in range(first, last):
-        lane = lane_of(kind, True, c)
-        apart = between(load_f64(sums, lane), places, total, size, 1.0 / (places * size * size))
-        squares += load_f64(sums, desc[PITCH] + lane) + apart
+        lane = lane_of(dtype, True, c)
+        apart = between(load_f64(sums, lane), positions, total, size, 1.0 / (positions * size * size))
+        squares += load_f64(sums, desc.padded_channels + lane) + apart
     return total, squares
 
 
 @device
-def _fill_output_coefficients(kind, columns, desc, table, first, last, mean, rstd, weights, biases):
-    """The coefficients of a group's output. The offset has what the float32 mean leaves of the mean."""
-    high, pitch, whole = np.float32(mean), desc[PITCH], filled_vectors(columns, desc, first, last)
+def _store_output_coefficients(dtype, columns, desc, target, first, last, mean, rstd):
+    """Store the coefficients of a group's output. The offset has what rounding the mean to float32 takes off it."""
+    weights, biases, pitch = desc.parameter_lanes, bias_lanes(desc), desc.padded_channels
+    high, whole = np.float32(mean), filled_vectors(columns, desc, first, last)
     scale = power_of_two(rstd, np.float64(high))
     shift, ratio, rest = np.float32(-(high * scale)), rstd / scale, (high - mean) * rstd
     for lane in range(first, whole, 16):
         weight = widen(vload(F32, weights, lane))
-        vstore(F32, table, lane, splat_f32(np.float32(scale)))
-        vstore(F32, table, pitch + lane, splat_f32(shift))
-        vstore(F32, table, 2 * pitch + lane, narrow(saturated(weight * splat_f64(ratio))))
-        vstore(F32, table, 3 * pitch + lane, narrow(fma(splat_f64(rest), weight, widen(vload(F32, biases, lane)))))
+        vstore(F32, target, lane, splat_f32(np.float32(scale)))
+        vstore(F32, target, pitch + lane, splat_f32(shift))
+        vstore(F32, target, 2 * pitch + lane, narrow(saturated(weight * splat_f64(ratio))))
+        vstore(F32, target, 3 * pitch + lane, narrow(fma(splat_f64(rest), weight, widen(vload(F32, biases, lane)))))
     for c in range(whole, last):
-        lane = lane_of(kind, columns, c)
+        lane = lane_of(dtype, columns, c)
         weight = np.float64(load(F32, weights, lane))
-        store(F32, table, lane, np.float32(scale))
-        store(F32, table, pitch + lane, shift)
-        store(F32, table, 2 * pitch + lane, np.float32(saturated(weight * ratio)))
-        store(F32, table, 3 * pitch + lane, np.float32(fma(rest, weight, np.float64(load(F32, biases, lane)))))
+        store(F32, target, lane, np.float32(scale))
+        store(F32, target, pitch + lane, shift)
+        store(F32, target, 2 * pitch + lane, np.float32(saturated(weight * ratio)))
+        store(F32, target, 3 * pitch + lane, np.float32(fma(rest, weight, np.float64(load(F32, biases, lane)))))
 
 
 @device
-def group_statistics(kind, columns, desc, n, q, table, eps, weights, biases):
-    """Mean and rstd of a sample's group, to its record, and the table's entries."""
-    per_group, statistic = desc[CHANNELS] // desc[GROUPS], n * desc[GROUPS] + q
-    first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc[PLACES])
-    if columns and not desc[ONE_RUN]:
-        total, squares = _columns_moments(kind, desc, n, first, last)
+def reduce_moments(dtype, columns, desc, n, q, target):
+    """Reduce the partial moments of group q of sample n to mean and rstd, and store the coefficients of its output."""
+    per_group, statistic = desc.channels // desc.groups, n * desc.groups + q
+    first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc.positions)
+    if columns and not desc.is_contiguous:
+        total, squares = _merge_channels(dtype, desc, n, first, last)
     else:
-        total, squares = _chunk_moments(desc, n, first, last)
-    mean, rstd = total / size, 1.0 / np.sqrt(squares / size + eps)
-    store_f64(desc[RECORDS], 2 * statistic, mean)
-    store_f64(desc[RECORDS], 2 * statistic + 1, rstd)
-    _fill_output_coefficients(kind, columns, desc, table, first, last, mean, rstd, weights, biases)
+        total, squares = _merge_chunks_of_group(desc, n, first, last)
+    mean, rstd = total / size, 1.0 / np.sqrt(squares / size + desc.eps)
+    store_f64(desc.statistics, 2 * statistic, mean)
+    store_f64(desc.statistics, 2 * statistic + 1, rstd)
+    _store_output_coefficients(dtype, columns, desc, target, first, last, mean, rstd)

@@ -1,72 +1,66 @@
-"""GroupNorm on the CPU: the descriptors of its kernels."""
+"""GroupNorm on the CPU: from a problem to a kernel and its descriptor."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.fields import channel as at
-from normgrad.cpu.prepare.channel import Layout, fills, separate
+from normgrad.cpu.descriptors import SPARE_LANES
+from normgrad.cpu.limits import L2_UNIT
+from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import SteppedKernel
 from normgrad.cpu.prepare.staging import Operands
 from normgrad.cpu.tags import COLUMNS, ROWS, TAGS
 
 _BACKWARD = Kernel("normgrad.cpu.kernels.group_norm", "group_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.kernels.group_norm", "group_norm")
-_KEPT = 1 << 20  # bytes of data that stay in a core's cache from the sums to the results
 
 
 def prepare_backward(problem: Problem) -> SteppedKernel:
-    """The kernel of ``group_norm_backward``."""
+    """Prepare ``group_norm_backward``."""
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
-        return operands.kernel(*fills(operands, 0.0, "grad_weight", "grad_bias"))
-    tensors = {"grad_out": at.GRAD_OUT, "input": at.INPUT}
+        return operands.kernel(*operands.fills(0.0, "grad_weight", "grad_bias"))
+    tensors = {"grad_out": "grad_out", "input": "input"}
     if "grad_input" in operands:
-        separate(operands, "grad_input", ("grad_out", "input"))
-        tensors["grad_input"] = at.RESULT
-    layout = _laid(operands, tensors, 2)
-    for name, position in (("mean", at.MEAN), ("rstd", at.RSTD), ("weight", at.WEIGHT)):
-        layout.vector(name, position)
-    for name, position in (("grad_weight", at.OUT_0), ("grad_bias", at.OUT_1)):
-        layout.vector(name, position)
-    tags = TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS
-    return operands.kernel(layout.step(_BACKWARD, *tags))
+        operands.separate("grad_input", ("grad_out", "input"))
+        tensors["grad_input"] = "result"
+    layout = _layout(operands, tensors, 2)
+    layout.add_vectors("mean", "rstd", "weight", "grad_weight", "grad_bias")
+    return operands.kernel(
+        layout.step(_BACKWARD, TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS)
+    )
 
 
 def prepare_forward(problem: Problem) -> SteppedKernel:
-    """The kernel of ``group_norm``."""
+    """Prepare ``group_norm``."""
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
-        return operands.kernel(*fills(operands, math.nan, "mean", "rstd"))
-    separate(operands, "output", ("input",))
-    layout = _laid(operands, {"input": at.INPUT, "output": at.RESULT}, 1)
-    channels, groups = int(layout.desc[at.CHANNELS]), int(layout.desc[at.GROUPS])
-    if layout.columns and groups == 1 and layout.strides["input"][2] == channels:
-        layout.desc[[at.ONE_RUN, at.CHANNELS_AT_ONCE]] = 1, channels
-    layout.take(at.RECORDS, int(layout.desc[at.SAMPLES]) * groups * 16)
-    layout.desc[at.EPS] = np.float64(problem.attributes["eps"]).view(np.int64)
-    for name, position in (("weight", at.WEIGHT), ("bias", at.BIAS), ("mean", at.OUT_0), ("rstd", at.OUT_1)):
-        layout.vector(name, position)
-    tags = TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS
-    return operands.kernel(layout.step(_FORWARD, *tags))
+        return operands.kernel(*operands.fills(math.nan, "mean", "rstd"))
+    operands.separate("output", ("input",))
+    layout = _layout(operands, {"input": "input", "output": "result"}, 1)
+    desc = layout.desc
+    if layout.columns and desc.groups == 1 and layout.strides["input"][2] == desc.channels:
+        desc.is_contiguous, desc.chunk_channels = 1, desc.channels
+    layout.take_statistics(desc.samples * desc.groups)
+    desc.eps = problem.attributes["eps"]
+    layout.add_vectors("weight", "bias", "mean", "rstd")
+    return operands.kernel(
+        layout.step(_FORWARD, TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS)
+    )
 
 
-def _laid(operands: Operands, tensors: dict[str, int], read: int) -> Layout:
-    """The layout of GroupNorm's data, of which ``read`` tensors are read, with its workspace."""
+def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLayout:
+    """Describe GroupNorm's data, of which ``read`` tensors are read, and reserve its workspace."""
     attributes = operands.problem.attributes
     sizes, groups = tuple(attributes[name] for name in ("N", "C", "HxW")), attributes["group"]
-    layout = Layout(operands, sizes, tensors)
-    layout.lay()
-    itemsize = operands.view("input").dtype.itemsize
-    layout.describe(groups, apart_from=_KEPT // (read * itemsize))
-    desc, samples = layout.desc, sizes[0]
-    desc[[at.STAT_SAMPLE, at.STAT_CHANNEL]] = groups, sizes[1] // groups
-    slots = int(desc[at.SLOTS])
+    layout = ChannelLayout(operands, sizes, tensors)
+    layout.choose_layout()
+    layout.describe(groups, phases_above=L2_UNIT // (read * operands.view("input").dtype.itemsize))
+    desc = layout.desc
+    desc.statistic_channels = sizes[1] // groups
     layout.take_partials()
-    layout.take(at.WEIGHTS, 2 * (layout.pitch + at.SPARE) * 4)
-    layout.take_tables(samples + slots if desc[at.APART] else 2 * slots)
+    desc.parameter_lanes = operands.workspace.take(2 * (desc.padded_channels + SPARE_LANES) * 4)
+    layout.take_unit_coefficients(desc.samples + desc.slots if desc.in_phases else 2 * desc.slots)
     return layout

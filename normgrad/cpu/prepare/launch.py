@@ -1,74 +1,57 @@
-"""What a prepared kernel is on the CPU: steps, each a compiled function with a descriptor of int64 numbers.
+"""A prepared kernel: steps, each a compiled function with its descriptor, and the workspace they share.
 
-A descriptor holds sizes, strides and addresses. The addresses are filled in at launch, into a copy: a step may run in
-several threads at once, and its counters stand in the descriptor too.
+The addresses of a descriptor are filled in at launch, into a copy: several threads may run one plan at once, and the
+counters by which threads share the work of a step are in its descriptor too.
 """
 
 from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import Pointer, pack
+from normgrad.cpu.tags import Tag
 from normgrad.cpu.threads import pool
 
 if TYPE_CHECKING:
     from normgrad.cpu.compile.object_code import Entry
 
 ALIGNMENT = 64
-_WORKSPACE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where memory will be: a tensor of the problem, by its number, or so many bytes into the workspace."""
-
-    source: int
-    offset: int = 0
 
 
 class Workspace:
-    """Hands out pieces of the workspace while a kernel is prepared."""
+    """Hands out parts of the workspace while a kernel is prepared."""
 
     def __init__(self) -> None:
         self._used = 0
 
-    def take(self, nbytes: int) -> Place:
-        """A piece, aligned to a cache line."""
-        place = Place(_WORKSPACE, self._used)
+    def take(self, nbytes: int) -> Pointer:
+        """Return a pointer to a part of so many bytes, aligned to a cache line."""
+        part = Pointer.to_workspace(self._used)
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return place
+        return part
 
     @property
     def size(self) -> int:
-        """How many bytes to ask for, whatever the alignment of what comes."""
+        """Return how many bytes to allocate, whatever the alignment of the allocation."""
         return self._used + ALIGNMENT if self._used else 0
 
 
 class Step:
     """One call of a kernel: ``kernel(descriptor, *tags)``.
 
-    A tag is a scalar whose type chooses a dtype. A step that shares its elements, so many, runs on several
-    threads and divides its work itself; its workspace has room for as many as there are slots when it is prepared.
+    The descriptor is an instance of a class of :mod:`normgrad.cpu.descriptors`. A step that shares so many elements
+    runs on several threads; its workspace has room for as many as there are slots when it is prepared.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        descriptor: np.ndarray,
-        places: Sequence[tuple[int, Place]],
-        tags: tuple[Any, ...] = (),
-        shared: int = 0,
-    ) -> None:
+    def __init__(self, kernel: Kernel, descriptor: Any, *tags: Tag, shared: int = 0) -> None:
         self._kernel = kernel
-        self._descriptor = array("q", descriptor.tobytes())
-        self._scratch = tuple((at, place.offset) for at, place in places if place.source == _WORKSPACE)
-        self._fills = tuple((at, place.source) for at, place in places if place.source != _WORKSPACE)
+        self._descriptor, pointers = pack(descriptor)
+        self._scratch = tuple((at, pointer.offset) for at, pointer in pointers if pointer.is_in_workspace)
+        self._fills = tuple((at, pointer.view) for at, pointer in pointers if not pointer.is_in_workspace)
         self._tags = tags
         self._shared = shared
         self._slots = pool.slots()
@@ -81,8 +64,8 @@ class Step:
         if base != workspace:
             descriptor = self._in_workspace(workspace)
         descriptor = descriptor[:]
-        for position, source in self._fills:
-            descriptor[position] = addresses[source]
+        for at, view in self._fills:
+            descriptor[at] = addresses[view]
         self.call(descriptor, descriptor.buffer_info()[0])
 
     def call(self, descriptor: array[int], address: int) -> None:
@@ -93,7 +76,7 @@ class Step:
         else:
             status = entry(address)
         if status:
-            raise RuntimeError(f"{self._kernel.name} gave up with status {status}")
+            raise RuntimeError(f"{self._kernel.name} returned status {status}")
 
     def _loaded(self) -> Entry:
         entry = self._entry = self._kernel.entry(self._tags)
@@ -102,14 +85,14 @@ class Step:
     def _in_workspace(self, workspace: int) -> array[int]:
         """Return the descriptor with the workspace's addresses, and keep it: the workspace is often the same again."""
         descriptor = self._descriptor[:]
-        for position, offset in self._scratch:
-            descriptor[position] = workspace + offset
+        for at, offset in self._scratch:
+            descriptor[at] = workspace + offset
         self._with_workspace = (workspace, descriptor)
         return descriptor
 
 
 class _Thread(threading.local):
-    """What a thread is doing."""
+    """State of a thread."""
 
     between_steps = False
 

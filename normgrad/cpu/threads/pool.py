@@ -1,9 +1,9 @@
-"""Threads for kernels that do not hold the interpreter's lock: PyTorch's where it lends them, or else of our own.
+"""The threads that call a kernel, without the GIL: PyTorch's where it lends them, otherwise worker threads.
 
-A kernel is called by several threads at once with the same arguments and shares out its work itself, by counters in
-its descriptor; it returns when nothing is left to take and nothing is unfinished. So the pool only has to call it:
-a helper that arrives late finds nothing left and leaves, and the caller never waits for it. With many callers at
-once each helper serves one of them at a time, and no more threads are made.
+Several threads call a kernel at once with the same descriptor and share its work by counters in it; a call returns when
+all items are taken and done. So the pool only has to call it: a worker that arrives late finds nothing left and
+returns, and the caller never waits for it. With many callers at once each worker serves one of them at a time, and no
+more threads are started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.fields.jobs import BOX_SIZE, DESCRIPTOR, FUNCTION, IDLE, POSTED, STATE
+from normgrad.cpu.descriptors import IDLE, POSTED, Mailbox, layout, size
+from normgrad.cpu.limits import LENT_FROM, SHARED_FROM, WOKEN_FROM
 from normgrad.cpu.threads import torch_pool
 from normgrad.log import warn_once
 from normgrad.threads import get_num_threads, usable_cores
@@ -27,26 +28,22 @@ if TYPE_CHECKING:
     from normgrad.cpu.compile.object_code import Entry
 
 THREAD_NAME = "normgrad-helper"
-
-#: Elements from which on two threads that are awake are faster than one, and from which on waking one up pays.
-SHARED_FROM, _WOKEN_FROM = 1 << 18, 1 << 19
-#: Elements from which on PyTorch's threads help, which are awake between its operators.
-LENT_FROM = 1 << 16
-_SERIES = 1e-3  # seconds: calls that follow each other so closely wake a helper for the next ones
+_SERIES = 1e-3  # seconds: calls that follow each other so closely wake a worker for the next ones
 
 _SERVE = Kernel("normgrad.cpu.threads.worker_loop", "serve")
+_STATE, _FUNCTION, _DESCRIPTOR = (layout(Mailbox)[name].offset for name in ("state", "function", "descriptor"))
 
 _current_core: Callable[[], int] | None = None
 if hasattr(os, "sched_setaffinity"):
     _current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)
 
 
-class _Helper:
-    """One daemon thread. After a job it looks out for the next one for a moment, then it goes to sleep."""
+class _Worker:
+    """A daemon thread. After a job it polls for the next one for a moment, then it sleeps."""
 
     def __init__(self, serve: Entry) -> None:
         self._serve_box = serve
-        self._box = array("q", bytes(8 * BOX_SIZE))
+        self._box = array("q", bytes(8 * size(Mailbox)))
         self._kept: Any = None  # what the job in the box needs
         self._posting = threading.Lock()
         self._fence = threading.Lock()
@@ -59,28 +56,28 @@ class _Helper:
         threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True).start()
 
     def post(self, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
-        """Ask for help, unless the thread has a job already, or is asleep and not to be woken."""
+        """Post a job, unless the thread has one already, or is asleep and not to be woken."""
         box, now = self._box, time.perf_counter()
         with self._posting:
             asked, self._asked = self._asked, now
-            if box[STATE] != IDLE or (self._asleep and not wakes and now - asked > _SERIES):
+            if box[_STATE] != IDLE or (self._asleep and not wakes and now - asked > _SERIES):
                 return
             self._kept = kept
-            # Whoever sees the job posted sees what it is: the two stores cannot change places across the lock.
+            # Who sees the job posted sees what it is: the lock keeps the stores in order.
             with self._fence:
-                box[FUNCTION], box[DESCRIPTOR] = function, descriptor
+                box[_FUNCTION], box[_DESCRIPTOR] = function, descriptor
             with self._fence:
-                box[STATE] = POSTED
+                box[_STATE] = POSTED
             if self._asleep:
                 self._asleep = False
                 self._keep_off_this_core()
                 self._wake.release()
 
     def _keep_off_this_core(self) -> None:
-        """Have the thread wake up on another core than the caller's.
+        """Make the thread wake up on another core than the caller's.
 
         With few cores Linux does not look for an idle one but queues the thread behind its waker, which is busy with
-        the kernel: help would come when the work is done.
+        the kernel: it would start when the work is done.
         """
         if _current_core is None or self._thread == 0:
             return
@@ -97,14 +94,14 @@ class _Helper:
         while True:
             self._serve_box(address)
             with self._posting:
-                asleep = self._asleep = self._box[STATE] == IDLE
+                asleep = self._asleep = self._box[_STATE] == IDLE
                 if asleep:
                     self._kept = None  # a sleeping thread keeps no memory alive
             if asleep:
                 self._wake.acquire()
 
 
-_helpers: list[_Helper] = []
+_workers: list[_Worker] = []
 _starting = threading.Lock()
 
 
@@ -113,16 +110,16 @@ def _start(count: int) -> None:
     with _starting:
         serve = _SERVE.entry(())
         try:
-            while len(_helpers) < count:
-                _helpers.append(_Helper(serve))
+            while len(_workers) < count:
+                _workers.append(_Worker(serve))
         except (RuntimeError, MemoryError) as error:
             warn_once(f"large calls run on fewer threads than they could use: a thread did not start ({error})")
 
 
 def _forget_threads() -> None:
-    """In a process made by fork the threads are gone, and locks may be held for ever: start afresh."""
-    global _helpers, _starting
-    _helpers, _starting = [], threading.Lock()
+    """Start afresh after a fork: the threads are gone, and locks may be held for ever."""
+    global _workers, _starting
+    _workers, _starting = [], threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -130,20 +127,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def slots() -> int:
-    """How many threads a kernel that is prepared now should have room for: it may run with more than there are now."""
+    """Return how many threads a kernel that is prepared now has workspace for: it may run on more than now."""
     return max(get_num_threads(), usable_cores())
 
 
 def shared(elements: int) -> int:
-    """How many elements a step is to share, which works on so many: none if it is done before help comes."""
+    """Return how many elements a step shares among threads: 0 if it would be done before another thread starts."""
     return elements if elements >= min(SHARED_FROM, LENT_FROM) else 0
 
 
 def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = None) -> int:
-    """Call a kernel on this thread and on as many others as may take part, ``most`` in all.
+    """Call a kernel on this thread and on as many others as may take part, ``most`` in all; return its status.
 
-    What it returns is this thread's answer. ``kept`` stays alive while others may still be at it. For few elements
-    only those help who are awake, or are called again and again.
+    ``kept`` stays alive while other threads may still use it. For few elements only threads that are awake take part,
+    or those that calls in quick succession have woken.
     """
     threads, lent = min(get_num_threads(), most), torch_pool.found()
     if lent is not None:
@@ -151,12 +148,12 @@ def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = Non
         if threads > 1 and elements >= LENT_FROM and lent.are_here():
             return lent.run(entry, threads, descriptor)
     if threads > 1 and elements >= SHARED_FROM:
-        _call_helpers(threads - 1, entry.address, descriptor, elements >= _WOKEN_FROM, kept)
+        _post(threads - 1, entry.address, descriptor, elements >= WOKEN_FROM, kept)
     return entry(descriptor)
 
 
-def _call_helpers(wanted: int, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
-    if len(_helpers) < wanted:
+def _post(wanted: int, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
+    if len(_workers) < wanted:
         _start(wanted)
-    for helper in _helpers[:wanted]:
-        helper.post(function, descriptor, wakes, kept)
+    for worker in _workers[:wanted]:
+        worker.post(function, descriptor, wakes, kept)

@@ -1,8 +1,8 @@
-"""PyTorch's threads for our kernels, in a process that has imported it.
+"""PyTorch's intra-op threads for our kernels, in a process that has imported it.
 
-After each of its operators they look out for the next one for a while, every thread on a core of its own. There they
-start at once, and a thread of ours would have to share the core with one of them. PyTorch's interface for compiled
-programs lends them: whatever runs them in this PyTorch, and as many as ``torch.set_num_threads`` lets it use.
+After each of its operators they poll for the next one for a while, each on a core of its own. They start at once, and
+a worker thread of ours would have to share a core with one of them. AOTInductor's ``torch_parallel_for`` runs a
+function on them: OpenMP or PyTorch's own pool, as many threads as ``torch.set_num_threads`` allows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.fields.jobs import JOB_STATUS
+from normgrad.cpu.descriptors import ParallelLoop, layout
 
 if TYPE_CHECKING:
     from normgrad.cpu.compile.object_code import Entry
 
 _LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
+_STATUS = layout(ParallelLoop)["status"].offset
 _TAKE_PART = Kernel("normgrad.cpu.threads.worker_loop", "take_part", is_loop_body=True)
 
 
 class TorchThreads:
-    """The threads that the main thread's calls of PyTorch use."""
+    """The threads that PyTorch uses for calls from the main thread."""
 
     def __init__(self, torch: Any) -> None:
         folder = Path(torch.__file__).parent / "lib"
@@ -42,18 +43,18 @@ class TorchThreads:
         self.count: Callable[[], int] = torch.get_num_threads
 
     def are_here(self) -> bool:
-        """Whether this thread's calls of PyTorch use these threads; another's have threads of their own."""
+        """Return whether PyTorch uses these threads for calls from this thread; other threads have their own."""
         return threading.get_ident() == self._main
 
     def are_gone(self) -> None:
-        """No thread has them any longer."""
+        """Note that no thread can use them any longer."""
         self._main = None
 
     def run(self, entry: Entry, threads: int, descriptor: int) -> int:
-        """Call a kernel on so many of the threads, of which this one is the first; all have left it afterwards."""
-        job = array("q", (entry.address, descriptor, 0, 0))
-        failed = self._share(0, threads, 1, self._take_part, job.buffer_info()[0])
-        return failed or job[JOB_STATUS]
+        """Call a kernel on so many threads, of which this one is the first; all have returned afterwards."""
+        loop = array("q", (entry.address, descriptor, 0, 0))  # a ParallelLoop
+        failed = self._share(0, threads, 1, self._take_part, loop.buffer_info()[0])
+        return failed or loop[_STATUS]
 
 
 _found: TorchThreads | None = None
@@ -61,7 +62,7 @@ _looks = True  # whether PyTorch may still come
 
 
 def found() -> TorchThreads | None:
-    """PyTorch's threads, once it is imported; None without it, and where it does not lend them."""
+    """Return PyTorch's threads, once it is imported; None without it, and where it cannot lend them."""
     global _found, _looks
     if _looks and "torch" in sys.modules:
         torch = sys.modules["torch"]
@@ -73,7 +74,7 @@ def found() -> TorchThreads | None:
 
 
 def _forget_threads() -> None:
-    """In a process made by fork they are gone, and who asks for them waits for ever."""
+    """Forget the threads after a fork: they are gone, and a call that uses them would wait for ever."""
     global _looks
     _looks = _looks and "torch" not in sys.modules
     if _found is not None:

@@ -1,4 +1,4 @@
-"""Kernels that call kernels: how threads of our own and of PyTorch's run them without the interpreter."""
+"""Kernels that call kernels: how worker threads and PyTorch's threads run them without the GIL."""
 
 import platform
 
@@ -7,28 +7,18 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from normgrad.cpu.compile.jit import kernel
-from normgrad.cpu.fields.jobs import (
-    DESCRIPTOR,
-    ENTERED,
-    FUNCTION,
-    IDLE,
-    JOB_DESCRIPTOR,
-    JOB_FUNCTION,
-    JOB_STATUS,
-    POSTED,
-    STATE,
-)
+from normgrad.cpu.descriptors import IDLE, POSTED, Mailbox, ParallelLoop
 from normgrad.cpu.intrinsics.llvm import I32_TYPE, I64_TYPE, call_intrinsic
-from normgrad.cpu.intrinsics.memory import fetch_add, load_acquire, start_of, store_release
+from normgrad.cpu.intrinsics.memory import fetch_add, load_acquire, store_release
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
-_LOOKS = 12_000 if _HAS_PAUSE else 100_000  # about 0.2 ms, several times what waking up takes
-_LOOKS_FOR_TURN = 1000  # some microseconds
+_POLLS = 12_000 if _HAS_PAUSE else 100_000  # about 0.2 ms, several times what waking up takes
+_POLLS_FOR_TURN = 1000  # some microseconds
 
 
 @intrinsic
 def _pause(typingctx):
-    """Leave the core to its other thread for a moment."""
+    """Leave the core to its other hardware thread for a moment."""
 
     def codegen(context, builder, sig, args):
         if _HAS_PAUSE:
@@ -50,29 +40,29 @@ def _call(typingctx, function, descriptor):
 
 
 @kernel
-def serve(desc):
-    """Run the jobs that are posted; return when there has been none for long."""
-    box, looks = start_of(desc), _LOOKS
-    while looks > 0:
-        if load_acquire(box, STATE) == POSTED:
-            _call(desc[FUNCTION], desc[DESCRIPTOR])
-            store_release(box, STATE, IDLE)
-            looks = _LOOKS
-        looks -= 1
+def serve(mailbox: Mailbox):
+    """Run the jobs that are posted; return when there has been none for a while."""
+    polls = _POLLS
+    while polls > 0:
+        if load_acquire(mailbox.state) == POSTED:
+            _call(mailbox.function, mailbox.descriptor)
+            store_release(mailbox.state, IDLE)
+            polls = _POLLS
+        polls -= 1
         _pause()
 
 
 @kernel
-def take_part(number, end, job):
-    """Call the job's kernel once, as thread ``number`` of a parallel loop.
+def take_part(index, end, loop: ParallelLoop):
+    """Call the loop's kernel once, as thread `index` of a parallel loop.
 
-    Threads enter in the order of their numbers, so that each gets the same share of the work in every call, whose data
+    Threads enter in the order of their indices, so that each gets the same share of the work in every call, whose data
     is in its cache; but none waits long for another that is late.
     """
-    start, looks = start_of(job), 0
-    while load_acquire(start, ENTERED) < number and looks < _LOOKS_FOR_TURN:
-        looks += 1
-    fetch_add(start, ENTERED, 1)
-    status = _call(job[JOB_FUNCTION], job[JOB_DESCRIPTOR])
+    polls = 0
+    while load_acquire(loop.entered) < index and polls < _POLLS_FOR_TURN:
+        polls += 1
+    fetch_add(loop.entered, 1)
+    status = _call(loop.function, loop.descriptor)
     if status != 0:
-        job[JOB_STATUS] = status
+        store_release(loop.status, status)

@@ -1,30 +1,79 @@
-"""Tables of per-channel coefficients in float32, and small outputs.
+"""Per-channel coefficients in float32, and the formulas of GroupNorm and BatchNorm that use them.
 
-The arithmetic of GroupNorm and BatchNorm on vectors, with per-channel coefficients in float32.
+A coefficient that multiplies x - mean may be too large or too small for float32 where no term of the formula is. So it
+is split into a power of two `scale` and a `factor`, and ``fma(x, scale, -mean*scale)`` replaces x - mean: the same
+value, rounded alike, of about the size of the product, which overflows only where that does.
 
-A coefficient that multiplies x − mean may be too large or too small for float32 where no term of the formula is. So it
-is split into a power of two `scale` and a `factor`, and ``fma(x, scale, −mean·scale)`` takes the place of x − mean: the
-same number, rounded alike, of about the size of the product, which overflows only where that does.
+The coefficients of all channels are arrays in the workspace, `pitch` elements apart: scale, shift = -mean*scale,
+factor, then those that `gradient` or `output` add.
 """
 
-from normgrad.cpu.compile.jit import device, in_place
-from normgrad.cpu.fields.channel import APART
+from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import load
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, vload
-from normgrad.cpu.kernels.copy import store_exact
-from normgrad.cpu.kernels.layer_norm.rows import lane_of_column
 from normgrad.cpu.tags import F32
 
 
-@device
-def lane_of(kind, columns, c):
-    """Where a channel is in partials and tables."""
-    return lane_of_column(kind, c) if columns else c
+@inline
+def deviation(x, scale, shift):
+    """Return (x - mean)*scale, where shift = -mean*scale."""
+    return fma(x, scale, shift)
+
+
+@inline
+def gradient(g, x, k):
+    """Return (pre*g - ((x - mean)*scale*factor + mean_g))*post, with k = (scale, shift, factor, mean_g, pre, post).
+
+    In GroupNorm scale*factor = rstd*mean(g*x_hat), pre = weight and post = rstd. In BatchNorm e is the power of two
+    below invstd, scale*factor = e*invstd^2*sum_dy_xmu/n, mean_g = e*sum_dy/n, pre = e and post = weight*invstd/e.
+    """
+    # The means are usually small. They are added first, so that pre*g is rounded once.
+    return fma(k[4], g, -fma(deviation(x, k[0], k[1]), k[2], k[3])) * k[5]
+
+
+@inline
+def output(x, k):
+    """Return (x - mean)*scale*factor + offset, with k = (scale, shift, factor, offset), scale*factor = rstd*weight."""
+    return fma(deviation(x, k[0], k[1]), k[2], k[3])
+
+
+@inline
+def splat(array, pitch, number, c):
+    """Return one of a channel's coefficients in all lanes."""
+    return splat_f32(load(F32, array, number * pitch + c))
+
+
+@inline
+def splat_four(array, pitch, c):
+    return splat(array, pitch, 0, c), splat(array, pitch, 1, c), splat(array, pitch, 2, c), splat(array, pitch, 3, c)
+
+
+@inline
+def splat_six(array, pitch, c):
+    a, b, d, e = splat_four(array, pitch, c)
+    return a, b, d, e, splat(array, pitch, 4, c), splat(array, pitch, 5, c)
+
+
+@inline
+def load_four(array, pitch, lane):
+    """Return four coefficients of 16 channels."""
+    return (
+        vload(F32, array, lane),
+        vload(F32, array, pitch + lane),
+        vload(F32, array, 2 * pitch + lane),
+        vload(F32, array, 3 * pitch + lane),
+    )
+
+
+@inline
+def load_six(array, pitch, lane):
+    a, b, c, d = load_four(array, pitch, lane)
+    return a, b, c, d, vload(F32, array, 4 * pitch + lane), vload(F32, array, 5 * pitch + lane)
 
 
 @device
 def whole_vectors(columns, first, last):
-    """Up to which channel from the first on vectors hold no channel of another group."""
+    """Return up to which channel, from the first on, vectors hold no channel of another group."""
     if columns:
         return last if (first | last) % 32 == 0 else first
     return last - (last - first) % 16
@@ -32,67 +81,5 @@ def whole_vectors(columns, first, last):
 
 @device
 def filled_vectors(columns, desc, first, last):
-    """As whole_vectors, of a table: a unit's own has room for a vector that goes beyond the group."""
-    return whole_vectors(columns, first, last) if columns or desc[APART] else last
-
-
-@in_place
-def splat_entry(table, pitch, plane, c):
-    """A channel's coefficient in all lanes."""
-    return splat_f32(load(F32, table, plane * pitch + c))
-
-
-@in_place
-def coefficients(table, pitch, c):
-    """A channel's six coefficients, each in all lanes."""
-    return (
-        splat_entry(table, pitch, 0, c),
-        splat_entry(table, pitch, 1, c),
-        splat_entry(table, pitch, 2, c),
-        splat_entry(table, pitch, 3, c),
-        splat_entry(table, pitch, 4, c),
-        splat_entry(table, pitch, 5, c),
-    )
-
-
-@in_place
-def lane_coefficients(table, pitch, lane):
-    """The six coefficients of 16 channels."""
-    return (
-        vload(F32, table, lane),
-        vload(F32, table, pitch + lane),
-        vload(F32, table, 2 * pitch + lane),
-        vload(F32, table, 3 * pitch + lane),
-        vload(F32, table, 4 * pitch + lane),
-        vload(F32, table, 5 * pitch + lane),
-    )
-
-
-@device
-def put_vector(desc, output, index, value):
-    """Store an element of a small output, where it is wanted."""
-    if desc[output] != 0:
-        store_exact(desc[output + 2], desc[output], index * desc[output + 1], value)
-
-
-@in_place
-def deviation(x, scale, shift):
-    """(x − mean)·scale, where the shift is −mean·scale."""
-    return fma(x, scale, shift)
-
-
-@in_place
-def gradient(g, x, k):
-    """(pre·g − ((x − mean)·scale·factor + mean_g))·post, with k = (scale, shift, factor, mean_g, pre, post).
-
-    In GroupNorm scale·factor = rstd·mean(g·x̂), pre = weight and post = rstd. In BatchNorm e is the power of two below
-    invstd, scale·factor = e·invstd²·sum_dy_xmu/n, mean_g = e·sum_dy/n, pre = e and post = weight·invstd/e.
-    """
-    # The means are usually small. They are added first, so that pre·g is rounded once.
-    return fma(k[4], g, -fma(deviation(x, k[0], k[1]), k[2], k[3])) * k[5]
-
-
-@in_place
-def output(x, scale, shift, factor, offset):
-    """(x − mean)·scale·factor + offset, where scale·factor = rstd·weight."""
-    return fma(deviation(x, scale, shift), factor, offset)
+    """As whole_vectors, where coefficients are written: a unit's own have spare lanes behind the group."""
+    return whole_vectors(columns, first, last) if columns or desc.in_phases else last

@@ -2,23 +2,24 @@
 
 import numpy as np
 
-from normgrad.cpu.compile.jit import device, in_place
-from normgrad.cpu.fields.row_sizes import MEANS, MEANS_G, MEANS_GX, RSTDS, SUMS_G, SUMS_GX, TILE
-from normgrad.cpu.intrinsics.pairs import ask_for_pair, stream_pair
+from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu.descriptors import MEANS, MEANS_G, MEANS_GX, RSTDS, SUMS_G, SUMS_GX
+from normgrad.cpu.intrinsics.pairs import prefetch_pair, stream_pair
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, store_sums, vload, vstore, widen
 from normgrad.cpu.kernels.layer_norm.backward_tile import keep_sums, splat_of
+from normgrad.cpu.limits import TILE
 from normgrad.cpu.tags import F32
 
 SHORT = 16
 
 
-@in_place
+@inline
 def _x_hat(tensors, scratch, r, i):
     x = vload(F32, tensors[2] + i * tensors[3], 0) - splat_of(scratch, MEANS, r + i)
     return x * splat_of(scratch, RSTDS, r + i)
 
 
-@in_place
+@inline
 def _terms(w, tensors, scratch, r, i):
     g = vload(F32, tensors[0] + i * tensors[1], 0) * w
     return widen(g), widen(g * _x_hat(tensors, scratch, r, i))
@@ -37,7 +38,7 @@ def sum_short_rows(weight, rows, tensors, scratch, r):
         store_sums(scratch + SUMS_GX + 8 * (r + i), b0, b1, b2, b3)
 
 
-@in_place
+@inline
 def _gradient(w, tensors, scratch, r, i):
     """A row's grad_input, x_hat and grad_out."""
     d, x_hat = vload(F32, tensors[0] + i * tensors[1], 0), _x_hat(tensors, scratch, r, i)
@@ -47,12 +48,12 @@ def _gradient(w, tensors, scratch, r, i):
 
 @device
 def short_tile_gradients(weight, tensors, scratch, sums, r, stream, ahead):
-    """TILE rows, from r on of their group, and their terms to its sums. Asks for the data so many rows ahead."""
+    """TILE rows, from r on of their group, and their terms to its sums. Prefetches the data so many rows ahead."""
     w, zero = vload(F32, weight, 0), splat_f32(np.float32(0))
     out, pitch = tensors[4], tensors[5]
     for i in range(0, TILE, 2):
-        ask_for_pair(F32, tensors[0] + (ahead + i) * tensors[1], 0)
-        ask_for_pair(F32, tensors[2] + (ahead + i) * tensors[3], 0)
+        prefetch_pair(F32, tensors[0] + (ahead + i) * tensors[1], 0)
+        prefetch_pair(F32, tensors[2] + (ahead + i) * tensors[3], 0)
     o0, x0, d0 = _gradient(w, tensors, scratch, r, 0)
     o1, x1, d1 = _gradient(w, tensors, scratch, r, 1)
     o2, x2, d2 = _gradient(w, tensors, scratch, r, 2)

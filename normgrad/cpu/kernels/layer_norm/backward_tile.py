@@ -2,27 +2,28 @@
 
 import numpy as np
 
-from normgrad.cpu.compile.jit import device, in_place
-from normgrad.cpu.fields.row_sizes import MEANS, MEANS_G, MEANS_GX, RSTDS, TILE
+from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu.descriptors import MEANS, MEANS_G, MEANS_GX, RSTDS
 from normgrad.cpu.intrinsics.memory import load
 from normgrad.cpu.intrinsics.pairs import (
-    ask_for_pair,
     load_pair,
     load_pair_first,
+    prefetch_pair,
     store_pair,
     store_pair_first,
     stream_pair,
 )
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
+from normgrad.cpu.limits import TILE
 from normgrad.cpu.tags import F32
 
 
-@in_place
+@inline
 def splat_of(scratch, parameter, r):
     return splat_f32(load(F32, scratch + parameter, r))
 
 
-@in_place
+@inline
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
     """One row's 32 columns: grad_input, and its terms added to the weight gradients s = (dw, dw, db, db)."""
     mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
@@ -37,7 +38,7 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
     return o0 * rstd, o1 * rstd, sums
 
 
-@in_place
+@inline
 def keep_sums(sums, i, s, begins):
     """The sums of a tile's rows, added to those of the tiles before: of 32 columns the weight's, then the bias's."""
     if not begins:
@@ -53,69 +54,69 @@ def keep_sums(sums, i, s, begins):
     vstore(F32, sums, 2 * i + 48, s[3])
 
 
-@in_place
-def _whole_pairs(kind, rows, first, last, tensors, weight, scratch, sums, r0, want_input, stream, ahead_go, ahead_x):
+@inline
+def _whole_pairs(dtype, rows, first, last, tensors, weight, scratch, sums, r0, want_input, stream, ahead_go, ahead_x):
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
     zero, j = splat_f32(np.float32(0)), first
     while j + 32 <= last:
         w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
         s = (zero, zero, zero, zero)
         for r in range(rows):
-            d, v = load_pair(kind, grad_out + r * go_pitch, j), load_pair(kind, x + r * x_pitch, j)
-            ask_for_pair(kind, grad_out + ahead_go + r * go_pitch, j)
+            d, v = load_pair(dtype, grad_out + r * go_pitch, j), load_pair(dtype, x + r * x_pitch, j)
+            prefetch_pair(dtype, grad_out + ahead_go + r * go_pitch, j)
             if ahead_x:
-                ask_for_pair(kind, x + ahead_x + r * x_pitch, j)
+                prefetch_pair(dtype, x + ahead_x + r * x_pitch, j)
             o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
             if stream:
-                stream_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
+                stream_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
             elif want_input:
-                store_pair(kind, grad_input + r * gi_pitch, j, o0, o1)
+                store_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
         keep_sums(sums, j - first, s, r0 == 0)
         j += 32
     return j
 
 
-@in_place
-def _last_pair(kind, rows, j, last, i, tensors, weight, scratch, sums, r0, want_input):
+@inline
+def _last_pair(dtype, rows, j, last, i, tensors, weight, scratch, sums, r0, want_input):
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
     zero = splat_f32(np.float32(0))
     w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
     s = (zero, zero, zero, zero)
     for r in range(rows):
-        d = load_pair_first(kind, grad_out + r * go_pitch, j, last - j)
-        v = load_pair_first(kind, x + r * x_pitch, j, last - j)
+        d = load_pair_first(dtype, grad_out + r * go_pitch, j, last - j)
+        v = load_pair_first(dtype, x + r * x_pitch, j, last - j)
         o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
         if want_input:
-            store_pair_first(kind, grad_input + r * gi_pitch, j, o0, o1, last - j)
+            store_pair_first(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j)
     keep_sums(sums, i, s, r0 == 0)
 
 
 @device
-def tile_gradients(kind, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
+def tile_gradients(dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
     """Columns [first, last) of up to TILE rows, r and following of their group, and their weight gradients' terms,
-    in float32, to the group's sums. Asks for the data so many bytes ahead.
+    in float32, to the group's sums. Prefetches the data so many bytes ahead.
     """
     if rows == TILE and stream:
-        j = _whole_pairs(kind, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
+        j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
     elif rows == TILE and want_input:
-        j = _whole_pairs(kind, TILE, first, last, tensors, weight, scratch, sums, r, True, False, ahead_go, ahead_x)
+        j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, False, ahead_go, ahead_x)
     else:
         j = _whole_pairs(
-            kind, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x
+            dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x
         )
     if j < last:
-        _last_pair(kind, rows, j, last, j - first, tensors, weight, scratch, sums, r, want_input)
+        _last_pair(dtype, rows, j, last, j - first, tensors, weight, scratch, sums, r, want_input)
 
 
-@in_place
-def _exact_sums_pair(kind, tensors, scratch, rows, j, count, dw, db, lane):
+@inline
+def _float64_sums_pair(dtype, tensors, scratch, rows, j, count, dw, db, lane):
     """Add the rows' terms of both weight gradients of 32 columns, in float64."""
     grad_out, go_pitch, x, x_pitch, _, _ = tensors
     w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
     b0, b1 = vload_f64(db, lane), vload_f64(db, lane + 16)
     for r in range(rows):
-        d = load_pair_first(kind, grad_out + r * go_pitch, j, count)
-        v = load_pair_first(kind, x + r * x_pitch, j, count)
+        d = load_pair_first(dtype, grad_out + r * go_pitch, j, count)
+        v = load_pair_first(dtype, x + r * x_pitch, j, count)
         m = splat_f64(np.float64(load(F32, scratch + MEANS, r)))
         s = splat_f64(np.float64(load(F32, scratch + RSTDS, r)))
         d0, d1 = widen(d[0]), widen(d[1])
@@ -127,7 +128,7 @@ def _exact_sums_pair(kind, tensors, scratch, rows, j, count, dw, db, lane):
     vstore_f64(db, lane + 16, b1)
 
 
-@in_place
+@inline
 def _add_sums_pair(sums, dw, db, lane):
     """Add the group's float32 sums of 32 columns."""
     vstore_f64(dw, lane, vload_f64(dw, lane) + widen(vload(F32, sums, 0)))
@@ -137,13 +138,13 @@ def _add_sums_pair(sums, dw, db, lane):
 
 
 @device
-def add_sums(kind, exact, first, last, tensors, scratch, sums, rows, dw, db, dw_first):
+def add_sums(dtype, in_float64, first, last, tensors, scratch, sums, rows, dw, db, dw_first):
     """Add the sums of a group of rows over some columns to the block's in float64.
 
-    Of few rows in all (`exact`) the terms too are computed in float64.
+    Where there are few rows in all, the terms too are computed in float64.
     """
     for j in range(first, last, 32):
-        if exact:
-            _exact_sums_pair(kind, tensors, scratch, rows, j, min(32, last - j), dw, db, j - dw_first)
+        if in_float64:
+            _float64_sums_pair(dtype, tensors, scratch, rows, j, min(32, last - j), dw, db, j - dw_first)
         else:
             _add_sums_pair(sums + 8 * (j - first), dw, db, j - dw_first)

@@ -1,1 +1,0 @@
-"""Offsets in the kernels' descriptors."""
