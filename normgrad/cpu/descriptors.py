@@ -166,7 +166,6 @@ class ChannelTensor:
     sample_stride: int = 0  # elements, as the other strides
     channel_stride: int = 0
     position_stride: int = 0
-    dtype: int = 0
 
 
 @dataclass

@@ -25,8 +25,8 @@ TAGS = {FLOAT32: F32, FLOAT16: F16, BFLOAT16: BF16, INT32: I32}
 CODE_F32, CODE_F16, CODE_BF16, CODE_I32 = range(4)
 CODES: dict[DType, int] = {FLOAT32: CODE_F32, FLOAT16: CODE_F16, BFLOAT16: CODE_BF16, INT32: CODE_I32}
 
-# GroupNorm and BatchNorm: positions are contiguous, channels are contiguous, or any strides and dtypes.
-ROWS, COLUMNS, MIXED = Tag("rows"), Tag("columns"), Tag("mixed")
+# GroupNorm and BatchNorm: positions are contiguous, or channels are.
+ROWS, COLUMNS = Tag("rows"), Tag("columns")
 # What a pass computes: results, or BatchNorm's sums.
 BACKWARD, FORWARD = Tag("backward"), Tag("forward")
 BACKWARD_SUMS, FORWARD_SUMS = Tag("backward_sums"), Tag("forward_sums")

@@ -8,7 +8,7 @@ import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import Channel
-from normgrad.cpu.intrinsics.memory import fetch_add, item_size, store_f64
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size
 from normgrad.cpu.intrinsics.vectors import vload, vload_f64, vstore_f64, widen
 from normgrad.cpu.kernels.batch_norm_moments import moments_columns, moments_rows
 from normgrad.cpu.kernels.batch_norm_partials import (
@@ -17,7 +17,7 @@ from normgrad.cpu.kernels.batch_norm_partials import (
     reduce_moments,
     sum_coefficients,
 )
-from normgrad.cpu.kernels.channel.access import choose, in_columns, partials_of, positions_of, quotient
+from normgrad.cpu.kernels.channel.access import RowChunk, choose, in_columns, positions_of, quotient
 from normgrad.cpu.kernels.channel.columns import (
     clear_sums,
     gradient_columns,
@@ -25,7 +25,6 @@ from normgrad.cpu.kernels.channel.columns import (
     sum_all_channels,
     sum_columns,
 )
-from normgrad.cpu.kernels.channel.mixed_dtypes import mixed_gradient, mixed_means, mixed_output, mixed_sums
 from normgrad.cpu.kernels.channel.rows import gradient_rows, output_rows, sum_rows
 from normgrad.cpu.kernels.common.lanes import from_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
@@ -46,22 +45,20 @@ def _row_blocks(desc):
 
 @device
 def _rows_of(desc, i):
-    """Return sample, first and last channel and part of the positions of chunk i of rows."""
+    """Return chunk i of rows."""
     row, blocks = quotient(i, desc.chunks), _row_blocks(desc)
     n = quotient(row, blocks)
     first = (row - n * blocks) * desc.chunk_channels
-    return n, first, min(first + desc.chunk_channels, desc.channels), i - row * desc.chunks
+    return RowChunk(n, first, min(first + desc.chunk_channels, desc.channels), i - row * desc.chunks)
 
 
 def _rows_backward_sums(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
     negative_means = desc.coefficients + 4 * desc.padded_channels
-    sum_rows(dtype, desc, n, first, last, part, np.float32(1), np.float32(0), negative_means)
+    sum_rows(dtype, desc, _rows_of(desc, i), np.float32(1), np.float32(0), negative_means)
 
 
 def _rows_forward_sums(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
-    moments_rows(dtype, desc, n, first, last, part)
+    moments_rows(dtype, desc, _rows_of(desc, i))
 
 
 def _columns_backward_sums(dtype, layout, direction, desc, i):
@@ -81,23 +78,12 @@ def _columns_forward_sums(dtype, layout, direction, desc, i):
     moments_columns(dtype, desc, i // desc.chunks, i % desc.chunks)
 
 
-def _mixed_backward_sums(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
-    position, partials = part * desc.chunk_positions, partials_of(desc, n, part)
-    for c in range(first, last):
-        total, total_x = mixed_sums(desc, n, c, position, position + positions_of(desc, part))
-        store_f64(partials, c, total)
-        store_f64(partials, c + desc.padded_channels, total_x)
-
-
 def _rows_backward(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
-    gradient_rows(dtype, desc, n, first, last, part, desc.coefficients)
+    gradient_rows(dtype, desc, _rows_of(desc, i), desc.coefficients)
 
 
 def _rows_forward(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
-    output_rows(dtype, desc, n, first, last, part, desc.coefficients)
+    output_rows(dtype, desc, _rows_of(desc, i), desc.coefficients)
 
 
 def _columns_backward(dtype, layout, direction, desc, i):
@@ -110,33 +96,16 @@ def _columns_forward(dtype, layout, direction, desc, i):
     output_columns(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
 
 
-def _mixed_backward(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
-    position = part * desc.chunk_positions
-    for c in range(first, last):
-        mixed_gradient(desc, n, c, position, position + positions_of(desc, part))
-
-
-def _mixed_forward(dtype, layout, direction, desc, i):
-    n, first, last, part = _rows_of(desc, i)
-    position = part * desc.chunk_positions
-    for c in range(first, last):
-        mixed_output(desc, n, c, position, position + positions_of(desc, part))
-
-
 choose(
     _process,
     rows_backward_sums=_rows_backward_sums,
     rows_forward_sums=_rows_forward_sums,
     columns_backward_sums=_columns_backward_sums,
     columns_forward_sums=_columns_forward_sums,
-    mixed_backward_sums=_mixed_backward_sums,
     rows_backward=_rows_backward,
     rows_forward=_rows_forward,
     columns_backward=_columns_backward,
     columns_forward=_columns_forward,
-    mixed_backward=_mixed_backward,
-    mixed_forward=_mixed_forward,
 )
 
 
@@ -204,27 +173,11 @@ def _gradient_coefficients(dtype, layout, direction, desc):
     gradient_coefficients(dtype, in_columns(layout), desc)
 
 
-def _mixed_gradient_coefficients(dtype, layout, direction, desc):
-    mixed_means(desc)
-
-
 def _output_coefficients(dtype, layout, direction, desc):
     output_coefficients(dtype, in_columns(layout), desc)
 
 
-def _no_coefficients(dtype, layout, direction, desc):
-    return
-
-
-choose(
-    _store_coefficients,
-    rows_backward=_gradient_coefficients,
-    columns_backward=_gradient_coefficients,
-    mixed_backward=_mixed_gradient_coefficients,
-    rows_forward=_output_coefficients,
-    columns_forward=_output_coefficients,
-    mixed_forward=_no_coefficients,
-)
+choose(_store_coefficients, backward=_gradient_coefficients, forward=_output_coefficients)
 
 
 @inline

@@ -111,8 +111,9 @@ def _long_rows(dtype, rows, count, x, step, sums, squares):
 
 
 @device
-def moments_rows(dtype, desc, n, first, last, part):
+def moments_rows(dtype, desc, chunk):
     """Compute the sum and M2 of every row of a chunk, to its partials."""
+    n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
     x, step = address_of(desc.input, size, n, first, position), size * desc.input.channel_stride
     sums = partials_of(desc, n, part)

@@ -20,8 +20,7 @@ from normgrad.cpu.intrinsics.vectors import (
     vstore_f64,
     widen,
 )
-from normgrad.cpu.kernels.channel.mixed_dtypes import total_count
-from normgrad.cpu.kernels.common.lanes import to_lanes
+from normgrad.cpu.kernels.common.lanes import load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import merge_partials
 from normgrad.cpu.limits import SMALLEST_M2
 from normgrad.cpu.tags import F32
@@ -66,7 +65,10 @@ def sum_coefficients(dtype, columns, desc):
 @device
 def gradient_coefficients(dtype, columns, desc):
     """Store the coefficients of gradients, from the statistics and sums given."""
-    target, plane, count = desc.coefficients, 4 * desc.padded_channels, splat_f64(total_count(desc))
+    target, plane, total = desc.coefficients, 4 * desc.padded_channels, 0.0
+    for i in range(desc.counts):
+        total += load_element(desc.counter, i)
+    count = splat_f64(total)
     shifts, factors, means = target + plane, target + 2 * plane, target + 3 * plane
     scales, posts = target + 4 * plane, target + 5 * plane
     _ordered(dtype, columns, desc, desc.mean, 0.0, shifts)

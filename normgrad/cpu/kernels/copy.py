@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from normgrad.cpu.compile.jit import device, kernel
+from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, Fill
 from normgrad.cpu.intrinsics.memory import load, round_for, store
+from normgrad.cpu.intrinsics.vectors import vload, vstore
 from normgrad.cpu.kernels.common.work import finish_phase, take_next
 from normgrad.cpu.tags import BF16, CODE_BF16, CODE_F16, CODE_F32, F16, F32, I32
 
@@ -41,6 +42,23 @@ def store_rounded_once(code, address, index, value):
         store_by_code(code, address, index, round_for(F16, value))
 
 
+@inline
+def _load_16(code, address, index):
+    if code == CODE_F32:
+        return vload(F32, address, index)
+    return vload(F16, address, index) if code == CODE_F16 else vload(BF16, address, index)
+
+
+@inline
+def _store_16(code, address, index, values):
+    if code == CODE_F32:
+        vstore(F32, address, index, values)
+    elif code == CODE_F16:
+        vstore(F16, address, index, values)
+    else:
+        vstore(BF16, address, index, values)
+
+
 @device
 def _copy_line(desc, line):
     """Copy the elements along the last axis; ``line`` counts through the other axes."""
@@ -53,7 +71,10 @@ def _copy_line(desc, line):
         target += index * desc.target.strides[axis]
     source_step, target_step = desc.source.strides[COPY_RANK - 1], desc.target.strides[COPY_RANK - 1]
     source_code, target_code = desc.source.dtype, desc.target.dtype
-    for i in range(desc.length):
+    whole = desc.length & ~15 if source_step == 1 and target_step == 1 else 0
+    for i in range(0, whole, 16):
+        _store_16(target_code, desc.target.address, target + i, _load_16(source_code, desc.source.address, source + i))
+    for i in range(whole, desc.length):
         value = load_by_code(source_code, desc.source.address, source + i * source_step)
         store_by_code(target_code, desc.target.address, target + i * target_step, value)
 

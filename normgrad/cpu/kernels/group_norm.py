@@ -6,10 +6,12 @@ too few of them, are processed in phases instead: the sums of all chunks, the st
 all chunks. :mod:`normgrad.cpu.kernels.group_norm_partials` reduces the partial sums of the chunks.
 """
 
+from collections import namedtuple
+
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel
 from normgrad.cpu.intrinsics.memory import fetch_add, load_f64
-from normgrad.cpu.kernels.channel.access import choose, in_columns, positions_of, quotient
+from normgrad.cpu.kernels.channel.access import RowChunk, choose, in_columns, positions_of, quotient
 from normgrad.cpu.kernels.channel.columns import (
     clear_sums,
     contiguous_moments,
@@ -34,17 +36,18 @@ from normgrad.cpu.kernels.group_norm_partials import (
 from normgrad.cpu.limits import COLUMN_RUN
 from normgrad.cpu.tags import BACKWARD, FORWARD
 
-# The steps of a unit, and the outputs of a call. Each is one function per layout and direction.
+#: A chunk of a unit, with the address of the unit's coefficients; unit -1: none.
+Work = namedtuple("Work", "unit chunk coefficients")
+
+# The steps of a unit, and the outputs of a call. Each is one function per direction, some one per layout too.
 
 
 def _prepare(dtype, layout, direction, desc, unit, coefficients):
     """Store what the sums of a unit need among its coefficients."""
 
 
-def _process(
-    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
-):
-    """Sum a chunk of a unit and, interleaved, compute the results of a chunk of the previous one; unit -1: none."""
+def _process(dtype, layout, direction, desc, work, previous):
+    """Sum a chunk of a unit and, interleaved, compute the results of a chunk of the previous one."""
 
 
 def _reduce(dtype, layout, direction, desc, unit, coefficients):
@@ -55,7 +58,7 @@ def _write_outputs(dtype, layout, direction, desc):
     """Write the small outputs, once all sums are there."""
 
 
-def _nothing(dtype, layout, direction, desc, unit, coefficients):
+def _prepare_nothing(dtype, layout, direction, desc, unit, coefficients):
     return
 
 
@@ -64,93 +67,87 @@ def _prepare_columns_backward(dtype, layout, direction, desc, unit, coefficients
 
 
 @device
-def _rows_of(desc, unit, chunk):
-    """Return sample, first and last channel and part of the positions of a chunk of a unit of rows."""
-    n, block = quotient(unit, desc.groups), quotient(chunk, desc.chunks)
-    group = (unit - n * desc.groups) * desc.statistic_channels
+def _rows_of(desc, work):
+    """Return the rows of a chunk of a unit."""
+    n, block = quotient(work.unit, desc.groups), quotient(work.chunk, desc.chunks)
+    group = (work.unit - n * desc.groups) * desc.statistic_channels
     first = group + block * desc.chunk_channels
     last = min(first + desc.chunk_channels, group + desc.statistic_channels)
-    return n, first, last, chunk - block * desc.chunks
+    return RowChunk(n, first, last, work.chunk - block * desc.chunks)
 
 
-def _rows_backward(
-    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
-):
-    if unit >= 0:
-        n, first, last, part = _rows_of(desc, unit, chunk)
-        scale, shift = sum_coefficients(desc, n, quotient(first, desc.statistic_channels))
-        sum_rows(dtype, desc, n, first, last, part, scale, shift, 0)
-    if previous >= 0:
-        n, first, last, part = _rows_of(desc, previous, previous_chunk)
-        gradient_rows(dtype, desc, n, first, last, part, previous_coefficients)
+def _rows_backward(dtype, layout, direction, desc, work, previous):
+    if work.unit >= 0:
+        rows = _rows_of(desc, work)
+        scale, shift = sum_coefficients(desc, rows.n, quotient(rows.first, desc.statistic_channels))
+        sum_rows(dtype, desc, rows, scale, shift, 0)
+    if previous.unit >= 0:
+        gradient_rows(dtype, desc, _rows_of(desc, previous), previous.coefficients)
 
 
-def _rows_forward(
-    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
-):
-    if unit >= 0:
-        n, first, last, part = _rows_of(desc, unit, chunk)
-        moments_rows(dtype, desc, n, first, last, part)
-    if previous >= 0:
-        n, first, last, part = _rows_of(desc, previous, previous_chunk)
-        output_rows(dtype, desc, n, first, last, part, previous_coefficients)
+def _rows_forward(dtype, layout, direction, desc, work, previous):
+    if work.unit >= 0:
+        moments_rows(dtype, desc, _rows_of(desc, work))
+    if previous.unit >= 0:
+        output_rows(dtype, desc, _rows_of(desc, previous), previous.coefficients)
 
 
-def _columns_backward(
-    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
-):
-    count = positions_of(desc, chunk) if unit >= 0 else 0
-    previous_count = positions_of(desc, previous_chunk) if previous >= 0 else 0
-    if unit >= 0:
-        clear_sums(desc, unit, chunk)
-    for first in range(0, max(count, previous_count), COLUMN_RUN):
+@device
+def _positions(desc, work):
+    return positions_of(desc, work.chunk) if work.unit >= 0 else 0
+
+
+def _columns_backward(dtype, layout, direction, desc, work, previous):
+    count, other = _positions(desc, work), _positions(desc, previous)
+    if work.unit >= 0:
+        clear_sums(desc, work.unit, work.chunk)
+    for first in range(0, max(count, other), COLUMN_RUN):
         last = first + COLUMN_RUN
         if first < count:
-            sum_columns(dtype, desc, unit, chunk, first, min(last, count), coefficients)
-        if first < previous_count:
-            end = min(last, previous_count)
-            gradient_columns(dtype, desc, previous, previous_chunk, first, end, previous_coefficients)
+            sum_columns(dtype, desc, work.unit, work.chunk, first, min(last, count), work.coefficients)
+        if first < other:
+            unit, chunk = previous.unit, previous.chunk
+            gradient_columns(dtype, desc, unit, chunk, first, min(last, other), previous.coefficients)
 
 
-def _columns_forward(
-    dtype, layout, direction, desc, unit, chunk, coefficients, previous, previous_chunk, previous_coefficients
-):
-    count = positions_of(desc, chunk) if unit >= 0 else 0
-    previous_count = positions_of(desc, previous_chunk) if previous >= 0 else 0
-    if unit >= 0 and desc.is_contiguous:
-        contiguous_moments(dtype, desc, unit, chunk)
+def _columns_forward(dtype, layout, direction, desc, work, previous):
+    count, other = _positions(desc, work), _positions(desc, previous)
+    if work.unit >= 0 and desc.is_contiguous:
+        contiguous_moments(dtype, desc, work.unit, work.chunk)
         count = 0
-    elif unit >= 0:
-        clear_sums(desc, unit, chunk)
-    for first in range(0, max(count, previous_count), COLUMN_RUN):
+    elif work.unit >= 0:
+        clear_sums(desc, work.unit, work.chunk)
+    for first in range(0, max(count, other), COLUMN_RUN):
         last = first + COLUMN_RUN
         if first < count:
-            sum_moments(dtype, desc, unit, chunk, first, min(last, count))
-        if first < previous_count:
-            end = min(last, previous_count)
-            output_columns(dtype, desc, previous, previous_chunk, first, end, previous_coefficients)
+            sum_moments(dtype, desc, work.unit, work.chunk, first, min(last, count))
+        if first < other:
+            unit, chunk = previous.unit, previous.chunk
+            output_columns(dtype, desc, unit, chunk, first, min(last, other), previous.coefficients)
     if count > 0:
-        finish_moments(dtype, desc, unit, chunk)
+        finish_moments(dtype, desc, work.unit, work.chunk)
 
 
-def _reduce_rows_backward(dtype, layout, direction, desc, unit, coefficients):
-    reduce_gradients(dtype, False, desc, unit // desc.groups, unit % desc.groups, coefficients)
+@inline
+def _groups_of(layout, desc, unit):
+    """Return the sample of a unit, and its first and last group."""
+    if in_columns(layout):
+        return unit, 0, desc.groups
+    return unit // desc.groups, unit % desc.groups, unit % desc.groups + 1
 
 
-def _reduce_rows_forward(dtype, layout, direction, desc, unit, coefficients):
-    reduce_moments(dtype, False, desc, unit // desc.groups, unit % desc.groups, coefficients)
+def _reduce_backward(dtype, layout, direction, desc, unit, coefficients):
+    n, first, last = _groups_of(layout, desc, unit)
+    for q in range(first, last):
+        reduce_gradients(dtype, in_columns(layout), desc, n, q, coefficients)
 
 
-def _reduce_columns_backward(dtype, layout, direction, desc, unit, coefficients):
-    for q in range(desc.groups):
-        reduce_gradients(dtype, True, desc, unit, q, coefficients)
-
-
-def _reduce_columns_forward(dtype, layout, direction, desc, unit, coefficients):
-    if not desc.is_contiguous:
+def _reduce_forward(dtype, layout, direction, desc, unit, coefficients):
+    if in_columns(layout) and not desc.is_contiguous:
         merge_chunks(desc, unit)
-    for q in range(desc.groups):
-        reduce_moments(dtype, True, desc, unit, q, coefficients)
+    n, first, last = _groups_of(layout, desc, unit)
+    for q in range(first, last):
+        reduce_moments(dtype, in_columns(layout), desc, n, q, coefficients)
 
 
 def _write_gradients(dtype, layout, direction, desc):
@@ -178,13 +175,7 @@ def _write_statistics(dtype, layout, direction, desc):
     finish_phase(desc.output_phase, mine, 1)
 
 
-choose(
-    _prepare,
-    rows_backward=_nothing,
-    rows_forward=_nothing,
-    columns_backward=_prepare_columns_backward,
-    columns_forward=_nothing,
-)
+choose(_prepare, columns_backward=_prepare_columns_backward, backward=_prepare_nothing, forward=_prepare_nothing)
 choose(
     _process,
     rows_backward=_rows_backward,
@@ -192,20 +183,8 @@ choose(
     columns_backward=_columns_backward,
     columns_forward=_columns_forward,
 )
-choose(
-    _reduce,
-    rows_backward=_reduce_rows_backward,
-    rows_forward=_reduce_rows_forward,
-    columns_backward=_reduce_columns_backward,
-    columns_forward=_reduce_columns_forward,
-)
-choose(
-    _write_outputs,
-    rows_backward=_write_gradients,
-    rows_forward=_write_statistics,
-    columns_backward=_write_gradients,
-    columns_forward=_write_statistics,
-)
+choose(_reduce, backward=_reduce_backward, forward=_reduce_forward)
+choose(_write_outputs, backward=_write_gradients, forward=_write_statistics)
 
 
 @device
@@ -239,7 +218,7 @@ def _pipelined(dtype, layout, direction, desc, slot):
         if unit >= 0:
             _prepare(dtype, layout, direction, desc, unit, own)
         for chunk in range(desc.unit_chunks):
-            _process(dtype, layout, direction, desc, unit, chunk, own, previous, chunk, other)
+            _process(dtype, layout, direction, desc, Work(unit, chunk, own), Work(previous, chunk, other))
         if unit >= 0:
             _reduce(dtype, layout, direction, desc, unit, own)
             done += 1
@@ -258,7 +237,7 @@ def _in_phases(dtype, layout, direction, desc, slot):
             if i // chunks != unit:
                 unit = i // chunks
                 _prepare(dtype, layout, direction, desc, unit, own)
-            _process(dtype, layout, direction, desc, unit, i % chunks, own, -1, 0, own)
+            _process(dtype, layout, direction, desc, Work(unit, i % chunks, own), Work(-1, 0, own))
         done += 1
         item = take(desc.sum_phase, items, slot)
     finish_phase(desc.sum_phase, done, items)
@@ -274,8 +253,8 @@ def _in_phases(dtype, layout, direction, desc, slot):
     while item < items:
         for i in range(item * per_take, min(total, (item + 1) * per_take)):
             unit = i // chunks
-            of_sample = _coefficients(desc, unit // per_sample)
-            _process(dtype, layout, direction, desc, -1, 0, own, unit, i % chunks, of_sample)
+            previous = Work(unit, i % chunks, _coefficients(desc, unit // per_sample))
+            _process(dtype, layout, direction, desc, Work(-1, 0, own), previous)
         done += 1
         item = take(desc.result_phase, items, slot)
     finish_phase(desc.result_phase, done, items)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
@@ -11,7 +13,7 @@ from normgrad.cpu.limits import SHORT_ROWS_CHUNK
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
 from normgrad.cpu.prepare.staging import Operands
-from normgrad.cpu.tags import CODES, COLUMNS, F32, MIXED, ROWS, TAGS, Tag
+from normgrad.cpu.tags import CODES, COLUMNS, ROWS, TAGS, Tag
 
 _ELEMT = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt")
 _ELEMT_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt_backward")
@@ -25,11 +27,12 @@ def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
         return operands.kernel()
+    tensors = {"grad_out": "grad_out", "input": "input", "grad_input": "result"}
+    _unite_dtypes(operands, tensors)
     operands.separate("grad_input", ("grad_out", "input"))
-    layout, tags = _layout(operands, {"grad_out": "grad_out", "input": "input", "grad_input": "result"})
+    layout, tags = _layout(operands, tensors)
     layout.add_vectors("mean", "weight", "sum_dy", "sum_dy_xmu", "counter", rstd="invstd")
     layout.desc.counts = problem.views["counter"].numel
-    layout.take_statistics(layout.desc.padded_channels)
     layout.take_coefficients(COEFFICIENTS)
     return operands.kernel(layout.step(_ELEMT_BACKWARD, *tags))
 
@@ -39,8 +42,10 @@ def prepare_elemt(problem: Problem) -> SteppedKernel:
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
         return operands.kernel()
+    tensors = {"input": "input", "output": "result"}
+    _unite_dtypes(operands, tensors)
     operands.separate("output", ("input",))
-    layout, tags = _layout(operands, {"input": "input", "output": "result"})
+    layout, tags = _layout(operands, tensors)
     layout.add_vectors("mean", "weight", "bias", rstd="invstd")
     layout.take_coefficients(COEFFICIENTS)
     return operands.kernel(layout.step(_ELEMT, *tags))
@@ -67,7 +72,9 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
     outputs = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
     if not any(name in operands for name in outputs):
         return operands.kernel()
-    layout, tags = _layout(operands, {"grad_out": "grad_out", "input": "input"})
+    tensors = {"grad_out": "grad_out", "input": "input"}
+    _unite_dtypes(operands, tensors)
+    layout, tags = _layout(operands, tensors)
     layout.add_vectors("mean", *outputs, rstd="invstd")
     layout.take_statistics(layout.desc.padded_channels)
     layout.take_partials()
@@ -89,6 +96,14 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
     return operands.kernel(Step(_GATHER, desc))
 
 
+def _unite_dtypes(operands: Operands, names: Iterable[str]) -> None:
+    """Give tensors of different dtypes float32 copies: kernels take one dtype."""
+    if len({operands.view(name).dtype for name in names}) > 1:
+        for name in names:
+            if operands.view(name).dtype is not FLOAT32:
+                operands.copy(name, FLOAT32)
+
+
 def _join_short_rows(layout: ChannelLayout) -> None:
     """Let several whole rows make a chunk: the ends of their sums are then computed together."""
     _, channels, positions = layout.sizes
@@ -102,15 +117,10 @@ def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout,
     """Describe BatchNorm's data, and choose the kernel's tags."""
     shape = operands.view("input").shape
     layout = ChannelLayout(operands, (shape[0], shape[1], math.prod(shape[2:])), tensors)
-    dtypes = {operands.view(name).dtype for name in tensors}
-    mixed = len(dtypes) > 1
-    layout.choose_layout(any_strides=mixed)
-    if mixed:
-        layout.columns = False
+    layout.choose_layout()
     layout.merge_samples()
     layout.describe(groups=1)
     layout.desc.statistic_channels = 1
     if not layout.columns:
         _join_short_rows(layout)
-    dtype = F32 if mixed else TAGS[dtypes.pop()]
-    return layout, (dtype, MIXED if mixed else COLUMNS if layout.columns else ROWS)
+    return layout, (TAGS[operands.staged("input").dtype], COLUMNS if layout.columns else ROWS)

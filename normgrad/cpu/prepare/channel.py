@@ -11,7 +11,7 @@ from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, 
 from normgrad.cpu.prepare.axes import strides_along
 from normgrad.cpu.prepare.launch import Step
 from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
-from normgrad.cpu.tags import CODES, Tag
+from normgrad.cpu.tags import Tag
 from normgrad.cpu.threads import pool
 
 _LANES = 32
@@ -32,12 +32,12 @@ class ChannelLayout:
         self.strides = {name: list(strides) for name, strides in found.items()}
         self.columns = False
 
-    def choose_layout(self, *, any_strides: bool = False) -> None:
+    def choose_layout(self) -> None:
         """Choose rows or columns, and copy tensors that are neither."""
         _, channels, positions = self.sizes
         self.columns = channels > 1 and all(s[1] == 1 for s in self.strides.values())
         self.columns = self.columns and (positions == 1 or any(s[2] != 1 for s in self.strides.values()))
-        if self.columns or any_strides or positions == 1 or 0 in self.sizes:
+        if self.columns or positions == 1 or 0 in self.sizes:
             return
         for name, strides in self.strides.items():
             if strides[2] != 1:
@@ -76,11 +76,10 @@ class ChannelLayout:
             is_few = desc.units < FEW_UNITS and size * desc.units > PHASES_FROM
             desc.in_phases = size > phases_above or is_few
         for name, own in self.tensors.items():
-            pointer, code = self.operands.pointer(name), CODES[self.operands.staged(name).dtype]
             n, c, position = self.strides[name]
-            setattr(desc, own, ChannelTensor(pointer, n, c, position, code))
+            setattr(desc, own, ChannelTensor(self.operands.pointer(name), n, c, position))
         if "result" in self.tensors.values():
-            nbytes = samples * channels * positions * self.operands.view("input").dtype.itemsize
+            nbytes = samples * channels * positions * self.operands.staged("input").dtype.itemsize
             desc.stream = uses_streaming_stores(nbytes, len(self.tensors) - 1)
 
     def add_vectors(self, *names: str, **renamed: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from normgrad.contract.dtypes import INT32
+from normgrad.contract.dtypes import INT32, DType
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import View, contiguous_strides
 from normgrad.cpu.compile.kernel_lookup import Kernel
@@ -63,15 +63,16 @@ class Operands:
         """Return the layout of a tensor, or of its copy where there is one."""
         return self._copies[name][1] if name in self._copies else self.view(name)
 
-    def copy(self, name: str) -> View:
-        """Give a tensor a contiguous copy, and return its layout."""
+    def copy(self, name: str, dtype: DType | None = None) -> View:
+        """Give a tensor a contiguous copy, of its dtype or of another, and return its layout."""
         view = self.view(name)
-        copy = self.workspace.take(view.numel * view.dtype.itemsize)
+        dtype = dtype or view.dtype
+        copy = self.workspace.take(view.numel * dtype.itemsize)
         if self.problem.signature.is_written(name):
-            self._after.append(_copy_step(view, Pointer(self._index[name]), copy, outwards=True))
+            self._after.append(_copy_step(view, Pointer(self._index[name]), copy, dtype, outwards=True))
         else:
-            self._before.append(_copy_step(view, Pointer(self._index[name]), copy))
-        layout = View(0, view.shape, contiguous_strides(view.shape), view.dtype, view.storage)
+            self._before.append(_copy_step(view, Pointer(self._index[name]), copy, dtype))
+        layout = View(0, view.shape, contiguous_strides(view.shape), dtype, view.storage)
         self._copies[name] = copy, layout
         return layout
 
@@ -106,7 +107,7 @@ class Operands:
 
         Return whether it overwrites one in place.
         """
-        if output not in self:
+        if output not in self or output in self._copies:
             return False
         aliased = self.aliased(output)
         if all(name in in_place and self.is_same(output, name) for name in aliased):
@@ -124,11 +125,14 @@ class Operands:
         return SteppedKernel(self.workspace.size, [*self._before, *steps, *self._after])
 
 
-def _copy_step(view: View, pointer: Pointer, copy: Pointer, *, outwards: bool = False) -> Step:
-    """Return a step that copies a view to a contiguous copy, or the copy back to the view."""
+def _copy_step(view: View, pointer: Pointer, copy: Pointer, dtype: DType, *, outwards: bool = False) -> Step:
+    """Return a step that copies a view to a contiguous copy of a dtype, or the copy back to the view."""
     sizes, (strides, dense) = collapsed_together(view.shape, (view.strides, contiguous_strides(view.shape)))
-    missing, length, code = COPY_RANK - len(sizes), sizes[-1] if sizes else 1, _COPIED[view.dtype]
-    ends = [CopyTensor(pointer, code, (*[0] * missing, *strides)), CopyTensor(copy, code, (*[0] * missing, *dense))]
+    missing, length = COPY_RANK - len(sizes), sizes[-1] if sizes else 1
+    ends = [
+        CopyTensor(pointer, _COPIED[view.dtype], (*[0] * missing, *strides)),
+        CopyTensor(copy, _COPIED[dtype], (*[0] * missing, *dense)),
+    ]
     source, target = reversed(ends) if outwards else ends
     descriptor = Copy(
         lines=view.numel // length if length else 0,

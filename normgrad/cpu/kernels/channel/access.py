@@ -1,9 +1,14 @@
 """Reading the descriptor `Channel`, and choosing functions by tags."""
 
+from collections import namedtuple
+
 from numba.extending import overload
 
 from normgrad.cpu.compile.jit import device
 from normgrad.cpu.tags import COLUMNS
+
+#: A chunk in rows: channels [first, last) of sample n, part `part` of their positions.
+RowChunk = namedtuple("RowChunk", "n first last part")
 
 
 @device
@@ -38,10 +43,11 @@ _OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy"}, "strict": Fa
 
 
 def choose(stub, **functions):
-    """Let a function that kernels call with (dtype, layout, direction, ...) be another for each `layout_direction`."""
+    """Let a stub called with (dtype, layout, direction, ...) be a function per direction, or per layout_direction."""
 
     def chosen(dtype, layout, direction, *others):
-        return functions[f"{layout.tag.name}_{direction.tag.name}"]
+        name = f"{layout.tag.name}_{direction.tag.name}"
+        return functions[name] if name in functions else functions[direction.tag.name]
 
     overload(stub, **_OPTIONS)(chosen)
 

@@ -56,8 +56,9 @@ def _output_row(dtype, desc, c, count, x, result, coefficients, stream):
 
 
 @device
-def gradient_rows(dtype, desc, n, first, last, part, coefficients):
-    """Compute grad_input of a chunk: channels [first, last), part `part` of their positions."""
+def gradient_rows(dtype, desc, chunk, coefficients):
+    """Compute grad_input of a chunk."""
+    n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
     grad_out, x = address_of(desc.grad_out, size, n, first, position), address_of(desc.input, size, n, first, position)
     result = address_of(desc.result, size, n, first, position)
@@ -70,8 +71,9 @@ def gradient_rows(dtype, desc, n, first, last, part, coefficients):
 
 
 @device
-def output_rows(dtype, desc, n, first, last, part, coefficients):
+def output_rows(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
+    n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
     x, result = address_of(desc.input, size, n, first, position), address_of(desc.result, size, n, first, position)
     x_step, step = size * desc.input.channel_stride, size * desc.result.channel_stride
@@ -82,8 +84,9 @@ def output_rows(dtype, desc, n, first, last, part, coefficients):
 
 
 @device
-def moments_rows(dtype, desc, n, first, last, part):
+def moments_rows(dtype, desc, chunk):
     """Compute the sum and M2 of all elements of a chunk, to the partials of its first channel."""
+    n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
     x, step = address_of(desc.input, size, n, first, position), size * desc.input.channel_stride
     length = count * (last - first) if step == size * count else count  # contiguous rows are one
@@ -198,12 +201,13 @@ def _four_short_rows(dtype, grad_out, go_step, x, x_step, count, scale, shifts, 
 
 
 @device
-def sum_rows(dtype, desc, n, first, last, part, scale, shift, shifts):
+def sum_rows(dtype, desc, chunk, scale, shift, shifts):
     """Sum grad_out, and grad_out*deviation, over the rows of a chunk, to its partials.
 
     Either all rows have one `shift` (GroupNorm), or `shifts` is the address of one for each channel (BatchNorm, where a
     row's sums are results themselves).
     """
+    n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
     grad_out, x = address_of(desc.grad_out, size, n, first, position), address_of(desc.input, size, n, first, position)
     go_step, x_step = size * desc.grad_out.channel_stride, size * desc.input.channel_stride
