@@ -7,14 +7,14 @@ from typing import Any
 from normgrad.contract.view import Shape
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel, ChannelTensor
-from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, ROW_CHUNK, TAKEN_ELEMENTS
+from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, ROW_CHUNK, SAME_SETS, TAKEN_ELEMENTS
 from normgrad.cpu.prepare.axes import strides_along
 from normgrad.cpu.prepare.launch import Step
 from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
 from normgrad.cpu.tags import Tag
 from normgrad.cpu.threads import pool
 
-_LANES = 32
+LANES = 32
 
 
 class ChannelLayout:
@@ -71,7 +71,9 @@ class ChannelLayout:
         chunk_elements = min(positions, chunk) * (channels if self.columns else several)
         desc.chunks_per_take = max(1, TAKEN_ELEMENTS // max(1, chunk_elements))
         desc.units_per_take = max(1, min(TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
-        desc.padded_channels, desc.slots = -(-channels // _LANES) * _LANES, pool.slots()
+        desc.padded_channels, desc.slots = -(-channels // LANES) * LANES, pool.slots()
+        if desc.padded_channels % SAME_SETS == 0:
+            desc.padded_channels += LANES
         if phases_above is not None:
             is_few = desc.units < FEW_UNITS and size * desc.units > PHASES_FROM
             desc.in_phases = size > phases_above or is_few

@@ -16,6 +16,7 @@ from normgrad.cpu.kernels.common.reduce import about_mean, moments
 from normgrad.cpu.limits import (
     CHANNEL_BLOCK,
     COLUMN_RUN,
+    CONFLICTING_STRIDE,
     OUTPUT_RUN,
     POSITIONWISE_CHANNELS,
     POSITIONWISE_FROM,
@@ -269,9 +270,10 @@ def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
     """Compute grad_input at positions [first, last) of a chunk."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     whole, left = channels & ~31, channels & 31
-    for start in range(position + first, position + last, COLUMN_RUN):
+    run = OUTPUT_RUN if size * desc.input.position_stride % CONFLICTING_STRIDE == 0 else COLUMN_RUN
+    for start in range(position + first, position + last, run):
         g, x = address_of(desc.grad_out, size, n, 0, start), address_of(desc.input, size, n, 0, start)
-        result, rows = address_of(desc.result, size, n, 0, start), min(COLUMN_RUN, position + last - start)
+        result, rows = address_of(desc.result, size, n, 0, start), min(run, position + last - start)
         stream = desc.stream != 0 and (result | size * desc.result.position_stride) % 64 == 0
         for c in range(0, whole, 32):
             at = c * size

@@ -351,13 +351,16 @@ def reduce_partials(dtype, desc):
     n, done, blocks = desc.columns, 0, 1 if desc.splits_columns else desc.blocks
     padded = (n + 31) // 32 * 32
     chunks = (n + REDUCED_COLUMNS - 1) // REDUCED_COLUMNS if desc.wants_weight | desc.wants_bias else 0
+    is_16_bit = desc.grad_weight.dtype != CODE_F32 or desc.grad_bias.dtype != CODE_F32
     chunk = take_next(desc.reduce_phase)
     while chunk < chunks:
         for j in range(chunk * REDUCED_COLUMNS, min(n, (chunk + 1) * REDUCED_COLUMNS), 32):
             dw, last = desc.partials + 8 * j, min(n, j + 32)
-            sum_partials(dw, blocks, 16 * padded, padded)
-            _round_to_f32(dw)
-            _round_to_f32(dw + 8 * padded)
+            if blocks != 1:
+                sum_partials(dw, blocks, 16 * padded, padded)
+            if is_16_bit:  # rounded to float32 first
+                _round_to_f32(dw)
+                _round_to_f32(dw + 8 * padded)
             from_lanes(dtype, True, desc.grad_weight, j, last, dw)
             from_lanes(dtype, True, desc.grad_bias, j, last, dw + 8 * padded)
         done += 1

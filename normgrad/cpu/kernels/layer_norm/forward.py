@@ -43,14 +43,14 @@ def _pair(dtype, v, weight, bias, j, high, factor, low, rest):
 def normalise_row(dtype, x, y, n, weight, bias, mean, rstd, stream):
     """Compute y = ((x - mean)*rstd + rest)*weight + bias.
 
-    The rest is what rounding the mean to float32 takes off it, for rows far from zero. Non-temporal stores of a long
-    row begin at its first cache line; the columns before are stored with a mask. bfloat16 rows begin at column 0, as
-    the lane order of their weights does.
+    The rest is what rounding the mean to float32 takes off it, for rows far from zero. Stores of a long row begin at
+    its first cache line; the columns before are stored with a mask. bfloat16 rows begin at column 0, as the lane order
+    of their weights does.
     """
     high, factor = np.float32(mean), np.float32(rstd)
     rest, low = np.float32((high - mean) * rstd), np.float32(rstd - factor)
     vh, vr, vc, vl, size = splat_f32(high), splat_f32(factor), splat_f32(rest), splat_f32(low), item_size(dtype)
-    head = (-y & 63) // size if stream and n * size >= ALIGNED_ROW and not is_bfloat16(dtype) else 0
+    head = (-y & 63) // size if n * size >= ALIGNED_ROW and not is_bfloat16(dtype) else 0
     last = head + ((n - head) & ~31)
     if head > 0:
         a, b = _pair(dtype, load_pair_first(dtype, x, 0, head), weight, bias, 0, vh, vr, vl, vc)
