@@ -1,4 +1,4 @@
-"""The backend ``cpu``: Numba kernels on threads of our own."""
+"""The backend ``cpu``: Numba kernels on worker threads or PyTorch's. Maps an operator's name to its ``prepare``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _CPU:
         return _PREPARE[problem.signature.name](problem)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
-        """Memory for one launch: the calling thread's own, which saves the cost of fresh pages."""
+        """Return memory for one launch. It belongs to the calling thread, which saves the page faults of new memory."""
         kept: Memory | None = getattr(self._kept, "memory", None)
         if kept is None or kept.nbytes < nbytes or holds_workspace():
             owner = np.empty(nbytes, np.uint8)

@@ -42,7 +42,7 @@ for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
 
 
 def folders() -> Iterator[Path]:
-    """The folders that may hold the cache, in order of preference: the one that the environment names, or else the
+    """Yield the folders that may hold the cache, in order of preference: the one that the environment names, or the
     user's cache folder and a folder among the temporary files.
     """
     given = os.environ.get(ENVIRONMENT, "")

@@ -1,4 +1,4 @@
-"""Native object code in this process: for which machine it is, what it needs, and how it becomes callable.
+"""Object code: which machine it is for, which symbols it needs, and how it is loaded into this process.
 
 LLVM's binding alone does it, whose import takes a tenth of Numba's.
 """
@@ -24,11 +24,11 @@ class Entry(Protocol):
     def __call__(self, descriptor: int, /) -> int: ...
 
 
-#: What code that is kept may need from outside: functions of C, which every process has. Whatever is of Python or Numba
-#: lies elsewhere, or nowhere, in another process.
+#: External symbols that code on disk may need: functions of the C library, which every process has. Symbols of Python
+#: or Numba have another address, or none, in another process.
 OF_C = frozenset(("memcpy", "memmove", "memset", "sched_yield", "SwitchToThread"))
 
-_entry_type = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # lets go of the interpreter's lock
+_entry_type = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # releases the GIL
 
 
 @cache
@@ -40,7 +40,7 @@ def _target() -> Any:
 
 @cache
 def identity() -> str:
-    """What object code depends on beside its source: LLVM and this machine's processor."""
+    """Return what object code depends on beside its source: LLVM and this machine's processor."""
     features = llvm.get_host_cpu_features().flatten()
     version = ".".join(map(str, llvm.llvm_version_info))
     return f"llvmlite {llvmlite.__version__}, LLVM {version}, {llvm.get_process_triple()}, {_processor()}, {features}"
@@ -51,7 +51,7 @@ def _processor() -> str:
 
 
 def target_machine() -> Any:
-    """A new target machine for this very processor."""
+    """Return a new target machine for this processor."""
     target = _target()
     return target.create_target_machine(
         cpu=_processor(),
@@ -69,7 +69,7 @@ def _engine() -> Any:
 
 
 def loaded(code: bytes, symbol: str) -> Entry:
-    """The function of that name in object code, which stays loaded. One thread at a time."""
+    """Load object code for good, and return the function of that name. One thread at a time."""
     for name in needs(code):
         if llvm.address_of_symbol(name) is None:
             llvm.add_symbol(name, address_of(name))
@@ -90,7 +90,7 @@ def _libraries_of_c() -> list[Any]:
 
 
 def address_of(name: str) -> int:
-    """Where a function of C lies in this process. LLVM would end the process where it finds none."""
+    """Return the address of a function of the C library. LLVM would abort the process where there is none."""
     for library in _libraries_of_c():
         if hasattr(library, name):
             return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
@@ -106,20 +106,20 @@ def needs_only_c(code: bytes) -> bool:
 
 
 def needs(code: bytes) -> list[str]:
-    """The names that object code looks for outside itself; of other formats than ELF nothing is said."""
+    """Return the undefined symbols of object code; none for other formats than ELF."""
     if code[:5] != b"\x7fELF\x02":
         return []
     return [name for name, section in _elf_symbols(code) if name and section == 0]
 
 
 def _elf_symbols(code: bytes) -> Iterator[tuple[str, int]]:
-    """Each symbol of a 64-bit ELF file, with the number of its section."""
+    """Yield each symbol of a 64-bit ELF file, with the index of its section."""
     order = "<" if code[5] == 1 else ">"
     (sections_at,) = struct.unpack_from(f"{order}Q", code, 40)
     size, count = struct.unpack_from(f"{order}HH", code, 58)
     headers = [struct.unpack_from(f"{order}IIQQQQIIQQ", code, sections_at + size * i) for i in range(count)]
-    for _, kind, _, _, start, length, link, _, _, _ in headers:
-        if kind == 2:  # a table of symbols, whose names lie in the section that it links to
+    for _, section_type, _, _, start, length, link, _, _, _ in headers:
+        if section_type == 2:  # SHT_SYMTAB; the names are in the section that it links to
             names_at = headers[link][4]
             for name, _, _, section, _, _ in struct.iter_unpack(f"{order}IBBHQQ", code[start : start + length]):
                 begin = names_at + name

@@ -1,4 +1,4 @@
-"""How a view's elements, in their flattened order, lie along the axes that a kernel works with."""
+"""Strides of a view along the axes that a kernel works with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Axis = tuple[int, int]  # size, stride in elements
 
 
 def collapsed(shape: Sequence[int], strides: Sequence[int]) -> list[Axis]:
-    """The same elements in the same order with as few axes as can be; none of size 1."""
+    """Return the fewest axes with the same elements in the same order; none of size 1."""
     if 0 in shape:
         return [(0, 1)]
     axes: list[Axis] = []
@@ -26,7 +26,7 @@ def collapsed(shape: Sequence[int], strides: Sequence[int]) -> list[Axis]:
 
 
 def strides_along(view: View, sizes: Shape) -> tuple[int, ...] | None:
-    """The stride of each of these axes, which multiply to the view's size; None where an axis has no single stride."""
+    """Return the stride of each of these axes, whose sizes multiply to the view's; None if one has no single stride."""
     if 0 in sizes:
         return tuple(0 for _ in sizes)
     axes = collapsed(view.shape, view.strides)
@@ -40,7 +40,7 @@ def strides_along(view: View, sizes: Shape) -> tuple[int, ...] | None:
 
 
 def _last_axis(axes: list[Axis], size: int) -> tuple[int | None, list[Axis]]:
-    """Take the last ``size`` elements' axis off: its stride, and the axes that are left."""
+    """Split off a last axis of ``size``: return its stride, and the axes that are left."""
     if size == 1:
         return 0, axes
     whole, stride = axes[-1]
@@ -51,7 +51,7 @@ def _last_axis(axes: list[Axis], size: int) -> tuple[int | None, list[Axis]]:
 
 
 def collapsed_together(shape: Shape, strides: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
-    """Axes that several views of one shape share, as few as can be: sizes, and strides per view."""
+    """Return the fewest axes that several views of one shape share: sizes, and strides per view."""
     if 0 in shape:
         return [0], [[1] for _ in strides]
     sizes: list[int] = []
@@ -73,6 +73,6 @@ def collapsed_together(shape: Shape, strides: Sequence[Shape]) -> tuple[list[int
 
 
 def is_contiguous(view: View) -> bool:
-    """Whether the elements follow each other in memory in their flattened order."""
+    """Return whether the elements are contiguous in their flattened order."""
     axes = collapsed(view.shape, view.strides)
     return view.numel <= 1 or axes == [(math.prod(view.shape), 1)]

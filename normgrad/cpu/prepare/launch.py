@@ -110,7 +110,7 @@ def holds_workspace() -> bool:
 
 @dataclass(slots=True)
 class SteppedKernel:
-    """Steps in order."""
+    """The steps of a kernel, in order."""
 
     workspace_size: int
     steps: list[Step] = field(default_factory=list)

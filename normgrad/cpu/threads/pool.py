@@ -27,7 +27,7 @@ from normgrad.threads import get_num_threads, usable_cores
 if TYPE_CHECKING:
     from normgrad.cpu.compile.object_code import Entry
 
-THREAD_NAME = "normgrad-helper"
+THREAD_NAME = "normgrad-worker"
 _SERIES = 1e-3  # seconds: calls that follow each other so closely wake a worker for the next ones
 
 _SERVE = Kernel("normgrad.cpu.threads.worker_loop", "serve")
@@ -106,7 +106,7 @@ _starting = threading.Lock()
 
 
 def _start(count: int) -> None:
-    """Start worker threads, or as many of them as can be had: the caller's thread does what they would have done."""
+    """Start worker threads, or as many as the system allows: the caller's thread does the work of the others."""
     with _starting:
         serve = _SERVE.entry(())
         try:

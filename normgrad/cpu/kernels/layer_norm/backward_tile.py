@@ -1,4 +1,7 @@
-"""LayerNorm backward on a tile: a few rows whose weight gradients are added up in registers."""
+"""LayerNorm backward on a tile: up to TILE rows whose weight gradients are added up in registers.
+
+`normgrad.cpu.kernels.layer_norm.backward` calls it for every tile of a group whose row sums are known.
+"""
 
 import numpy as np
 
@@ -25,7 +28,7 @@ def splat_of(scratch, parameter, r):
 
 @inline
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
-    """One row's 32 columns: grad_input, and its terms added to the weight gradients s = (dw, dw, db, db)."""
+    """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
     mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
     mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
     x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
@@ -40,7 +43,7 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 @inline
 def keep_sums(sums, i, s, begins):
-    """The sums of a tile's rows, added to those of the tiles before: of 32 columns the weight's, then the bias's."""
+    """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
     if not begins:
         s = (
             s[0] + vload(F32, sums, 2 * i),
@@ -93,8 +96,9 @@ def _last_pair(dtype, rows, j, last, i, tensors, weight, scratch, sums, r0, want
 
 @device
 def tile_gradients(dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
-    """Columns [first, last) of up to TILE rows, r and following of their group, and their weight gradients' terms,
-    in float32, to the group's sums. Prefetches the data so many bytes ahead.
+    """Compute columns [first, last) of up to TILE rows, r and following of their group.
+
+    Add their terms of the weight gradients, in float32, to the group's sums. Prefetch the data so many bytes ahead.
     """
     if rows == TILE and stream:
         j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
