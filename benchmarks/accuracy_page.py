@@ -1,21 +1,30 @@
-"""docs/evidence/accuracy_tables.md and its plots, from what was measured and from the planted bugs."""
+"""docs/evidence/accuracy_tables.md and its plots, and the tables of accuracy.md; ``pages.py`` calls :func:`written`.
+
+The errors come from ``accuracy.py``; the planted bugs are judged anew every time.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from page_parts import ROOT, replaced
+from page_parts import table as markdown_table
+
 from normgrad.operators import OPERATORS
 from normgrad.testing.cases import kinds_of, make_cases
 from normgrad.testing.svg import LIGHT, STYLE, Chart, Scale
 from normgrad.testing.values import KINDS
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(ROOT / "tests"))
 from support.planted_bugs import BUGS, CORRECT, OPERATORS_TRIED, Trial
 
+STORE = ROOT / "benchmarks" / "results" / "accuracy.json"
+EVIDENCE = ROOT / "docs" / "evidence"
 DTYPES = ("float32", "float16", "bfloat16")
 _MEASURED_KINDS = [kind for kind in KINDS if kind not in ("dtypes", "masks")]
 _MARGIN = 0.01  # of the bound: less is no difference
@@ -42,7 +51,7 @@ is nearly the whole bound, and about 0.1 in float32.
 - \\*: the implementation does not take 16-bit weights beside float32 statistics. It was run, and judged, on float32
   weights or on statistics in the data's dtype. Do not compare starred cells with normgrad's in the same row.
 
-`python benchmarks/accuracy.py` measures and writes this page; `--device cuda` does so on a GPU.
+`python benchmarks/accuracy.py` measures, with `--device cuda` on a GPU; `python benchmarks/pages.py` writes this page.
 
 In the plots a dot is a case. The cases of a column are sorted by their error. ▲ at the top edge is an error of more
 than 10⁶ times the bound, or a result that is not finite where it must be.
@@ -57,29 +66,24 @@ and `cann`, and how many of the six of normally distributed data, on which a ker
 """
 
 
-def write_page(store: Store, folder: Path) -> None:
-    """Write the page and a plot for every device."""
-    parts = [_INTRODUCTION]
+def written() -> dict[Path, str]:
+    """Return what every file should hold: two pages, and a plot for every device."""
+    store: Store = json.loads(STORE.read_text(encoding="utf-8"))
+    parts, files = [_INTRODUCTION], {}
     devices = _by_device(store)
     for device, found in devices.items():
         parts.append(f"![The largest error of every case on a {_DEVICES[device]}](accuracy_{device}.svg)\n")
-        (folder / f"accuracy_{device}.svg").write_text(_plot(found), encoding="utf-8")
+        files[EVIDENCE / f"accuracy_{device}.svg"] = _plot(found)
     parts += [_machines(store), _overview(store), *_better_peers(store)]
     parts += [_operator(devices, operator) for operator in OPERATORS]
     found_bugs = _bugs()
     parts.append(_bug_table(found_bugs))
-    (folder / "accuracy_tables.md").write_text("\n".join(parts), encoding="utf-8")
-    page = (folder / "accuracy.md").read_text(encoding="utf-8")
+    files[EVIDENCE / "accuracy_tables.md"] = "\n".join(parts)
+    page = (EVIDENCE / "accuracy.md").read_text(encoding="utf-8")
     for marker, content in (("cases", _kept(store)), ("bugs", _caught(found_bugs))):
-        page = _replaced(page, marker, content)
-    (folder / "accuracy.md").write_text(page, encoding="utf-8")
-
-
-def _replaced(page: str, marker: str, content: str) -> str:
-    """Return the page with other content between a pair of markers."""
-    begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->\n"
-    before, rest = page.split(begin)
-    return before + begin + content + end + rest.split(end)[1]
+        page = replaced(page, marker, content)
+    files[EVIDENCE / "accuracy.md"] = page
+    return files
 
 
 def _kept(store: Store) -> str:
@@ -108,8 +112,8 @@ def _by_device(store: Store) -> dict[str, Store]:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    """Return a table whose first column alone is text."""
+    return markdown_table(head, rows, numbers=len(head) - 1)
 
 
 def _number(value: float) -> str:

@@ -2,27 +2,23 @@
 
     python benchmarks/cpu_kernels.py group_norm_backward 8x256x7x7 --group 1 --layout channels_last
 
-Sizes that stay in a core's caches show the arithmetic, larger ones the memory. Of each case the fifth part of the
-measurements that is fastest decides: what else a machine does only ever makes a kernel slower.
+Sizes that stay in a core's caches show the arithmetic, larger ones the memory. The fastest round counts: what else a
+machine does only ever makes a kernel slower.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
 import normgrad
 from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS, DTYPES, Case
+from normgrad.bench.clock import measure
 from normgrad.bench.contenders.ours import Normgrad
 from normgrad.bench.memory import keep_freed_memory
 from normgrad.bench.workload import Workload, workload
 
-_MEASUREMENTS = 15
-_FILLED = 3e-3  # seconds of calls in one measurement
+_BUDGET = 0.5  # seconds for each number of threads
 
 
 def main() -> None:
@@ -46,25 +42,12 @@ def _line(work: Workload) -> str:
     parts = []
     for threads in (1, 2):
         normgrad.set_num_threads(threads)
-        seconds = _seconds(next(iter(Normgrad().prepare(work))).run)
+        seconds = measure({"": next(iter(Normgrad().prepare(work))).run}, _BUDGET)[""].fastest
         each = seconds * threads * 32 / math.prod(work.case.shape)
         parts.append(
             f"{threads} thread{'s' * (threads > 1)} {seconds * 1e6:.1f} µs, {each * 1e9:.1f} ns for 32 on each"
         )
     return "; ".join(parts)
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    run()
-    calls = max(1, round(_FILLED / _timed(run, 1)))
-    return statistics.quantiles([_timed(run, calls) for _ in range(_MEASUREMENTS)], n=5)[0]
-
-
-def _timed(run: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
 
 
 if __name__ == "__main__":

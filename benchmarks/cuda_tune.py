@@ -1,4 +1,10 @@
-"""Times tiles, on which those of ``normgrad.cuda`` rest. Arguments name the parts; ``fast`` for fewer runs."""
+"""Times the launch configurations by which those of ``normgrad.cuda`` were chosen.
+
+    python benchmarks/cuda_tune.py [PART…]
+
+The parts are those of ``PARTS``. Writes tune.csv into the folder that OUT names, or this one; the results that the
+choices rest on are ``results/cuda_h200_tiles.csv``.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,20 @@ import csv
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-import torch
-from cuda_cases import Case, Tile, compile_ahead, copying, median_time, outputs, planned, tensors
-
+from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS
+from normgrad.bench.cases import Case as Problem
+from normgrad.bench.clock import DeviceClock, measure
+from normgrad.bench.compilation import compile_ahead
+from normgrad.bench.contenders.streaming import DeviceCopy
+from normgrad.bench.workload import Workload, workload
+from normgrad.cuda.batch_norm import launches as batch_norm
 from normgrad.cuda.batch_norm.tiles import (
     Access,
     ElementwiseTile,
@@ -20,8 +35,13 @@ from normgrad.cuda.batch_norm.tiles import (
     tile_shape,
 )
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, next_power_of_2
+from normgrad.cuda.group_norm import channels_last_launches, contiguous_launches
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
+from normgrad.cuda.layer_norm import launches as layer_norm
 from normgrad.cuda.layer_norm.tiles import RowTile
+
+ROUNDS = 9
+Tile = RowTile | GroupTile | ChannelsLastTile | ElementwiseTile | ReduceTile
 
 DTYPES = ("bfloat16", "float32")
 # Rows, columns, warps, CTAs per SM, stages (0: prefetch into registers).
@@ -36,24 +56,13 @@ WHOLE = {
 }
 SHARED = {"bfloat16": [(2, 2048, 4, 2, 3), (2, 2048, 4, 2, 4), (2, 4096, 8, 1, 3), (4, 1024, 4, 3, 3)]}
 SHARED["bfloat16"] += [
-    (4, 1024, 4, 2, 3),
-    (4, 2048, 8, 1, 3),
-    (2, 1024, 4, 4, 3),
-    (2, 1024, 4, 3, 4),
-    (4, 512, 2, 6, 3),
+    *((4, 1024, 4, 2, 3), (4, 2048, 8, 1, 3), (2, 1024, 4, 4, 3), (2, 1024, 4, 3, 4), (4, 512, 2, 6, 3)),
 ]
 SHARED["float32"] = [(2, 1024, 4, 3, 4), (2, 1024, 4, 3, 3), (4, 1024, 4, 2, 4), (4, 1024, 4, 2, 3), (2, 1024, 4, 2, 4)]
 SHARED["float32"] += [(1, 2048, 4, 3, 3), (1, 4096, 8, 1, 4), (2, 4096, 8, 1, 4), (4, 512, 2, 5, 3)]
 SHAPES = [
-    (401408, 48),
-    (401408, 96),
-    (200704, 192),
-    (131072, 256),
-    (32768, 1024),
-    (16384, 4096),
-    (8192, 8192),
-    (4096, 16384),
-    (2048, 32768),
+    *((401408, 48), (401408, 96), (200704, 192), (131072, 256), (32768, 1024), (16384, 4096), (8192, 8192)),
+    *((4096, 16384), (2048, 32768)),
 ]
 SHAPES += [(1024, 65536), (512, 262144)]
 # The forward pass.
@@ -69,17 +78,19 @@ FORWARD_SHARED = [(2, 4096, 8, 2, 3), (2, 2048, 4, 4, 3), (2, 2048, 4, 3, 4), (1
 FORWARD_SHARED += [(4, 2048, 4, 3, 3), (1, 8192, 8, 2, 3)]
 GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64, 3136, 32), (6, 384, 3600, 32)]
 # Elements of a tile, warps, CTAs per SM, stages.
-CONTIGUOUS = [(8192, 4, 2, 3), (8192, 4, 3, 3), (8192, 8, 2, 3), (8192, 8, 1, 3), (16384, 8, 2, 3), (16384, 8, 1, 3)]
-CONTIGUOUS += [(4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)]
+CONTIGUOUS_GROUPS = [
+    *((8192, 4, 2, 3), (8192, 4, 3, 3), (8192, 8, 2, 3), (8192, 8, 1, 3), (16384, 8, 2, 3), (16384, 8, 1, 3)),
+]
+CONTIGUOUS_GROUPS += [
+    *((4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)),
+]
 # Of tiles to reduce: positions, how many, warps, CTAs per SM, stages; of results: positions, warps, CTAs per SM.
 CHANNELS = {
     "group_norm_backward": [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (64, 8, 4, 4, 3, 64, 4, 5)],
     "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 2, 4, 5, 3, 128, 4, 4), (64, 4, 4, 8, 3, 128, 4, 4)],
 }
 CHANNELS["group_norm_backward"] += [
-    (128, 2, 4, 4, 1, 128, 4, 3),
-    (128, 2, 4, 4, 1, 64, 4, 5),
-    (128, 4, 4, 4, 1, 64, 4, 5),
+    *((128, 2, 4, 4, 1, 128, 4, 3), (128, 2, 4, 4, 1, 64, 4, 5), (128, 4, 4, 4, 1, 64, 4, 5)),
 ]
 CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4, 4), (64, 2, 4, 8, 1, 64, 4, 8)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
@@ -87,17 +98,59 @@ BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 ELEMENTWISE = [(32, 4), (64, 4)]
 # Bytes of a tensor a thread, warps, CTAs per SM, stages, elements that are added up pairwise.
 REDUCE = [
-    (64, 4, 3, 4, 16),
-    (64, 4, 2, 6, 16),
-    (64, 4, 5, 3, 4),
-    (64, 4, 5, 3, 16),
-    (64, 4, 3, 5, 16),
-    (64, 8, 2, 4, 16),
+    *((64, 4, 3, 4, 16), (64, 4, 2, 6, 16), (64, 4, 5, 3, 4), (64, 4, 5, 3, 16)),
+    *((64, 4, 3, 5, 16), (64, 8, 2, 4, 16)),
 ]
 REDUCE += [(128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)]
 # With few positions, or an odd number of them; of segment tiles: samples, CTAs per SM and stages.
 FEW_POSITIONS = [(64, 512, 196), (64, 2048, 49), (128, 1024, 196), (64, 256, 784), (64, 96, 3025), (16, 256, 81)]
 SEGMENT_TILES = [(4, 2, 6), (4, 3, 4), (8, 2, 4), (8, 3, 3), (16, 2, 3)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem with a tile in place of the package's choice. Sizes of GroupNorm end in the number of groups."""
+
+    operator: str
+    sizes: tuple[int, ...]
+    dtype: str
+    layout: str = CONTIGUOUS
+    tile: Any = None
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed."""
+        group = self.sizes[3] if len(self.sizes) == 4 else 0
+        return Problem(self.operator, self.sizes[:3], self.dtype, self.layout, group)
+
+
+@contextmanager
+def chosen_tile(case: Case) -> Iterator[None]:
+    """Put the case's tile in place of the package's choice."""
+    module, name = {
+        RowTile: (layer_norm, "row_tile" if case.operator == "layer_norm_backward" else "forward_row_tile"),
+        GroupTile: (contiguous_launches, "group_tile"),
+        ChannelsLastTile: (channels_last_launches, "channels_last_tile"),
+        ElementwiseTile: (batch_norm, "elementwise_tile"),
+        ReduceTile: (batch_norm, "reduce_tile"),
+    }[type(case.tile)]
+    with mock.patch.object(module, name, return_value=case.tile):
+        yield
+
+
+def planned(case: Case, work: Workload, results: tuple[Any, ...]) -> Any:
+    """Return a repeatable plan with the case's tile."""
+    with chosen_tile(case):
+        plan = work.operator.plan(**work.arguments, out=results)
+    plan.repeatable = True
+    return plan
+
+
+def compile_case(case: Case) -> None:
+    """Compile the kernels of a case; what does not compile is reported when it is timed."""
+    work = workload(case.problem, device="cuda")
+    with suppress(Exception):
+        planned(case, work, work.outputs()).run()
 
 
 def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
@@ -135,7 +188,7 @@ def group_cases() -> list[Case]:
         D = C // group
         for operator in ("group_norm_backward", "group_norm"):
             for dtype in DTYPES:
-                for room, warps, ctas_per_sm, stages in CONTIGUOUS:
+                for room, warps, ctas_per_sm, stages in CONTIGUOUS_GROUPS:
                     positions = min(next_power_of_2(HxW), room)
                     channels = min(next_power_of_2(D), room // positions)
                     shape = positions, 1, channels, cdiv(HxW, positions), cdiv(D, channels)
@@ -151,7 +204,7 @@ def channel_cases() -> list[Case]:
             for dtype, channels in (("bfloat16", 64), ("float32", 32)):
                 for positions, steps, *rest in CHANNELS[operator]:
                     tile = ChannelsLastTile(channels, positions, max(steps, cdiv(sizes[2], 64 * positions)), *rest)
-                    found.append(Case(operator, sizes, dtype, "channels_last", tile))
+                    found.append(Case(operator, sizes, dtype, CHANNELS_LAST, tile))
     return found
 
 
@@ -160,8 +213,8 @@ def batch_cases() -> list[Case]:
     found = []
     for sizes in BATCHES:
         N, C, HxW = sizes
-        for order in ("contiguous", "channels_last"):
-            contiguous = order == "contiguous"
+        for order in (CONTIGUOUS, CHANNELS_LAST):
+            contiguous = order == CONTIGUOUS
             merged = (N, C, HxW) if contiguous else (1, C, N * HxW)
             for dtype in DTYPES:
                 itemsize = 2 if dtype == "bfloat16" else 4
@@ -212,35 +265,35 @@ PARTS = {
 
 
 def fields(tile: Tile) -> str:
-    """A tile's numbers, in order."""
-    return str(tuple(getattr(tile, name) for name in tile.__slots__)).replace(" ", "") if tile else ""
+    """Return a tile's fields, in order."""
+    return str(tuple(getattr(tile, name) for name in tile.__slots__)).replace(" ", "")
 
 
 def main(names: list[str]) -> None:
     """Time the parts named, or all."""
-    repeats = 5 if "fast" in names else 9
-    every = [case for part in PARTS if part in names or not set(names) & set(PARTS) for case in PARTS[part]()]
-    compile_ahead(every)
+    every = [case for part in PARTS if part in names or not names for case in PARTS[part]()]
+    compile_ahead(compile_case, every)
     print(len(every), "tiles", flush=True)
-    best: dict[tuple[object, ...], list[tuple[float, str]]] = {}
-    made_for, made, results = None, {}, ()
-    with open(Path(os.environ.get("OUT", ".")) / f"tune_{names[0] if names else 'all'}.csv", "w", newline="") as file:
+    clock = DeviceClock()
+    best: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    with open(Path(os.environ.get("OUT", ".")) / "tune.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["operator", "sizes", "dtype", "order", "tile", "microseconds", "percent_of_copy"])
+        work, results = None, ()
         for case in every:
-            key = (case.operator, "x".join(map(str, case.sizes)), case.dtype, case.order)
-            if key != made_for:
-                made, results = tensors(case), outputs(case, tensors(case))
-                made_for = key
-                copy = median_time([copying(case.traffic)])[0]
+            key = (case.operator, "x".join(map(str, case.sizes)), case.dtype, case.layout)
+            if work is None or work.case != case.problem:
+                work = workload(case.problem, device="cuda")
+                results, (copy,) = work.outputs(), DeviceCopy().prepare(work)
             try:
-                time = median_time([planned(case, made, results).run], repeats)[0]
+                runs = {"copy": copy.run, "tile": planned(case, work, results).run}
+                times = measure(runs, 0.0, clock, batch=0.0, fewest=ROUNDS)
             except Exception as error:
                 print("fails:", *key, fields(case.tile), str(error)[-120:], flush=True)
-                torch.cuda.synchronize()
                 continue
-            table.writerow([*key, fields(case.tile), f"{time:.1f}", f"{100 * copy / time:.1f}"])
-            best.setdefault(key, []).append((100 * copy / time, fields(case.tile)))
+            share = 100 * times["copy"].median / times["tile"].median
+            table.writerow([*key, fields(case.tile), f"{1e6 * times['tile'].median:.1f}", f"{share:.1f}"])
+            best.setdefault(key, []).append((share, fields(case.tile)))
     for key, found in best.items():
         ranked = sorted(found, reverse=True)[:3]
         print(*key, "  ".join(f"{percent:.0f} {tile}" for percent, tile in ranked))

@@ -2,14 +2,13 @@
 
     python benchmarks/jax_norms.py
 
-prints the table of docs/guides/jax.md: the best of many jitted calls on the CPU, in microseconds. A step is the forward
-pass and the gradients of input, weight and bias.
+prints the table of docs/guides/jax.md: the fastest of many jitted calls on the CPU, in microseconds. A step is the
+forward pass and the gradients of input, weight and bias.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normgrad.bench.clock import measure
 from normgrad.jax import group_norm, layer_norm
 
 EPS = 1e-5
@@ -55,15 +55,11 @@ def ours(name: str, x: Any, weight: Any, bias: Any) -> Any:
     return group_norm(x, GROUP, weight, bias, EPS)
 
 
-def best(function: Callable[..., Any], *arguments: Any) -> float:
-    """Microseconds."""
-    jax.block_until_ready(function(*arguments))
-    shortest, end = float("inf"), time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        shortest = min(shortest, time.perf_counter() - start)
-    return shortest * 1e6
+def fastest(functions: Sequence[Callable[..., Any]], *arguments: Any) -> list[float]:
+    """Return the microseconds of each function's fastest call; the functions take turns."""
+    jitted = map(jax.jit, functions)
+    runs = {str(n): lambda f=f: jax.block_until_ready(f(*arguments)) for n, f in enumerate(jitted)}
+    return [1e6 * timing.fastest for timing in measure(runs, SECONDS * len(runs)).values()]
 
 
 def step(function: Callable[..., Any], x: Any, weight: Any, bias: Any, upstream: Any) -> Any:
@@ -84,8 +80,8 @@ def main() -> None:
         weight, bias = (jnp.asarray(rng.normal(size=size), dtype) for _ in range(2))
         plain = plain_layer_norm if name == "layer_norm" else plain_group_norm
         both = [partial(ours, name), plain]
-        times = [best(jax.jit(f), x, weight, bias) for f in both]
-        times += [best(jax.jit(partial(step, f)), x, weight, bias, upstream) for f in both]
+        times = fastest(both, x, weight, bias)
+        times += fastest([partial(step, f) for f in both], x, weight, bias, upstream)
         cells = " | ".join(f"{value:,.0f}" for value in times)
         print(f"| `{name}` | {'×'.join(map(str, shape))} | {dtype} | {cells} |", flush=True)
 

@@ -19,7 +19,7 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,15 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
+from page_parts import table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normgrad
 from normgrad.bench import machine
 from normgrad.bench.cases import Case
-from normgrad.bench.clock import DeviceClock, rounds_of_blocks
+from normgrad.bench.clock import DeviceClock, median_ratio, rounds_of_blocks
 from normgrad.bench.compilation import compile_ahead
 from normgrad.bench.memory import keep_freed_memory
+from normgrad.bench.models import MODELS, Task, build
 from normgrad.bench.results import write_csv, write_json
 from normgrad.bench.verification import Claim, Verdict, verify
 from normgrad.bench.workload import Workload
@@ -43,9 +44,8 @@ from normgrad.operators import OPERATORS
 
 ROUNDS = 25
 PRECISIONS = {"float32": None, "autocast": torch.bfloat16}
-IMAGE = 224
-TOKENS = 1024
-CLASSES = 1000
+#: What is recorded unless the command says otherwise.
+DEFAULT = ("vit_b_16", "swin_t", "convnext_tiny", "resnet50_group_norm", "gpt2")
 
 _ATEN = {
     "layer_norm": torch.ops.aten.native_layer_norm.default,
@@ -142,87 +142,15 @@ def copied(value: Any) -> Any:
     return copy.as_strided(value.shape, value.stride())
 
 
-def record(model: str, precision: str, step: Callable[[], torch.Tensor], device: str) -> Recorded:
-    """Record one training step; ``step`` is the forward pass, which returns the loss."""
+def record(model: str, precision: str, task: Task, device: str) -> Recorded:
+    """Record one training step."""
     recorded = Recorded(model, precision)
     dtype = PRECISIONS[precision]
     with Recorder(recorded):
         with torch.autocast(device, dtype) if dtype is not None else nullcontext():
-            loss = step()
+            loss = task.loss(task.model)
         loss.backward()
     return recorded
-
-
-# Models
-
-
-class Tiny(torch.nn.Module):
-    """A few layers with the layouts of models: images, channels last, tokens with swapped axes, a class token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = torch.nn.Conv2d(3, 16, 4, stride=4)
-        self.group_norm = torch.nn.GroupNorm(4, 16)
-        self.channel_norm = torch.nn.LayerNorm(16)
-        self.class_token = torch.nn.Parameter(torch.zeros(1, 1, 16))
-        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
-        self.token_norm = torch.nn.LayerNorm(16)
-        self.final_norm = torch.nn.LayerNorm(16)
-        self.head = torch.nn.Linear(16, CLASSES)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = functional.relu(self.group_norm(self.stem(images)))
-        x = self.channel_norm(x.permute(0, 2, 3, 1)).flatten(1, 2)
-        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1)
-        normed = self.token_norm(x)
-        x = x + self.attention(normed, normed, normed, need_weights=False)[0]
-        return self.head(self.final_norm(x)[:, 0])
-
-
-def _vision(make: Callable[[], torch.nn.Module], device: str, batch: int, size: int = IMAGE) -> Callable[[], Any]:
-    model = make().to(device).train()
-    images = torch.randn(batch, 3, size, size, device=device)
-    targets = torch.randint(CLASSES, (batch,), device=device)
-    return lambda: functional.cross_entropy(model(images), targets)
-
-
-def _torchvision(name: str, **options: Any) -> torch.nn.Module:
-    from torchvision import models
-
-    return getattr(models, name)(weights=None, **options)
-
-
-def _gpt2(device: str, batch: int, tokens: int) -> Callable[[], Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config()).to(device).train()
-    words = torch.randint(model.config.vocab_size, (batch, tokens), device=device)
-    return lambda: model(words, labels=words).loss
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much data a step has, on a device."""
-
-    images: int
-    sequences: int
-    tokens: int
-
-
-SIZES = {"cuda": Sizes(128, 16, TOKENS), "cpu": Sizes(1, 1, 64)}
-
-#: By name: what makes the forward pass of a step, for a device and sizes.
-MODELS: dict[str, Callable[[str, Sizes], Callable[[], Any]]] = {
-    **{
-        name: lambda device, sizes, name=name: _vision(partial(_torchvision, name), device, sizes.images)
-        for name in ("vit_b_16", "swin_t", "convnext_tiny")
-    },
-    "resnet50_group_norm": lambda device, sizes: _vision(
-        partial(_torchvision, "resnet50", norm_layer=partial(torch.nn.GroupNorm, 32)), device, sizes.images
-    ),
-    "gpt2": lambda device, sizes: _gpt2(device, sizes.sequences, sizes.tokens),
-    "tiny": lambda device, sizes: _vision(Tiny, device, 4, 32),
-}
 
 
 # Verification and timing
@@ -320,8 +248,8 @@ def timed(recorded: Recorded, call: Call, clock: DeviceClock | None, rounds: int
         _microseconds(times.get("PyTorch")),
         _microseconds(times.get("normgrad")),
         _microseconds(times.get("copy")),
-        _ratio(times, "normgrad", "PyTorch"),
-        _ratio(times, "copy", "normgrad"),
+        median_ratio(times.get("normgrad"), times.get("PyTorch")),
+        median_ratio(times.get("copy"), times.get("normgrad")),
         found.worst,
         found.problem,
     )
@@ -333,13 +261,6 @@ def _strides(layout: Layout) -> str:
 
 def _microseconds(seconds: list[float] | None) -> float | None:
     return statistics.median(seconds) * 1e6 if seconds else None
-
-
-def _ratio(times: dict[str, list[float]], name: str, other: str) -> float | None:
-    """The median of the rounds' ratios."""
-    if not times:
-        return None
-    return statistics.median(a / b for a, b in zip(times[name], times[other], strict=True))
 
 
 def compile_call(call: Call) -> None:
@@ -378,19 +299,12 @@ def cells(line: Timed) -> list[str]:
     return [*names, str(line.count), *figures]
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of text with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = [name for name in MODELS if name != "tiny"]
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=default, metavar="MODEL", help=", ".join(MODELS))
+    names = ", ".join(MODELS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT, metavar="MODEL", help=names)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="PRECISION")
-    parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a line per distinct call")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the same with the machine, versions and date")
     return parser.parse_args()
@@ -399,16 +313,15 @@ def _arguments() -> argparse.Namespace:
 def recordings(arguments: argparse.Namespace) -> Iterator[Recorded]:
     """Record every model in every precision; the model's memory is free again before the next."""
     for name in arguments.models:
-        torch.manual_seed(0)
-        step = MODELS[name](arguments.device, SIZES[arguments.device])
+        task = build(name, arguments.device)
         for precision in arguments.precisions:
-            recorded = record(name, precision, step, arguments.device)
+            recorded = record(name, precision, task, arguments.device)
             print(
                 f"{name}, {precision}: {sum(recorded.counts.values())} calls, {len(recorded.counts)} distinct",
                 flush=True,
             )
             yield recorded
-        del step
+        del task
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
@@ -437,10 +350,9 @@ def main() -> int:
             found.append(timed(each, call, clock, ROUNDS))
             del each.samples[call]
     found = worst_first(found)
-    print()
-    print(*table([COLUMNS, *map(cells, found)]), sep="\n")
+    print("\n" + table(COLUMNS, map(cells, found)))
     slower = [line for line in found if (line.time_over_pytorch or 0.0) > 1]
-    print(f"\n{len(slower)} of {len(found)} distinct calls take longer than PyTorch's.")
+    print(f"{len(slower)} of {len(found)} distinct calls take longer than PyTorch's.")
     for line in found:
         if line.problem:
             print(f"WRONG: {line.model}, {line.precision}, {line.operator} {line.shape} {line.dtype}: {line.problem}")

@@ -1,335 +1,125 @@
-"""Tables of docs/evidence/pytorch.md: ``python benchmarks/torch_tables.py [TABLE...]``.
+"""How the thresholds of ``normgrad.torch`` are chosen: below which size PyTorch's norms are faster in a training step.
 
-``host``: what a call costs beside the work, on tensors so small that there is none. ``forward``: our forward pass and
-PyTorch's, between which ``normgrad/torch/choices.py`` chooses. ``override``: a backward pass of PyTorch's with and
-without the override. ``step``: a norm's two passes in a training step, whose other operators use up the caches,
-by PyTorch, with the override and by our module, whatever ``choices.py`` says. ``--device cuda`` for a GPU.
+    python benchmarks/torch_tables.py [--device cuda] [--budget SECONDS]
+
+Prints a table in Markdown: the forward pass of one norm, and both passes, by PyTorch and on normgrad's operators, with
+float32 parameters. As in a training step, the operator before has just written the norm's operands, and everything
+else has been evicted from the caches.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
+from page_parts import table
+from torch import Tensor
+from torch.nn import functional
 
-import normgrad
 import normgrad.torch
-from normgrad.bench.clock import Clock, DeviceClock, measure, wall_clock
 from normgrad.bench.memory import keep_freed_memory
-from normgrad.torch import choices
 
-ALL = [True, True, True]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LAYER_NORM = ((64, 768), (2048, 768), (8192, 1024), (4096, 4096))
-GROUP_NORM = (((8, 64, 32, 32), 32), ((16, 256, 16, 16), 32), ((2, 320, 64, 64), 32), ((4, 128, 128, 128), 32))
-CALLS_AT_ONCE = 50
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+ELEMENTS = [1 << power for power in range(12, 24, 2)]
+COLUMNS = (256, 1024, 4096)
+CHANNELS, SIDES, GROUPS = 64, (8, 32), 32
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+CACHES = 1 << 24  # float32 elements: 64 MB, more than the last-level cache of a CPU or a GPU's L2 cache
+FEWEST = 12
+
+Norm = Callable[[Tensor, Tensor, Tensor], Tensor]  # of input, weight and bias
 
 
-def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> None:
-    """Print a table in Markdown, row by row."""
-    print("| " + " | ".join(head) + " |")
-    print("|" + "---|" * len(head))
-    for row in rows:
-        print("| " + " | ".join(row) + " |", flush=True)
-    print()
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return LayerNorm over the last dimension on normgrad's operator."""
+    return torch.ops.normgrad.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)[0]
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """``float32`` rather than ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return GroupNorm of images on normgrad's operator."""
+    N, C, H, W = x.shape
+    return torch.ops.normgrad.group_norm(x, weight, bias, N, C, H * W, GROUPS, 1e-5)[0]
 
 
-def sizes_of(shape: Sequence[int]) -> str:
-    """``8×64×32×32``."""
-    return "×".join(map(str, shape))
+def cases(dtype: torch.dtype) -> Iterator[tuple[str, str, Tensor, Norm, Norm]]:
+    """Yield a norm's name, the memory format, an input, PyTorch's function and ours."""
+    for elements in ELEMENTS:
+        for columns in COLUMNS:
+            if elements >= columns:
+                x = torch.randn(elements // columns, columns).to(dtype)
+                theirs = partial(_pytorch_layer_norm, columns)
+                yield "LayerNorm", "", x, theirs, layer_norm
+        for side in SIDES:
+            shape = (elements // (CHANNELS * side * side), CHANNELS, side, side)
+            if shape[0]:
+                for name, order in FORMATS.items():
+                    x = torch.randn(shape).to(dtype).contiguous(memory_format=order)
+                    yield "GroupNorm", name, x, _pytorch_group_norm, group_norm
 
 
-def medians(runs: dict[str, Callable[[], Any]], budget: float, clock: Clock = wall_clock) -> list[float]:
-    """Microseconds per call of each function."""
-    for run in runs.values():
-        run()
-        run()
-    return [timing.median * 1e6 for timing in measure(runs, budget, clock).values()]
+def _pytorch_layer_norm(columns: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(x, [columns], weight, bias)
 
 
-def host_medians(runs: dict[str, Callable[[], Any]], budget: float) -> list[float]:
-    """Microseconds per call of functions so short that many calls have to be timed at once."""
-
-    def repeated(run: Callable[[], Any]) -> Callable[[], None]:
-        def calls() -> None:
-            for _ in range(CALLS_AT_ONCE):
-                run()
-
-        return calls
-
-    found = medians({name: repeated(run) for name, run in runs.items()}, budget)
-    return [time / CALLS_AT_ONCE for time in found]
-
-
-def clock_of(device: str) -> Clock:
-    """How work on a device is timed."""
-    return DeviceClock() if device == "cuda" else wall_clock
-
-
-# What a call costs beside the work
-
-
-def small_layer_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """PyTorch's way and ours, by what is called."""
-    x, grad, weight, bias = (torch.randn(shape, device=device) for shape in ((2, 8), (2, 8), (8,), (8,)))
-    aten, ours = torch.ops.aten, torch.ops.normgrad
-    _, mean, rstd = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
-    backward = (grad, x, [8], mean, rstd, weight, bias, ALL)
-    return {
-        "LayerNorm backward, the operator": (
-            lambda: aten.native_layer_norm_backward(*backward),
-            lambda: ours.layer_norm_backward(*backward),
-        ),
-        "LayerNorm backward, `normgrad.layer_norm_backward`": (
-            lambda: aten.native_layer_norm_backward(*backward),
-            lambda: normgrad.layer_norm_backward(*backward),
-        ),
-        "LayerNorm forward, the operator": (
-            lambda: aten.native_layer_norm(x, [8], weight, bias, 1e-5),
-            lambda: ours.layer_norm(x, [8], weight, bias, 1e-5),
-        ),
-    }
-
-
-def small_group_norm(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """PyTorch's way and ours, by what is called."""
-    x, grad, weight, bias = (torch.randn(shape, device=device) for shape in ((2, 4, 3), (2, 4, 3), (4,), (4,)))
-    sizes = (2, 4, 3, 2)
-    aten, ours = torch.ops.aten, torch.ops.normgrad
-    _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
-    backward = (grad, x, mean, rstd, weight, *sizes, ALL)
-    return {
-        "GroupNorm backward, the operator": (
-            lambda: aten.native_group_norm_backward(*backward),
-            lambda: ours.group_norm_backward(*backward),
-        ),
-        "GroupNorm forward, the operator": (
-            lambda: aten.native_group_norm(x, weight, bias, *sizes, 1e-5),
-            lambda: ours.group_norm(x, weight, bias, *sizes, 1e-5),
-        ),
-    }
-
-
-def training_step(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], Any]:
-    """Forward and backward pass of a module."""
-    leaf, grad = x.clone().requires_grad_(), torch.randn_like(x)
-    leaves = [leaf, *module.parameters()]
-    return lambda: torch.autograd.grad(module(leaf), leaves, grad)
-
-
-def small_modules(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """A module's training step, PyTorch's and ours."""
-    x = torch.randn(2, 8, device=device)
-    pairs = {
-        "LayerNorm module, forward and backward": (torch.nn.LayerNorm(8), normgrad.torch.LayerNorm(8)),
-        "GroupNorm module, forward and backward": (torch.nn.GroupNorm(2, 8), normgrad.torch.GroupNorm(2, 8)),
-    }
-    return {
-        what: (training_step(theirs.to(device), x), training_step(ours.to(device), x))
-        for what, (theirs, ours) in pairs.items()
-    }
-
-
-def host_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
-    """A row for every kind of call."""
-    for what, (theirs, ours) in {
-        **small_layer_norm(device),
-        **small_group_norm(device),
-        **small_modules(device),
-    }.items():
-        yield host_row(what, host_medians({"theirs": theirs, "ours": ours}, budget))
-    step = training_step(torch.nn.LayerNorm(8).to(device), torch.randn(2, 8, device=device))
-    times = without_and_with(step, budget, time=host_medians)
-    yield host_row("`torch.nn.LayerNorm`, forward and backward, with the override", times)
-
-
-def without_and_with(run: Callable[[], Any], budget: float, time: Callable[..., list[float]] = medians) -> list[float]:
-    """Microseconds per call without the override and with it, each the better of two turns."""
-    turns = []
-    for _ in range(2):
-        (plain,) = time({"plain": run}, budget / 4)
-        with normgrad.torch.override():
-            (ours,) = time({"ours": run}, budget / 4)
-        turns.append((plain, ours))
-    return [min(times) for times in zip(*turns, strict=True)]
-
-
-def host_row(what: str, times: Sequence[float]) -> Sequence[str]:
-    """Times in microseconds."""
-    return [what, *(f"{time:.1f}" for time in times), f"{times[0] / times[1]:.2f}"]
-
-
-# The work
-
-
-def forward_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
-    """Our forward pass and PyTorch's, with float32 parameters, beside which both keep float32 statistics."""
-    ours, clock = torch.ops.normgrad, clock_of(device)
-    for dtype in DTYPES:
-        for shape in LAYER_NORM:
-            x = torch.randn(shape, device=device, dtype=dtype)
-            vectors = [torch.randn(shape[-1], device=device) for _ in range(2)]
-            call = (x, shape[-1:], *vectors, 1e-5)
-            runs = {"theirs": lambda c=call: torch.native_layer_norm(*c), "ours": lambda c=call: ours.layer_norm(*c)}
-            yield ["LayerNorm", name_of(dtype), sizes_of(shape), "", *times_and_ratio(medians(runs, budget, clock))]
-        for shape, groups in GROUP_NORM:
-            for layout, order in LAYOUTS.items():
-                x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=order)
-                vectors = [torch.randn(shape[1], device=device) for _ in range(2)]
-                call = (x, *vectors, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
-                theirs = (x.contiguous(), *call[1:]) if device == "cuda" else call
-                runs = {
-                    "theirs": lambda c=theirs: torch.native_group_norm(*c),
-                    "ours": lambda c=call: ours.group_norm(*c),
-                }
-                times = times_and_ratio(medians(runs, budget, clock))
-                yield ["GroupNorm", name_of(dtype), sizes_of(shape), layout, *times]
-
-
-def times_and_ratio(times: Sequence[float]) -> list[str]:
-    """PyTorch's time, ours, and how many times faster ours is."""
-    return [f"{times[0]:.0f}", f"{times[1]:.0f}", f"{times[0] / times[1]:.2f}"]
-
-
-def override_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
-    """PyTorch's backward pass through autograd, without and with the override."""
-    for dtype in DTYPES:
-        for shape in LAYER_NORM:
-            module = torch.nn.LayerNorm(shape[-1]).to(device)
-            x = torch.randn(shape, device=device, dtype=dtype)
-            yield ["LayerNorm", name_of(dtype), sizes_of(shape), "", *backward_times(module, x, budget)]
-        for shape, groups in GROUP_NORM:
-            for layout, order in LAYOUTS.items():
-                x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=order)
-                module = torch.nn.GroupNorm(groups, shape[1]).to(device)
-                yield ["GroupNorm", name_of(dtype), sizes_of(shape), layout, *backward_times(module, x, budget)]
-
-
-def backward_times(module: torch.nn.Module, x: torch.Tensor, budget: float) -> list[str]:
-    """Of the backward pass alone."""
-    leaf = x.requires_grad_()
-    output = module(leaf)
-    leaves, grad = [leaf, *module.parameters()], torch.randn_like(output)
-
-    def backward() -> Any:
-        return torch.autograd.grad(output, leaves, grad, retain_graph=True)
-
-    time = partial(medians, clock=clock_of(x.device.type))
-    return times_and_ratio(without_and_with(backward, budget, time))
-
-
-# The work in a training step
-
-STEP_SIZES = [1 << exponent for exponent in range(15, 22)]  # elements
-STEP_CHANNELS = 64
-CACHES = 1 << 22  # float32 elements, which no core's own cache holds
-
-
-def step_rows(device: str, budget: float) -> Iterator[Sequence[str]]:
-    """Both passes of a norm, with PyTorch's other operators before each."""
-    del device  # its host goes ahead, and is not measured so
-    for dtype in DTYPES:
-        for size in STEP_SIZES:
-            columns = 1024 if size >= 1 << 18 else 256
-            module = torch.nn.LayerNorm(columns), normgrad.torch.LayerNorm(columns)
-            x = torch.randn(size // columns, columns).to(dtype)
-            yield ["LayerNorm", name_of(dtype), sizes_of(x.shape), "", *step_times(*module, x, budget)]
-        for layout, order in LAYOUTS.items():
-            for size in STEP_SIZES:
-                side = 32 if size >= 1 << 18 else 16
-                module = torch.nn.GroupNorm(8, STEP_CHANNELS), normgrad.torch.GroupNorm(8, STEP_CHANNELS)
-                shape = (size // (STEP_CHANNELS * side * side), STEP_CHANNELS, side, side)
-                x = torch.randn(shape).to(dtype).contiguous(memory_format=order)
-                yield ["GroupNorm", name_of(dtype), sizes_of(shape), layout, *step_times(*module, x, budget)]
-
-
-def step_times(theirs: torch.nn.Module, ours: torch.nn.Module, x: torch.Tensor, budget: float) -> list[str]:
-    """Microseconds by PyTorch, with the override and by our module, taken in turn; and how many times faster."""
-    step = Step(x)
-    times: dict[str, list[float]] = {"theirs": [], "override": [], "ours": []}
-    end = time.perf_counter() + 2 * budget
-    with every_size_is_ours():
-        while time.perf_counter() < end or len(times["ours"]) < 12:
-            times["theirs"].append(step(theirs))
-            with normgrad.torch.override():
-                times["override"].append(step(theirs))
-            times["ours"].append(step(ours))
-    plain, *others = (statistics.median(found[2:]) * 1e6 for found in times.values())
-    return [f"{plain:.0f}", *(f"{time:.0f}" for time in others), *(f"{plain / time:.2f}" for time in others)]
+def _pytorch_group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.group_norm(x, GROUPS, weight, bias)
 
 
 class Step:
-    """Times a norm's passes in seconds: its operands come from the operator before, all else from memory."""
+    """Times a norm's two passes."""
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self._x, self._grad, self._others = x.requires_grad_(), torch.randn_like(x), torch.ones(CACHES)
+    def __init__(self, x: Tensor, channels: int) -> None:
+        device = x.device
+        self._x, self._grad, self._others = x.requires_grad_(), torch.randn_like(x), torch.ones(CACHES, device=device)
+        # PyTorch's norms on a GPU take no float32 parameters beside 16-bit data.
+        dtype = x.dtype if x.is_cuda else torch.float32
+        self._parameters = [torch.randn(channels, device=device, dtype=dtype).requires_grad_() for _ in range(2)]
 
-    def __call__(self, norm: torch.nn.Module) -> float:
+    def __call__(self, norm: Norm) -> tuple[float, float]:
+        """Return the seconds of the forward pass, and of both."""
         self._others.add_(1.0)
         x = self._x * 1.0
-        start = time.perf_counter()
-        y = norm(x)
-        forward = time.perf_counter() - start
+        start = self._now()
+        y = norm(x, *self._parameters)
+        forward = self._now() - start
         self._others.add_(1.0)
         grad = self._grad * 1.0
-        start = time.perf_counter()
-        torch.autograd.grad(y, [x, *norm.parameters()], grad)
-        return forward + time.perf_counter() - start
+        start = self._now()
+        torch.autograd.grad(y, [x, *self._parameters], grad)
+        return forward, forward + self._now() - start
 
-
-@contextmanager
-def every_size_is_ours() -> Iterator[None]:
-    """Leave nothing to PyTorch that we can do."""
-    none = {"LEAST_FLOAT32": 0, "LEAST_FLOAT32_LAST": 0, "LEAST_LAYER_NORM": {}, "LEAST_GROUP_NORM": {}}
-    kept = {name: getattr(choices, name) for name in none}
-    vars(choices).update(none)
-    try:
-        yield
-    finally:
-        vars(choices).update(kept)
-
-
-def machine(device: str) -> str:
-    """What the tables were made on."""
-    where = torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()} CPU"
-    return f"{where}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, normgrad {normgrad.__version__}"
-
-
-WORK = ("norm", "dtype", "size", "order", "PyTorch µs", "normgrad µs", "× faster")
-TABLES: dict[str, tuple[Sequence[str], Callable[[str, float], Iterator[Sequence[str]]]]] = {
-    "host": (("a call on tiny tensors", "PyTorch µs", "normgrad µs", "× faster"), host_rows),
-    "forward": (WORK, forward_rows),
-    "override": (WORK, override_rows),
-    "step": ((*WORK[:5], "override µs", "module µs", "× faster", "× faster"), step_rows),
-}
+    def _now(self) -> float:
+        if self._x.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def main() -> None:
-    """Print the tables asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="host, forward, override, step; all by default")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per row")
     options = parser.parse_args()
     keep_freed_memory()
-    print(machine(options.device), end="\n\n")
-    for name in options.tables or TABLES:
-        head, rows = TABLES[name]
-        print(f"### {name}\n")
-        table(head, rows(options.device, options.budget))
+    print(f"PyTorch {torch.__version__}, normgrad {normgrad.__version__}, {torch.get_num_threads()} threads\n")
+    figures = [f"{what}{side}" for what in ("forward, ", "both, ") for side in ("PyTorch µs", "normgrad µs", "×")]
+    print(table(["norm", "dtype", "size", "memory format", *figures], [], numbers=6), end="")
+    for dtype in DTYPES:
+        for name, order, x, theirs, ours in cases(dtype):
+            step = Step(x.to(options.device), x.shape[-1 if name == "LayerNorm" else 1])
+            times: list[tuple[float, ...]] = []
+            end = time.perf_counter() + options.budget
+            while time.perf_counter() < end or len(times) < FEWEST:
+                times.append((*step(theirs), *step(ours)))
+            forward, both, own_forward, own = (1e6 * statistics.median(t) for t in zip(*times[2:], strict=True))
+            cells = [name, str(dtype)[6:], "×".join(map(str, x.shape)), order]
+            for plain, mine in ((forward, own_forward), (both, own)):
+                cells += [f"{plain:.0f}", f"{mine:.0f}", f"{plain / mine:.2f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

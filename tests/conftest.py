@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from normgrad import backends
 from normgrad.contract import arrays, products
@@ -22,16 +22,19 @@ from normgrad.operators import OPERATORS
 from normgrad.operators.dispatch import Dispatch
 from support.arena import POISON
 
-settings.register_profile(
-    "ci",
-    max_examples=int(os.environ.get("NORMGRAD_TEST_EXAMPLES", "2000")),
-    derandomize=True,
-    database=None,
-    deadline=None,
-    # The backend that a fixture sets is the same for every example.
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("ci")
+if find_spec("hypothesis") is not None:  # which the tests on a GPU do without
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "ci",
+        max_examples=int(os.environ.get("NORMGRAD_TEST_EXAMPLES", "2000")),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        # The backend that a fixture sets is the same for every example.
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.load_profile("ci")
 
 #: The backends on the CPU, each of which every numeric test runs on.
 CPU_BACKENDS = [name for name, (_, device) in backends.BACKENDS.items() if device == "cpu"]

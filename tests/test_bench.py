@@ -15,8 +15,9 @@ from normgrad.bench.cases import (
 )
 from normgrad.bench.contenders import streaming
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
+from normgrad.bench.contenders.gpu import Published
 from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN, Normgrad
-from normgrad.bench.contenders.pytorch import CompiledPyTorch
+from normgrad.bench.contenders.pytorch import CompiledPyTorch, PyTorch
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import TRAFFIC, workload
 from normgrad.operators import OPERATORS
@@ -33,7 +34,7 @@ def on_the_reference(monkeypatch):
 
 
 def test_the_sets_hold_what_the_targets_are_about():
-    default = list(cases(SETS["default"]))
+    default = list(cases(SETS["cpu"]["default"]))
     for operator in TARGETS:
         own = selected(default, [operator])
         assert {case.dtype for case in own} == set(DTYPES)
@@ -44,7 +45,7 @@ def test_the_sets_hold_what_the_targets_are_about():
 
 
 def test_the_grid_goes_from_four_elements_to_256_megabytes():
-    grid = list(cases(SETS["grid"]))
+    grid = list(cases(SETS["cpu"]["grid"]))
     assert {case.operator for case in grid} == set(OPERATORS)
     for operator in set(OPERATORS) - {GATHER}:
         sizes = [case.nbytes for case in selected(grid, [operator], ["float32"])]
@@ -53,7 +54,7 @@ def test_the_grid_goes_from_four_elements_to_256_megabytes():
 
 
 def test_selection():
-    grid = list(cases(SETS["grid"]))
+    grid = list(cases(SETS["cpu"]["grid"]))
     chosen = selected(grid, ["group_norm"], ["float16"], [CHANNELS_LAST], 10_000)
     assert chosen
     for case in chosen:
@@ -221,3 +222,65 @@ def test_without_pytorch_the_call_is_one_with_numpy_arrays(monkeypatch):
 def test_the_plain_call_is_measured_on_small_data_alone(monkeypatch):
     monkeypatch.setattr("normgrad.bench.cases.SMALL", 10)
     assert [c.name for c in Normgrad().prepare(workload(LAYER_NORM))] == [PLAN]
+
+
+# On a GPU, for which tensors of the CPU stand in
+
+TENSORS = "cpu:0"
+
+
+def gradients(name, arguments):
+    return OPERATORS[name](*(arguments[parameter] for parameter in OPERATORS[name].names if parameter in arguments))
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """Clocks that show the same for every call."""
+    pytest.importorskip("torch")
+
+    def showing(seconds):
+        return lambda run, calls: (run(), seconds)[1]
+
+    monkeypatch.setattr(runner, "host_clock", showing(2e-6))
+    monkeypatch.setattr(runner, "captured", lambda run, calls: run)
+    monkeypatch.setattr(runner, "device_clock", lambda cold=True: showing(5e-6 if cold else 3e-5))
+
+
+def test_a_case_on_a_gpu(clocks):
+    contending = [Normgrad(), streaming.DeviceCopy(), PyTorch(), Published("Liger", gradients)]
+    settings = runner.Settings(TENSORS, 1e-3, graph=True)
+    found = {m.contender: m for m in runner.run_case(LAYER_NORM, contending, settings).measurements}
+    assert list(found) == [PLAN, CALL, "copy", "PyTorch", "Liger"]
+    for name, m in found.items():
+        assert (m.problem, m.timing.median, m.growth) == ("", 5e-6, None)
+        assert m.host == (2e-6 if name in (PLAN, CALL, "PyTorch") else None)
+        assert m.graph == (3e-6 if name in (PLAN, "PyTorch") else None)
+    (row, *_) = results.rows([runner.run_case(LAYER_NORM, contending[:1], settings)])
+    assert (row["host_seconds"], row["graph_seconds"]) == (2e-6, 3e-6)
+
+
+def test_only_small_calls_are_timed_on_the_host_and_in_a_graph(clocks, monkeypatch):
+    monkeypatch.setattr(runner, "_HOST_BOUND", 3 * LAYER_NORM.nbytes - 1)
+    result = runner.run_case(LAYER_NORM, [Normgrad()], runner.Settings(TENSORS, 1e-3, graph=True))
+    assert [(m.host, m.graph) for m in result.measurements] == [(None, None)] * 2
+
+
+def test_the_copy_moves_the_bytes_of_the_operator():
+    torch = pytest.importorskip("torch")
+    (contender,) = streaming.DeviceCopy().prepare(workload(LAYER_NORM, device=TENSORS))
+    target = contender.run()
+    assert 2 * target.nbytes == pytest.approx(3 * LAYER_NORM.nbytes, abs=1)
+    assert torch.equal(target, torch.ones_like(target))
+
+
+def test_published_kernels_take_contiguous_tensors_alone():
+    library = Published("Liger", gradients)
+    with pytest.raises(Unavailable, match="Liger takes contiguous tensors"):
+        list(library.prepare(workload(TINY[1])))
+
+
+@pytest.mark.parametrize("name", sorted(SETS["cuda"]))
+def test_the_sets_of_a_gpu_hold_no_case_twice(name):
+    every = list(cases(SETS["cuda"][name]))
+    assert len(set(every)) == len(every)
+    assert {case.operator for case in every} >= set(OPERATORS) - {GATHER}

@@ -1,4 +1,4 @@
-"""The benchmark of models' normalisation calls, and the page made of it. Nothing here depends on speed."""
+"""The benchmark of models' normalisation calls, and the pages made of results. Nothing here depends on speed."""
 
 import csv
 import importlib
@@ -10,6 +10,7 @@ import pytest
 
 import normgrad
 from normgrad.bench.cases import Shapes
+from normgrad.bench.models import build
 from normgrad.bench.patterns import NORMAL
 from normgrad.cli import main as normgrad_main
 
@@ -30,8 +31,7 @@ def model_calls():
 
 
 def recorded(model_calls, precision="float32"):
-    torch.manual_seed(0)
-    return model_calls.record("tiny", precision, model_calls.MODELS["tiny"]("cpu", model_calls.SIZES["cpu"]), "cpu")
+    return model_calls.record("tiny", precision, build("tiny", "cpu"), "cpu")
 
 
 # Recording
@@ -170,42 +170,28 @@ def test_a_missing_gpu_is_named(model_calls, monkeypatch, capsys):
     assert "needs a CUDA GPU" in capsys.readouterr().err
 
 
-PAGE = """above
-<!-- patterns -->
-<!-- end of patterns -->
-between
-<!-- model calls -->
-old
-<!-- end of model calls -->
-below
-"""
-
-
-def test_the_page_gets_both_tables(model_calls, monkeypatch, capsys, tmp_path):
-    page_script = importlib.import_module("real_data_page")
+def test_the_tables_of_the_page(model_calls, monkeypatch, capsys, tmp_path):
+    pages = importlib.import_module("speed_pages")
     monkeypatch.setattr(model_calls, "ROUNDS", 1)
     monkeypatch.setattr("normgrad.cli.bench._QUICK_ROUNDS", 1)
     monkeypatch.setattr("normgrad.cli.bench._SUBNORMAL_BUDGET", 1e-3)
     shapes = Shapes([(5, 7)], [], [], [], forward=True, dtypes=("float32",))
     monkeypatch.setitem(importlib.import_module("normgrad.bench.cases").QUICK_PATTERN_SETS, "cpu", shapes)
-    patterns, models, page = tmp_path / "d.json", tmp_path / "m.json", tmp_path / "page.md"
+    patterns, models = tmp_path / "d.json", tmp_path / "m.json"
     assert normgrad_main(["bench", "--data", "--quick", "--json", str(patterns)]) == 0
     run(monkeypatch, model_calls, "--device", "cpu", "--models", "tiny", "--precisions", "float32", "--json", models)
-    page.write_text(PAGE, encoding="utf-8")
-    for _ in range(2):  # again, into the page that has them
-        assert run(monkeypatch, page_script, page, "--patterns", patterns, "--models", models) == 0
-    text = page.read_text(encoding="utf-8")
-    assert [text.count(word) for word in ("above", "between", "below", "old\n")] == [1, 1, 1, 0]
+    text = pages.patterns(json.loads(patterns.read_text(encoding="utf-8")))
     assert text.count("| `layer_norm_backward` | 5×7 | float32 | contiguous |") == 1
     assert f"| {NORMAL.name} |" not in text
-    assert text.count("| tiny | float32 |") == 7
+    stored = json.loads(models.read_text(encoding="utf-8"))
+    stored["machine"]["versions"] |= {"triton": "3"}  # which a run on a CPU does without
+    assert pages.model_calls(stored).count("| tiny | float32 |") == 7
 
 
-def test_a_page_without_markers_is_refused(monkeypatch, capsys, tmp_path):
-    page_script = importlib.import_module("real_data_page")
-    (tmp_path / "page.md").write_text("nothing\n", encoding="utf-8")
-    (tmp_path / "m.json").write_text(
-        '{"machine": {"device": "cpu", "processor": "", "threads": 1, "versions": {}, "date": ""}, "results": []}'
-    )
-    assert run(monkeypatch, page_script, tmp_path / "page.md", "--models", tmp_path / "m.json") == 2
-    assert "<!-- model calls -->" in capsys.readouterr().err
+def test_what_is_between_markers_is_replaced():
+    replaced = importlib.import_module("page_parts").replaced
+    page = "above\n<!-- part -->\nold\n<!-- end of part -->\nbelow\n"
+    once = replaced(page, "part", "new\n")
+    assert once == replaced(once, "part", "new\n") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="must have <!-- other --> and <!-- end of other --> once"):
+        replaced(page, "other", "new\n")

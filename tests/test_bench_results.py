@@ -157,13 +157,6 @@ def test_json_holds_what_is_not_finite_as_text(tmp_path):
     assert content["skipped"][0]["contender"] == "JAX"
 
 
-def test_what_json_holds_can_be_read_back(tmp_path):
-    made = [runner.run_case(case, [Normgrad(), streaming.Streaming()], QUICKLY) for case in TINY]
-    made.append(CaseResult(_large(1), [Measurement("normgrad", Role.OURS, None, math.inf, "wrong")]))
-    results.write_json(tmp_path / "b.json", {}, results.rows(made))
-    assert results.read_json(tmp_path / "b.json") == made
-
-
 def test_lines_of_the_plot_take_the_mean_of_equal_sizes():
     made = [_result(_large(1), 2.0, 4.0, 1.0), _result(_large(1), 8.0, 4.0, 1.0), _result(_large(2), 2.0, 4.0, 1.0)]
     lines = plot.lines(made, "layer_norm_backward", "float32")

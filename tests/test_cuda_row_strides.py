@@ -56,6 +56,32 @@ def test_rows_with_any_strides(dtype: Any, columns: int, order: tuple[int, ...])
     check_call("layer_norm_backward", dy, x, [columns], *statistics, weight, bias, out=(target, *vectors))
 
 
+def _columns_outermost(data: np.ndarray) -> np.ndarray:
+    """Return the same elements with the columns outside the last two outer dimensions, as in NCHW data seen as NHWC."""
+    return np.ascontiguousarray(data.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
+
+
+def _every_other_column(data: np.ndarray) -> np.ndarray:
+    return np.repeat(data, 2, axis=-1)[..., ::2]
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("columns", [1, 70, 300])
+@pytest.mark.parametrize("layout", [_columns_outermost, _every_other_column])
+def test_rows_with_strided_columns(dtype: Any, columns: int, layout: Any) -> None:
+    shape = (2, 9, 13, columns)
+    x, dy = layout(random_data(shape, dtype, 1)), layout(random_data(shape, dtype, 2))
+    weight, bias = random_data((columns,), dtype, 3), random_data((columns,), dtype, 4)
+    statistics = random_data((*shape[:-1], 1), np.float32, 5), random_rstd((*shape[:-1], 1), 6)
+    target = layout(np.empty(shape, dtype))
+    vectors = np.empty(columns, dtype), np.empty(columns, dtype)
+    check_call("layer_norm", x, [columns], weight, bias, out=(target, None, None))
+    check_call("layer_norm_backward", dy, x, [columns], *statistics, weight, bias, out=(target, *vectors))
+    check_call("layer_norm_backward", dy, x, [columns], *statistics, weight, bias, out=(x, *vectors))
+
+
 def _operand(strides: tuple[int, ...]) -> Operand:
     return Operand(Given("input", FLOAT32, True), strides)
 

@@ -167,12 +167,13 @@ def test_what_is_translated():
 # Figures and lists
 
 
-def test_the_chart_and_its_figures_are_those_of_the_results(monkeypatch):
-    """``python benchmarks/speed_page.py`` would change nothing."""
+@pytest.mark.parametrize("module", ["speed_pages", "accuracy_page"])
+def test_figures_and_charts_are_those_of_the_results(module, monkeypatch):
+    """``python benchmarks/pages.py`` would change nothing."""
+    pytest.importorskip("torch")
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    script = importlib.import_module("speed_page")
-    for path, content in script.written().items():
-        assert path.read_text(encoding="utf-8") == content, f"run benchmarks/speed_page.py: {path} differs"
+    for path, content in importlib.import_module(module).written().items():
+        assert path.read_text(encoding="utf-8") == content, f"run benchmarks/pages.py: {path} differs"
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -144,7 +144,57 @@ QUICK = Shapes(
     batch_norm=[(16, 256, 28, 28)],
 )
 
-SETS = {"default": DEFAULT, "grid": GRID, "quick": QUICK}
+#: For a GPU: from the launch latency to many times the L2 cache; rows up to those that several CTAs share.
+CUDA = Shapes(
+    layer_norm=[
+        *((32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (131072, 256), (2048, 32768)),
+        *((1024, 65536), (512, 262144), (5000, 1280), (4096, 768), (64, 1024)),
+    ],
+    group_norm=[
+        *(((16, 320, 4096), 32), ((32, 512, 1024), 32), ((8, 128, 65536), 32), ((64, 64, 3136), 32)),
+        *(((6, 384, 3600), 32), ((2, 64, 64), 8)),
+    ],
+    batch_norm=[(16, 320, 4096), (64, 64, 3136), (8, 128, 65536), (64, 512, 196)],
+    forward=True,
+    batch_norm_channels_last=True,
+    dtypes=("bfloat16", "float32"),
+)
+
+#: Sizes of models of all kinds, and odd ones, small and large.
+CUDA_GRID = Shapes(
+    layer_norm=[
+        (max(elements // columns, 1), columns)
+        for columns in (16, 100, 768, 1000, 3072, 5120, 10000, 50257)
+        for elements in (2**15, 2**25)
+    ],
+    group_norm=[
+        *(((2, 32, 16), 8), ((1, 512, 64), 32), ((4, 256, 49), 32), ((32, 256, 196), 32), ((8, 320, 1024), 32)),
+        *(((64, 2048, 49), 32), ((1, 128, 262144), 32), ((16, 64, 3025), 1), ((128, 96, 784), 96)),
+        ((2, 1280, 256), 32),
+    ],
+    batch_norm=[
+        *((64, 2048, 49), (256, 512, 49), (32, 64, 12544), (8, 3, 50176), (4096, 512, 1), (64, 96, 3025)),
+        *((16, 256, 81), (2, 16, 64)),
+    ],
+    gather=[(8, 1024), (64, 4096)],
+    forward=True,
+    batch_norm_channels_last=True,
+    dtypes=("bfloat16", "float32"),
+)
+
+CUDA_QUICK = Shapes(
+    layer_norm=[(64, 1024), (16384, 4096)],
+    group_norm=[((2, 64, 64), 8), ((64, 64, 3136), 32)],
+    batch_norm=[(64, 64, 3136)],
+    forward=True,
+    dtypes=("bfloat16",),
+)
+
+#: By device and name.
+SETS = {
+    "cpu": {"default": DEFAULT, "grid": GRID, "quick": QUICK},
+    "cuda": {"default": CUDA, "grid": CUDA_GRID, "quick": CUDA_QUICK},
+}
 
 
 def _for_patterns(

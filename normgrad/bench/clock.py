@@ -76,16 +76,19 @@ def _in_a_row(run: Run, calls: int) -> float:
 
 
 class DeviceClock:
-    """Time on a CUDA device between two events around each call, with nothing of the data in the L2 cache."""
+    """Time on a CUDA device between two events around each call.
 
-    def __init__(self) -> None:
+    ``cold``: nothing of the data is in the L2 cache before a call.
+    """
+
+    def __init__(self, cold: bool = True) -> None:
         import torch
 
         self._cuda = torch.cuda
         device = torch.device("cuda")
-        size = torch.cuda.get_device_properties(device).L2_cache_size
+        size = torch.cuda.get_device_properties(device).L2_cache_size if cold else 0
         # Read, not written: lines to be written back would fall into the time of the call.
-        self._eviction = torch.ones(max(4 * size, 1 << 26) // 4, device=device)
+        self._eviction = torch.ones(max(4 * size, 1 << 26) // 4 if cold else 1, device=device)
         self._scratch = torch.empty((), device=device)
         self._torch = torch
 
@@ -102,6 +105,33 @@ class DeviceClock:
             pairs.append((start, end))
         self._cuda.synchronize()
         return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
+
+
+def host_clock(run: Run, calls: int) -> float:
+    """Time on the host of calls on a CUDA device that has nothing else to do."""
+    import torch
+
+    total = 0.0
+    for _ in range(calls):
+        torch.cuda.synchronize()
+        total += _in_a_row(run, 1)
+    return total / calls
+
+
+def captured(run: Run, calls: int) -> Run:
+    """Return the replay of a CUDA graph of so many calls."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            run()
+    return graph.replay
 
 
 def measure(
@@ -128,7 +158,7 @@ def measure(
     """
     calls: dict[str, int] = {}
     round_time = 0.0
-    with _no_collection():
+    with no_collection():
         for name, run in runs.items():
             # How many calls fill a round need not be known exactly: no rest before those that tell it.
             calls[name], seconds = _calls_to_fill(run, batch, _in_a_row if clock is wall_clock else clock)
@@ -161,7 +191,7 @@ def rounds_of_blocks(
         The device's clock; by default the functions are timed on the host.
     """
     times: dict[Key, list[float]] = {key: [] for block in blocks for key in block}
-    with _no_collection():
+    with no_collection():
         calls = {
             key: 1 if clock else _calls_to_fill(run, BATCH, _in_a_row)[0]
             for block in blocks
@@ -177,6 +207,13 @@ def rounds_of_blocks(
     return times
 
 
+def median_ratio(seconds: Sequence[float] | None, others: Sequence[float] | None) -> float | None:
+    """Return the median of the rounds' ratios; None where either was not timed."""
+    if not seconds or not others:
+        return None
+    return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
+
+
 def _calls_to_fill(run: Run, batch: float, clock: Clock) -> tuple[int, float]:
     """How many calls take so long, and how long one takes."""
     calls = 1
@@ -188,6 +225,12 @@ def _calls_to_fill(run: Run, batch: float, clock: Clock) -> tuple[int, float]:
     return max(1, min(_MOST_CALLS, round(batch / max(seconds, 1e-9)))), seconds
 
 
+def turns(names: Sequence[Key], rounds: int) -> Iterator[Key]:
+    """Yield every name once a round, in an order that changes from round to round."""
+    for number in range(rounds):
+        yield from _order(names, number)
+
+
 def _order(names: Sequence[Key], number: int) -> list[Key]:
     """Return the order of a round: it starts with the next name each time, and every other round goes backwards."""
     first = number % max(1, len(names))
@@ -196,7 +239,8 @@ def _order(names: Sequence[Key], number: int) -> list[Key]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """Collect garbage now, and not during the block."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -14,13 +14,13 @@ _MOST_PROCESSES = 12
 Item = TypeVar("Item")
 
 
-def compile_ahead(compile_one: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """Call a function for every item, so that Triton's cache on disk has the kernels that it compiles.
+def compile_ahead(compile_one: Callable[[Item], None], items: Sequence[Item], most: int = _MOST_PROCESSES) -> None:
+    """Call a function for every item, so that the caches on disk have the kernels that it compiles.
 
-    Function and items must be picklable. An error is raised here.
+    Function and items must be picklable. An error is raised here. ``most`` is the largest number of processes.
     """
     if len(items) < 2:  # the benchmark's own process compiles a single one as quickly
         return
-    processes = min(len(items), os.cpu_count() or 1, _MOST_PROCESSES)
+    processes = min(len(items), os.cpu_count() or 1, most)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         list(pool.map(compile_one, items))

@@ -42,10 +42,15 @@ def _ways(work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "call from NumPy", partial(work.operator, *arguments.values())
     if find_spec("torch") is None:
         return
+    import torch
+
+    import normgrad.torch  # noqa: F401 - registers the operators
     from normgrad.bench.contenders.pytorch import PyTorch
     from normgrad.bench.tensors import arguments_as_torch
 
-    yield "call from PyTorch", partial(work.operator, *arguments_as_torch(arguments).values())
+    tensors = arguments_as_torch(arguments).values()
+    yield "call from PyTorch", partial(work.operator, *tensors)
+    yield "torch.ops.normgrad", partial(getattr(torch.ops.normgrad, OPERATOR), *tensors)
     for contender in PyTorch().prepare(work):
         yield "PyTorch's operator", contender.run
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from normgrad.bench.cases import Case
-from normgrad.bench.clock import Run, rounds_of_blocks
+from normgrad.bench.clock import Run, median_ratio, rounds_of_blocks
 from normgrad.bench.contenders.contender import Library, Role
 from normgrad.bench.contenders.ours import Normgrad
 from normgrad.bench.contenders.pytorch import PyTorch
@@ -152,22 +152,15 @@ def _with_times(result: PatternResult, own: Rounds, normal: Rounds, peer: Rounds
         seconds=_median(own.get(name)),
         normal_seconds=_median(normal.get(name)),
         pytorch_seconds=_median(peer.get(name)),
-        over_normal=_ratio(own.get(name), normal.get(name)),
-        over_pytorch=_ratio(own.get(name), peer.get(name)),
-        pytorch_over_normal=_ratio(peer.get(name), peer.get(NORMAL.name)),
+        over_normal=median_ratio(own.get(name), normal.get(name)),
+        over_pytorch=median_ratio(own.get(name), peer.get(name)),
+        pytorch_over_normal=median_ratio(peer.get(name), peer.get(NORMAL.name)),
         rounds=len(own.get(name, ())),
     )
 
 
 def _median(seconds: list[float] | None) -> float | None:
     return statistics.median(seconds) if seconds else None
-
-
-def _ratio(seconds: list[float] | None, others: list[float] | None) -> float | None:
-    """Return the median of the rounds' ratios."""
-    if not seconds or not others:
-        return None
-    return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
 
 
 def compile_case(case: Case) -> None:

@@ -30,6 +30,8 @@ class Measurement:
         By how many bytes the process grew at most during a call.
     workspace : int or None
         The bytes of temporary memory that it says it needs.
+    host, graph : float or None
+        Seconds of the host for a call on an idle GPU, and of the GPU for a call in a replayed CUDA graph.
     """
 
     contender: str
@@ -39,6 +41,8 @@ class Measurement:
     problem: str = ""
     growth: int | None = None
     workspace: int | None = None
+    host: float | None = None
+    graph: float | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,8 @@ def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
                 "problem": m.problem or None,
                 "peak_growth_bytes": m.growth,
                 "workspace_bytes": m.workspace,
+                "host_seconds": m.host,
+                "graph_seconds": m.graph,
             }
 
 
@@ -235,21 +241,6 @@ def write_json(path: Path, machine: Mapping[str, Any], records: Iterable[Mapping
     """Write the same records as ``results``, with the machine that they come from, and further sections."""
     content = {"machine": machine, "results": [_finite(record) for record in records], **sections}
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> list[CaseResult]:
-    """What :func:`write_json` wrote: the cases with their measurements."""
-    found: dict[Case, list[Measurement]] = {}
-    for row in json.loads(path.read_text(encoding="utf-8"))["results"]:
-        shape = tuple(map(int, row["shape"].split("x")))
-        case = Case(row["operator"], shape, row["dtype"], row["layout"], row["group"] or 0)
-        timing = None
-        if row["seconds"] is not None:
-            timing = Timing(row["seconds"], row["fastest_seconds"], row["rounds"], row["calls_per_round"])
-        error = None if row["error_of_bound"] is None else float(row["error_of_bound"])
-        rest = (error, row["problem"] or "", row["peak_growth_bytes"], row["workspace_bytes"])
-        found.setdefault(case, []).append(Measurement(row["contender"], Role(row["role"]), timing, *rest))
-    return [CaseResult(case, measurements) for case, measurements in found.items()]
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

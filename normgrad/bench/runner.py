@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from normgrad.bench.cases import Case
-from normgrad.bench.clock import FEWEST_ROUNDS, DeviceClock, Timing, measure
+from normgrad.bench.clock import FEWEST_ROUNDS, DeviceClock, Timing, captured, host_clock, measure
 from normgrad.bench.contenders.contender import Contender, Library, Role, Unavailable
-from normgrad.bench.contenders.ours import Normgrad
+from normgrad.bench.contenders.ours import PLAN, Normgrad
 from normgrad.bench.memory import peak_growth
 from normgrad.bench.results import CaseResult, Measurement
 from normgrad.bench.verification import Claim, Verdict, verify
@@ -34,6 +34,8 @@ class Settings:
         In which cases it does; None: in all.
     fewest_rounds : int
         How often everyone is timed at least.
+    graph : bool
+        Whether to time, on a GPU, the host's part of small calls and their replay in a CUDA graph.
     """
 
     device: str = "cpu"
@@ -41,6 +43,7 @@ class Settings:
     compiled: bool = False
     compiled_cases: frozenset[Case] | None = None
     fewest_rounds: int = FEWEST_ROUNDS
+    graph: bool = False
 
     def timings(self, contenders: Iterable[Contender]) -> dict[str, Timing]:
         """Time contenders in turn."""
@@ -52,9 +55,29 @@ class Settings:
 
 
 @cache
-def device_clock() -> DeviceClock:
+def device_clock(cold: bool = True) -> DeviceClock:
     """Return the clock of the CUDA device, which keeps memory of its own on it."""
-    return DeviceClock()
+    return DeviceClock(cold)
+
+
+#: Up to so many bytes that an operator moves, launching it takes the host longer than the GPU takes to run it.
+_HOST_BOUND = 20_000_000
+_HOST_ROUNDS, _GRAPH_ROUNDS, _GRAPH_CALLS = 200, 15, 10
+
+
+def host_and_graph_times(work: Workload, contenders: Sequence[Contender]) -> dict[str, tuple[float, float | None]]:
+    """Return a call's seconds on the host and in a CUDA graph, by contender: normgrad's ways and PyTorch's operator.
+
+    Of normgrad the plan alone is captured, which allocates nothing.
+    """
+    if work.case.nbytes * (work.traffic.reads + work.traffic.writes) > _HOST_BOUND:
+        return {}
+    runs = {c.name: c.run for c in contenders if c.role is Role.OURS or c.name == "PyTorch"}
+    host = measure(runs, 0.0, host_clock, batch=0.0, fewest=_HOST_ROUNDS)
+    replays = {name: captured(run, _GRAPH_CALLS) for name, run in runs.items() if name in (PLAN, "PyTorch")}
+    timings = measure(replays, 0.0, device_clock(cold=False), batch=0.0, fewest=_GRAPH_ROUNDS)
+    graph = {name: timing.median / _GRAPH_CALLS for name, timing in timings.items()}
+    return {name: (host[name].median, graph.get(name)) for name in runs}
 
 
 def libraries(settings: Settings) -> list[Library]:
@@ -66,14 +89,18 @@ def libraries(settings: Settings) -> list[Library]:
     if device == "cpu":
         every += [(None, streaming.Streaming), (None, streaming.NumpyStreaming)]
     every += [
-        ("torch", streaming.TorchStreaming),
+        ("torch", streaming.TorchStreaming if device == "cpu" else streaming.DeviceCopy),
         ("torch", pytorch.PyTorch),
-        ("jax", jax.Jax),
     ]
+    if device == "cpu":
+        every.append(("jax", jax.Jax))
     if settings.compiled:
         every.append(("torch", lambda: pytorch.CompiledPyTorch(settings.compiled_cases)))
     if device == "cuda":
-        every += [("liger_kernel", gpu.Liger), ("quack", gpu.Quack)]
+        every += [
+            ("liger_kernel", lambda: gpu.Published("Liger", gpu.liger)),
+            ("quack", lambda: gpu.Published("QuACK", gpu.quack)),
+        ]
     return [make() for module, make in every if module is None or find_spec(module) is not None]
 
 
@@ -81,10 +108,12 @@ def run_case(case: Case, contending: Sequence[Library], settings: Settings) -> C
     """Measure everyone in one case."""
     work = workload(case, device=settings.device)
     contenders, skipped = prepared(work, contending)
-    verdicts = verified(work, contenders)
+    on_cpu = settings.device == "cpu"
+    verdicts = verified(work, contenders, sampled=not on_cpu)  # a GPU's tensors are too large for the oracle
     right = [c for c in contenders if not verdicts[c.name].problem]
-    growth = {c.name: peak_growth(c.run) for c in right if c.results is not None}
+    growth = {c.name: peak_growth(c.run) for c in right if on_cpu and c.results is not None}
     timings = settings.timings(right)
+    launches = host_and_graph_times(work, right) if settings.graph else {}
     measurements = [
         Measurement(
             c.name,
@@ -94,6 +123,7 @@ def run_case(case: Case, contending: Sequence[Library], settings: Settings) -> C
             verdicts[c.name].problem,
             growth.get(c.name),
             c.workspace,
+            *launches.get(c.name, (None, None)),
         )
         for c in contenders
     ]

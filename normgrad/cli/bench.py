@@ -1,7 +1,8 @@
-"""Measure the operators against the bandwidth limit and against other libraries.
+"""Measure the operators against the bandwidth limit and against other libraries, and training steps of models.
 
-Every result is compared with the oracle before its time counts. The bandwidth limit is the time of the fastest plain
-kernel that moves the same bytes. The exit status is 1 where a result of normgrad's own is wrong.
+Every result is compared with the oracle, and every model's losses with PyTorch's, before its time counts. The bandwidth
+limit is the time of the fastest plain kernel that moves the same bytes. The exit status is 1 where a result of
+normgrad's own is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,9 +29,13 @@ from normgrad.bench.cases import (
     cases,
     selected,
 )
+from normgrad.bench.model_steps import MODES, ROUNDINGS, Settings
+from normgrad.bench.models import MODELS, STEPS
 from normgrad.cli.errors import BadInput
 from normgrad.cli.terminal import Console
 from normgrad.operators import OPERATORS
+
+Item = TypeVar("Item")
 
 NAME = "bench"
 HELP = "measure the operators against the bandwidth limit and other libraries"
@@ -38,7 +43,14 @@ HELP = "measure the operators against the bandwidth limit and other libraries"
 _MEGABYTE = 1 << 20
 _BUSY = 0.5  # load per core before the run
 _QUICK_ROUNDS = 7  # for each pattern of values
+_GPU_ROUNDS = 25
 _SUBNORMAL_BUDGET = 0.5  # seconds for each size
+_MODEL_ROUNDS = {"cpu": 7, "cuda": 10}
+_MODEL_STEPS = {"cpu": 1, "cuda": 3}  # in a row: a GPU's queue is kept filled, as it is in training
+#: On a GPU autocast alone, as models are trained there.
+_MODEL_DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
+#: Each holds a model's activations, up to 40 GB for a batch of a GPU.
+_COMPILING_PROCESSES = 3
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -48,6 +60,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         action="store_true",
         help="time every operator on values that training produces (tiny, zero, constant, NaN) against normal data",
+    )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        choices=MODELS,
+        metavar="MODEL",
+        help="time training steps of models with PyTorch's norms and with normgrad's "
+        f"(default: {', '.join(STEPS)}; also {', '.join(name for name in MODELS if name not in STEPS)})",
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        choices=MODES,
+        metavar="MODE",
+        default=[],
+        help=f"how the models of --models are run (default: all). {', '.join(MODES)}",
+    )
+    parser.add_argument("--rounds", type=_count, metavar="N", help="rounds for each model (default: 7; on a GPU 10)")
+    parser.add_argument(
+        "--steps", type=_count, metavar="N", help="steps of each mode in a round of --models (default: 1; on a GPU 3)"
     )
     sets = parser.add_mutually_exclusive_group()
     sets.add_argument(
@@ -91,12 +123,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_positive,
         metavar="S",
-        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3)",
+        help="seconds for each case (default: 2; with --quick 0.5, with --grid 0.3; on a GPU 25 rounds)",
     )
     parser.add_argument(
         "--compile",
         action="store_true",
         help="measure torch.compile too, which takes seconds a case; with --grid in float32 at the default sizes",
+    )
+    parser.add_argument(
+        "--graph",
+        action="store_true",
+        help="on a GPU, time small calls on the host and in a replayed CUDA graph too",
     )
     parser.add_argument("--startup", action="store_true", help="time the first call in new processes too")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
@@ -115,6 +152,13 @@ def _positive(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Measure, show, write."""
     for path in (arguments.csv, arguments.json, arguments.plot):
@@ -124,11 +168,15 @@ def execute(arguments: argparse.Namespace) -> int:
         raise BadInput("--plot needs matplotlib: pip install 'normgrad[plot]'")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in _PICTURES:
         raise BadInput(f"{arguments.plot}: the file name must end in {', '.join(_PICTURES)}")
+    if arguments.models is not None:
+        _refuse(arguments, "models", *("data", "grid", "quick", "operators", "layouts", "largest"), *_FOR_OPERATORS)
+        return _measure_models(arguments)
+    _refuse(arguments, "", "modes", "steps", "rounds")
     if arguments.data:
-        _refuse_with_data(arguments)
+        _refuse(arguments, "data", "grid", *_FOR_OPERATORS)
         every = (QUICK_PATTERN_SETS if arguments.quick else PATTERN_SETS)[arguments.device]
     else:
-        every = SETS["grid" if arguments.grid else "quick" if arguments.quick else "default"]
+        every = SETS[arguments.device]["grid" if arguments.grid else "quick" if arguments.quick else "default"]
     largest = None if arguments.largest is None else int(arguments.largest * _MEGABYTE)
     chosen = selected(cases(every), arguments.operators, arguments.dtypes, arguments.layouts, largest)
     if not chosen:
@@ -137,11 +185,14 @@ def execute(arguments: argparse.Namespace) -> int:
     return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
 
 
-def _refuse_with_data(arguments: argparse.Namespace) -> None:
-    """Refuse the options that ``--data`` has no use for."""
-    for option in ("grid", "compile", "startup", "plot", "budget"):
+_FOR_OPERATORS = ("compile", "startup", "plot", "budget", "graph")
+
+
+def _refuse(arguments: argparse.Namespace, used: str, *options: str) -> None:
+    """Refuse the options that another, or its absence, has no use for."""
+    for option in options:
         if getattr(arguments, option):
-            raise BadInput(f"--{option} has no meaning with --data")
+            raise BadInput(f"--{option} has no meaning with{f' --{used}' if used else 'out --models'}")
 
 
 def _prepare_process(device: str, count: int | None) -> None:
@@ -166,24 +217,32 @@ def _prepare_process(device: str, count: int | None) -> None:
 
 
 def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
-    from normgrad.bench import machine, overhead, report, runner, startup
+    from normgrad.bench import machine, overhead, pattern_runner, report, runner, startup
+    from normgrad.bench.compilation import compile_ahead
     from normgrad.bench.contenders.contender import Role
     from normgrad.bench.results import CaseResult, rows, skipped, write_csv, write_json, wrong
 
     console = Console()
-    budget = arguments.budget or (0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
-    settings = runner.Settings(arguments.device, budget, arguments.compile)
-    if arguments.grid:  # many cases: less for each
+    on_gpu = arguments.device == "cuda"
+    budget = arguments.budget or (0.0 if on_gpu else 0.3 if arguments.grid else 0.5 if arguments.quick else 2.0)
+    settings = runner.Settings(arguments.device, budget, arguments.compile, graph=arguments.graph)
+    if arguments.graph and not on_gpu:
+        raise BadInput("--graph needs --device cuda")
+    if on_gpu:
+        settings = replace(settings, fewest_rounds=_GPU_ROUNDS)
+    elif arguments.grid:  # many cases: less for each
         settings = replace(settings, compiled_cases=_compiled_in_the_grid(chosen), fewest_rounds=3)
     description = machine.describe(arguments.device)
     _show_machine(console, description)
+    if on_gpu:
+        compile_ahead(pattern_runner.compile_case, chosen)
     results: list[CaseResult] = []
     overheads: list[overhead.Overhead] = []
     startups: list[startup.Startup] = []
     try:
         contending = runner.libraries(settings)
         results.extend(runner.run_case(case, contending, settings) for case in _with_progress(chosen))
-        if arguments.device == "cpu" and overhead.OPERATOR in {case.operator for case in chosen}:
+        if not on_gpu and overhead.OPERATOR in {case.operator for case in chosen}:
             overheads = list(overhead.overheads(budget))
         if arguments.startup:
             pairs = dict.fromkeys((case.operator, case.dtype) for case in chosen)
@@ -237,6 +296,47 @@ def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> 
     return 1 if pattern_report.wrong(found) else 0
 
 
+def _measure_models(arguments: argparse.Namespace) -> int:
+    from normgrad.bench import machine, model_report, model_steps
+    from normgrad.bench.compilation import compile_ahead
+    from normgrad.bench.results import write_csv, write_json
+
+    device = arguments.device
+    if find_spec("torch") is None:
+        raise BadInput("--models needs PyTorch: pip install 'normgrad[torch]'")
+    dtypes = arguments.dtypes or _MODEL_DTYPES[device]
+    for dtype in dtypes:
+        if dtype not in ROUNDINGS:
+            raise BadInput(f"--models takes {' and '.join(ROUNDINGS)}; {dtype} would need the loss scaled")
+    _prepare_process(device, arguments.threads)
+    settings = Settings(
+        device,
+        arguments.modes or MODES,
+        arguments.rounds or _MODEL_ROUNDS[device],
+        arguments.steps or _MODEL_STEPS[device],
+    )
+    console = Console()
+    description = machine.describe(device)
+    _show_machine(console, description)
+    chosen = [(name, dtype) for name in arguments.models or STEPS for dtype in dtypes]
+    if device == "cuda":
+        items = [(name, dtype, settings.modes) for name, dtype in chosen]
+        compile_ahead(model_steps.warm_up, items, _COMPILING_PROCESSES)
+    found: list[model_steps.ModelResult] = []
+    try:
+        for name, dtype in _with_progress(chosen):
+            found.append(model_steps.run_model(name, dtype, settings))
+            # After each model, which takes up to a minute: nothing of a run that is killed is lost.
+            if arguments.csv:
+                write_csv(arguments.csv, model_report.rows(found, settings))
+            if arguments.json:
+                sections = {"skipped": model_report.skipped(found)}
+                write_json(arguments.json, description, model_report.rows(found, settings), **sections)
+    finally:
+        model_report.show(console, found, settings.modes)
+    return 1 if any(mode.is_wrong for result in found for mode in result.results) else 0
+
+
 def _show_machine(console: Console, description: dict[str, Any]) -> None:
     """Print what the run is made on, and whether it is busy."""
     console.print(_headline(description), style="bold", soft_wrap=True)
@@ -252,7 +352,7 @@ def _show_machine(console: Console, description: dict[str, Any]) -> None:
 
 def _compiled_in_the_grid(chosen: Sequence[Case]) -> frozenset[Case]:
     """Where torch.compile takes part: in float32, at sizes that are among the default ones."""
-    usual = {case.shape for case in cases(SETS["default"])}
+    usual = {case.shape for case in cases(SETS["cpu"]["default"])}
     return frozenset(c for c in chosen if c.dtype == "float32" and c.layout == CONTIGUOUS and c.shape in usual)
 
 
@@ -266,7 +366,7 @@ def _headline(description: dict[str, Any]) -> str:
     )
 
 
-def _with_progress(chosen: Sequence[Case]) -> Iterator[Case]:
+def _with_progress(chosen: Sequence[Item]) -> Iterator[Item]:
     """The cases, with a bar on a terminal."""
     console = RichConsole(stderr=True, highlight=False, markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
@@ -276,6 +376,7 @@ def _with_progress(chosen: Sequence[Case]) -> Iterator[Case]:
     ) as bar:
         task = bar.add_task("", total=len(chosen))
         for case in chosen:
-            bar.update(task, description=str(case), refresh=True)
+            name = " ".join(case) if isinstance(case, tuple) else str(case)
+            bar.update(task, description=name, refresh=True)
             yield case
             bar.advance(task)

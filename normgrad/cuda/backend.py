@@ -20,7 +20,9 @@ from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, load_driv
 from normgrad.cuda.group_norm import launches as group_norm
 from normgrad.cuda.launch import Launcher, aligned, compiled, launcher
 from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.layout_checks import UnexpectedLayout
 from normgrad.cuda.operands import alignment_mask
+from normgrad.cuda.plain import PlainKernel
 from normgrad.cuda.steps import Steps
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
@@ -55,7 +57,7 @@ class _Kernel:
 
     def _launch_here(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         if any(map(operator.and_, addresses, self.alignment_masks)):
-            self._for(addresses)._launch_here(addresses, workspace, stream)
+            self._for(addresses).launch(addresses, workspace, stream)
             return
         handle = _handle(stream, self.device)
         if self.launches is not None:
@@ -64,7 +66,7 @@ class _Kernel:
         for launch in self.launchers:
             launch(addresses, first, handle)
 
-    def _for(self, addresses: Sequence[int]) -> _Kernel:
+    def _for(self, addresses: Sequence[int]) -> _Kernel | PlainKernel:
         """Prepare the kernel anew, for addresses that are less aligned than the compiled code assumes."""
         views = self.problem.views.items()
         moved = {name: view.at(address) for (name, view), address in zip(views, addresses, strict=True)}
@@ -96,15 +98,28 @@ def chip(device: int) -> Chip:
 class _Cuda:
     name = "cuda"
 
-    def prepare(self, problem: Problem) -> _Kernel:
+    def prepare(self, problem: Problem) -> _Kernel | PlainKernel:
         device = int(problem.device.partition(":")[2] or 0)
-        lay_out = OPERATORS[problem.signature.name]
-        steps = lay_out(problem, chip(device))
+        clusters = self._prepare_if_valid(problem, device, chip(device))
+        without = clusters or self._prepare_if_valid(problem, device, replace(chip(device), max_active_clusters=None))
+        return without or PlainKernel(problem)
+
+    def _prepare_if_valid(self, problem: Problem, device: int, chip: Chip) -> _Kernel | None:
+        """Return the kernel; None, with a line in the log, where one of its launches was compiled to a wrong layout."""
+        try:
+            return self._prepare(problem, device, chip)
+        except UnexpectedLayout as error:
+            _log_fallback(f"a kernel of {problem.signature.name} is not used: {error}")
+            return None
+
+    def _prepare(self, problem: Problem, device: int, chip: Chip) -> _Kernel:
+        plan_launches = OPERATORS[problem.signature.name]
+        steps = plan_launches(problem, chip)
         names = list(problem.views)
         masks = [alignment_mask(address) for address in problem.addresses]
         launches, launchers = _driver_launches(steps, names, device), []
         if launches is None:
-            steps = lay_out(problem, replace(chip(device), max_active_clusters=None))
+            steps = plan_launches(problem, replace(chip, max_active_clusters=None))
             launchers = [launcher(step, names, device) for step in steps.steps]
         return _Kernel(steps.workspace_size, problem, device, masks, launches, launchers)
 
@@ -127,13 +142,14 @@ def _driver_launches(steps: Steps, names: Sequence[str], device: int) -> DriverL
     try:
         return DriverLaunches(steps.steps, kernels, names, device)
     except (NotLaunchable, AttributeError, RuntimeError, ValueError, OverflowError) as error:
-        _log_fallback(f"{type(error).__name__}: {error}")  # another Triton or another driver than was tried
+        # Another Triton or another driver than was tried.
+        _log_fallback(f"kernels are launched by Triton, without clusters: {type(error).__name__}: {error}")
         return None
 
 
 @functools.cache
 def _log_fallback(reason: str) -> None:
-    logging.getLogger("normgrad").warning("kernels are launched by Triton, without clusters: %s", reason)
+    logging.getLogger("normgrad").warning("%s", reason)
 
 
 backend = _Cuda()

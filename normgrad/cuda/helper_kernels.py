@@ -1,4 +1,4 @@
-"""Kernels around the operators' own: clear a mailbox, copy a strided tensor, add up partial sums (second stage).
+"""Kernels around the operators' own: clear a mailbox, copy or transpose a tensor, add up partial sums (second stage).
 
 ``steps`` and ``cta_groups`` launch them.
 """
@@ -50,6 +50,40 @@ def copy_strided(
         source_offset += index * source_strides[RANK - 1 - step]
         target_offset += index * target_strides[RANK - 1 - step]
     tl.store(target + target_offset, tl.load(source + source_offset, mask=inside), mask=inside)
+
+
+@triton.jit
+def transpose(
+    source,  # [*outer, rows, columns]
+    target,  # [*outer, rows, columns]
+    outer,  # sizes of the other dimensions
+    rows,
+    columns,
+    source_strides,  # of the outer dimensions, of rows and of columns
+    target_strides,
+    RANK: tl.constexpr,  # outer dimensions
+    BLOCK: tl.constexpr,
+):
+    """Copy a tensor where the source is contiguous along rows and the target along columns, or the other way round.
+
+    A program copies a tile [BLOCK, BLOCK]. Triton chooses a layout for the load and one for the store, in each of which
+    neighbouring threads access neighbouring elements, and exchanges the tile through shared memory in between.
+    """
+    remaining = tl.program_id(0).to(tl.int64)
+    column_tiles = tl.cdiv(columns, BLOCK)
+    row_tiles = tl.cdiv(rows, BLOCK)
+    column = block_indices(remaining % column_tiles, BLOCK)[None, :]
+    remaining = remaining // column_tiles
+    row = block_indices(remaining % row_tiles, BLOCK)[:, None]
+    remaining = remaining // row_tiles
+    for step in tl.static_range(RANK):
+        index = remaining % outer[RANK - 1 - step]
+        remaining = remaining // outer[RANK - 1 - step]
+        source += index * source_strides[RANK - 1 - step]
+        target += index * target_strides[RANK - 1 - step]
+    mask = (row < rows) & (column < columns)
+    tile = tl.load(source + row * source_strides[RANK] + column * source_strides[RANK + 1], mask=mask)
+    tl.store(target + row * target_strides[RANK] + column * target_strides[RANK + 1], tile, mask=mask)
 
 
 @triton.jit

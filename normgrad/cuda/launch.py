@@ -17,6 +17,7 @@ from normgrad.contract.arrays import bytes_at
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
 from normgrad.contract.view import Memory
 from normgrad.cuda.device.pdl import PDL_AVAILABLE
+from normgrad.cuda.layout_checks import check_layouts
 
 ALIGNMENT = 256  # bytes: of every workspace buffer, as from cudaMalloc
 INT64 = DType("int64", 8)
@@ -128,7 +129,7 @@ def _stand_in(argument: Argument) -> Any:
 
 
 def compiled(step: Step, device: int) -> Any:
-    """Return the compiled kernel of a step, loaded onto the device."""
+    """Return the compiled kernel of a step, loaded onto the device; UnexpectedLayout if it must not be launched."""
     constants = tuple(step.constants.items())
     key = (step.kernel, device, tuple(map(_traits, step.arguments)), constants, step.options)
     kernel = _compiled.get(key)
@@ -137,6 +138,7 @@ def compiled(step: Step, device: int) -> Any:
         options = step.options.as_arguments(torch.cuda.get_device_capability(device) >= (9, 0))
         with torch.cuda.device(device):
             kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **options)
+            check_layouts(kernel.asm)
             kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
         _compiled[key] = kernel
     return kernel

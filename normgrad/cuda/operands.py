@@ -82,12 +82,13 @@ def grid_strides(view: View, sizes: Shape) -> Shape | None:
 def pack_operands(operands: Sequence[Operand], contiguous: int, axis: int = -1) -> tuple[int, list[Operand]]:
     """Return the PACKING of ``device.pack16`` that all tensors allow, and the operands with strides in words.
 
-    16-bit elements are packed in pairs along an axis if the number of ``contiguous`` elements is even, every tensor has
-    stride 1 there and even strides elsewhere, and begins at a multiple of 4 bytes. Then every row begins with a whole
-    pair, and a row is summed in the same order in whatever batch it is.
+    16-bit elements are packed in pairs along an axis if all tensors have the same dtype, the number of ``contiguous``
+    elements is even, and every tensor has stride 1 there and even strides elsewhere, and begins at a multiple of 4
+    bytes. Then every row begins with a whole pair, and a row is summed in the same order in whatever batch it is.
     """
     tensors = present(operands)
-    packing = next(_PACKING.get(tensor.pointer.dtype, UNPACKED.value) for tensor in tensors if tensor.pointer)
+    packings = {_PACKING.get(tensor.pointer.dtype, UNPACKED.value) for tensor in tensors if tensor.pointer}
+    packing = packings.pop() if len(packings) == 1 else UNPACKED.value
     even = all(
         stride == 1 if dimension == axis % len(tensor.strides) else stride % 2 == 0
         for tensor in tensors
@@ -116,11 +117,6 @@ def pack_vector(vector: Argument, packing: int) -> Argument:
     return replace(vector, dtype=INT32) if aligned else vector
 
 
-def has_strided_columns(operands: Sequence[Operand]) -> bool:
-    """Return whether the last dimension of a tensor is not contiguous: threads then hold some of a tile's rows only."""
-    return any(operand.strides[-1] != 1 for operand in present(operands))
-
-
 def merge_rows(sizes: Shape, operands: Sequence[Operand]) -> tuple[Shape, list[Operand]]:
     """Merge the outer dimensions of [*outer, columns] into as few as all tensors allow.
 
@@ -147,11 +143,9 @@ def merge_rows(sizes: Shape, operands: Sequence[Operand]) -> tuple[Shape, list[O
 def row_vector(columns: int, packing: int, operands: Sequence[Operand]) -> int:
     """Return the words of the largest vector that divides the columns and the row strides of all tensors.
 
-    The kernels tell the compiler so: of an argument it sees only whether 16 divides it.
+    Their columns are contiguous. The kernels tell the compiler so: of an argument it sees only whether 16 divides it.
     """
     tensors = present(operands)
-    if has_strided_columns(operands):
-        return 1
     words = columns if packing == UNPACKED.value else columns // 2
     itemsize = max(tensor.pointer.dtype.itemsize for tensor in tensors if tensor.pointer is not None)
     first_words = (tensor.alignment // itemsize for tensor in tensors)

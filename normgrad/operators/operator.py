@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from normgrad.backends import backend_for
 from normgrad.contract.check import Signature, check
-from normgrad.contract.parameters import Parameter
+from normgrad.contract.parameters import DtypeRule, Parameter, Tensor
 from normgrad.contract.plan import Plan, Problem
 from normgrad.contract.products import Family, Product, current_product, parse_product
 from normgrad.contract.status import NULLPTR, ContractError
@@ -33,6 +34,16 @@ class Operator(Generic[P, R]):
         self.defaults = tuple(parameter.default for parameter in parameters)
         self._required = self.defaults.count(inspect.Parameter.empty)
         self.dispatch = Dispatch(signature, self.names)
+
+    def with_dtypes(self, **rules: DtypeRule) -> Operator[..., Any]:
+        """Return the operator with other dtypes for some of its tensors, and a dispatch cache of its own."""
+        parameters = tuple(
+            replace(parameter, dtype=rules[parameter.name])
+            if isinstance(parameter, Tensor) and parameter.name in rules
+            else parameter
+            for parameter in self.signature.parameters
+        )
+        return Operator(self._gather, replace(self.signature, parameters=parameters))
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"

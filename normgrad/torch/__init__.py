@@ -1,8 +1,8 @@
 """normgrad in PyTorch: modules, ``override``, and the operators of ``torch.ops.normgrad``, registered by the import."""
 
 import normgrad.torch.library  # noqa: F401 - registers the operators
+from normgrad.torch.aten_override import override
 from normgrad.torch.modules import GroupNorm, LayerNorm
-from normgrad.torch.overriding import override
 from normgrad.torch.replace import Replacement, replace_norms
 from normgrad.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 

@@ -1,4 +1,4 @@
-"""Operators under ``torch.vmap``."""
+"""Batching rules: the operators under ``torch.vmap``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 
-#: What a batching rule returns: results, and the dimension along which the samples of each lie.
+#: What a batching rule returns: results, and for each the dimension of the batch, None for a result that is None.
 Batched = tuple[Any, Any]
 
 
 def call_per_sample(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
-    """The results of a call for each sample, stacked."""
+    """Return the results of a call for each sample, stacked."""
     single = len(op._schema.returns) == 1
     calls = [
         op(*(arg.select(dim, sample) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)))
@@ -31,21 +31,20 @@ def _at_front(results: tuple[Any, ...]) -> Batched:
 
 
 def _is_batched(in_dims: Sequence[Any], *others: int) -> bool:
-    """Whether the first argument has samples, these others have, and none beside them."""
-    with_samples = {place for place, dim in enumerate(in_dims) if isinstance(dim, int)}
-    return with_samples == {0, *others}
+    """Return whether the first argument and these others are batched, and none beside them."""
+    return {position for position, dim in enumerate(in_dims) if isinstance(dim, int)} == {0, *others}
 
 
 def _layer_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
-    """Samples are rows."""
+    """Take the samples of the batch as rows."""
     input, *rest = args
-    if not _is_batched(in_dims) or input.dim() > _MOST_DIMENSIONS:
+    if not _is_batched(in_dims) or input.dim() > _MAX_DIMENSIONS:
         return None
     return _at_front(op(input.movedim(in_dims[0], 0), *rest))
 
 
 def _group_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
-    """Samples are samples."""
+    """Take the samples of the batch as more samples of N."""
     input, weight, bias, N, *rest = args
     if not _is_batched(in_dims):
         return None
@@ -57,11 +56,11 @@ def _group_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence
 
 
 def _layer_norm_backward(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
-    """Samples are rows, where no gradient is summed over them."""
-    data, (normalized_shape, weight, bias, mask) = (0, 1, 3, 4), (args[place] for place in (2, 5, 6, 7))
-    if any(mask[1:]) or not _is_batched(in_dims, *data) or args[1].dim() > _MOST_DIMENSIONS:
+    """Take the samples of the batch as rows, where no gradient is summed over them."""
+    data, (normalized_shape, weight, bias, mask) = (0, 1, 3, 4), (args[position] for position in (2, 5, 6, 7))
+    if any(mask[1:]) or not _is_batched(in_dims, *data) or args[1].dim() > _MAX_DIMENSIONS:
         return None
-    grad_out, input, mean, rstd = (args[place].movedim(in_dims[place], 0) for place in data)
+    grad_out, input, mean, rstd = (args[position].movedim(in_dims[position], 0) for position in data)
     return _at_front(op(grad_out, input, normalized_shape, mean, rstd, weight, bias, mask))
 
 
@@ -73,7 +72,7 @@ _IN_ONE_CALL: dict[str, Callable[..., Batched | None]] = {
 
 
 def batched(name: str, op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
-    """The results of an operator for a batch of calls: one call for all of them where that is the same, to the bit."""
-    together = _IN_ONE_CALL.get(name)
-    found = together(op, batch_size, in_dims, args) if together is not None and batch_size else None
+    """Return the results of a batch of calls: of one call for all samples where its bits are the same."""
+    rule = _IN_ONE_CALL.get(name)
+    found = rule(op, batch_size, in_dims, args) if rule is not None and batch_size else None
     return call_per_sample(op, batch_size, in_dims, args) if found is None else found

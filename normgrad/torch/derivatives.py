@@ -1,8 +1,8 @@
-"""Derivatives of the operators, of every order and in both modes.
+"""Gradients of the operators, which are differentiable again.
 
-The gradients of LayerNorm and GroupNorm are operators themselves. Every other derivative is that of the formula, taken
-by ``torch.func``: all arguments count as independent, the statistics too, so that the chain through the operator that
-made them gives the whole.
+The gradients of LayerNorm and GroupNorm are operators themselves. Every other gradient is that of the formula, taken by
+``torch.func``: all arguments count as independent, the statistics too, so that the chain through the operator that
+computed them gives the whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def pulled_back(formula: Formula, args: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Any]) -> Gradients:
-    """The gradients of the wanted arguments from those of the formula's results; None for the others."""
+    """Return the gradients of the wanted arguments from those of the formula's results; None for the others."""
     chosen = [number for number, want in enumerate(wanted) if want]
     given = [number for number, grad in enumerate(grads) if grad is not None]
     if not chosen or not given:
@@ -30,44 +30,28 @@ def pulled_back(formula: Formula, args: Sequence[Any], wanted: Sequence[bool], g
     return tuple(found.get(number) for number in range(len(args)))
 
 
-def pushed_forward(formula: Formula, args: Sequence[Any], tangents: Sequence[Any], results: Sequence[Any]) -> Gradients:
-    """The tangents of the formula's results from those of its arguments; None for results that are not there.
-
-    The gradient is linear in what is pulled back, and the gradient of that is the tangent: forward mode without
-    nesting it, which PyTorch cannot do.
-    """
-    chosen = [number for number, tangent in enumerate(tangents) if tangent is not None]
-    given = [number for number, result in enumerate(results) if result is not None]
-    function = _restricted(formula, args, chosen, given)
-    values, pull = torch.func.vjp(function, *(args[number] for number in chosen))
-    _, push = torch.func.vjp(pull, tuple(torch.zeros_like(value) for value in values))
-    (pushed,) = push(tuple(tangents[number] for number in chosen))
-    found = dict(zip(given, pushed, strict=True))
-    return tuple(found.get(number) for number in range(len(results)))
-
-
 def _restricted(formula: Formula, args: Sequence[Any], chosen: Sequence[int], given: Sequence[int]) -> Formula:
-    """The formula as a function of the chosen arguments, with the given results."""
+    """Return the formula as a function of the chosen arguments, with the given results."""
 
     def function(*primals: Tensor) -> tuple[Tensor, ...]:
         whole = list(args)
         for number, primal in zip(chosen, primals, strict=True):
             whole[number] = primal
-        results = as_tuple(formula(*whole))
+        results = _as_tuple(formula(*whole))
         return tuple(results[number] for number in given)
 
     return function
 
 
-def as_tuple(results: Any) -> tuple[Any, ...]:
-    """Results as a tuple, even where there is one."""
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return results as a tuple, even where there is one."""
     return results if isinstance(results, tuple) else (results,)
 
 
 def layer_norm_gradients(
     args: Sequence[Any], results: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Any]
 ) -> Gradients:
-    """Of ``layer_norm(input, normalized_shape, weight, bias, eps)``."""
+    """Return the gradients of ``layer_norm(input, normalized_shape, weight, bias, eps)``."""
     input, normalized_shape, weight, bias, _ = args
     _, mean, rstd = results
     mask = [wanted[0], wanted[2], wanted[3]]
@@ -82,7 +66,7 @@ def layer_norm_gradients(
 def group_norm_gradients(
     args: Sequence[Any], results: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Any]
 ) -> Gradients:
-    """Of ``group_norm(input, weight, bias, N, C, HxW, group, eps)``."""
+    """Return the gradients of ``group_norm(input, weight, bias, N, C, HxW, group, eps)``."""
     input, weight, _, *sizes, _ = args
     _, mean, rstd = results
     found: Gradients = (None, None, None)

@@ -1,7 +1,7 @@
-"""The operators' formulas in PyTorch's own differentiable operations, in any precision.
+"""The operators' formulas in PyTorch's own differentiable operations.
 
-Where a derivative has no kernel, it is these formulas' derivative: in float64 they are what autograd is checked
-against, and 16-bit tensors are widened to float32 first, as the kernels do.
+Where a derivative has no kernel, it is the derivative of the formula. They compute in float32, and in float64 for
+float64 tensors, in which the tests compare autograd with them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 Mask = Sequence[bool]
-_NARROW = (torch.float16, torch.bfloat16)
+_16_BITS = (torch.float16, torch.bfloat16)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _NARROW else tensor
+def _acc(tensor: Tensor) -> Tensor:
+    """Return a tensor in the dtype that the formula computes in."""
+    return tensor.float() if tensor.dtype in _16_BITS else tensor
 
 
-def _scaled(normalised: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scaled(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
-        normalised = normalised * _wide(weight)
-    return normalised if bias is None else normalised + _wide(bias)
+        normalized = normalized * _acc(weight)
+    return normalized if bias is None else normalized + _acc(bias)
 
 
 def layer_norm(
@@ -32,9 +33,9 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``output, mean, rstd``."""
+    """Return ``output, mean, rstd``."""
     inner = tuple(range(-len(normalized_shape), 0))
-    x = _wide(input)
+    x = _acc(input)
     mean = x.mean(inner, keepdim=True)
     rstd = ((x - mean).square().mean(inner, keepdim=True) + eps).rsqrt()
     return _scaled((x - mean) * rstd, weight, bias).to(input.dtype), mean, rstd
@@ -50,16 +51,16 @@ def layer_norm_backward(
     bias: Tensor | None = None,
     output_mask: Mask = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``grad_input, grad_weight, grad_bias``."""
+    """Return ``grad_input, grad_weight, grad_bias``."""
     rows = input.dim() - len(normalized_shape)
     inner, outer = tuple(range(rows, input.dim())), tuple(range(rows))
     dtype = input.dtype if weight is None else weight.dtype
     per_row = [*input.shape[:rows], *[1] * len(normalized_shape)]
-    dy, rstd = _wide(grad_out), _wide(rstd).reshape(per_row)
-    x_hat = (_wide(input) - _wide(mean).reshape(per_row)) * rstd
+    dy, rstd = _acc(grad_out), _acc(rstd).reshape(per_row)
+    x_hat = (_acc(input) - _acc(mean).reshape(per_row)) * rstd
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
-        g = dy if weight is None else dy * _wide(weight)
+        g = dy if weight is None else dy * _acc(weight)
         along, across = g.mean(inner, keepdim=True), (g * x_hat).mean(inner, keepdim=True)
         grad_input = (rstd * (g - along - x_hat * across)).to(input.dtype)
     if output_mask[1]:
@@ -83,8 +84,8 @@ def group_norm(
     group: int,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``output, mean, rstd``."""
-    x = _wide(input).reshape(N, group, C // group, HxW)
+    """Return ``output, mean, rstd``."""
+    x = _acc(input).reshape(N, group, C // group, HxW)
     mean = x.mean((2, 3), keepdim=True)
     rstd = ((x - mean).square().mean((2, 3), keepdim=True) + eps).rsqrt()
     by_channel = (1, group, C // group, 1)
@@ -105,14 +106,14 @@ def group_norm_backward(
     group: int,
     output_mask: Mask = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """``grad_input, grad_weight, grad_bias``."""
+    """Return ``grad_input, grad_weight, grad_bias``."""
     grouped = (N, group, C // group, HxW)
-    dy, rstd = _wide(grad_out).reshape(grouped), _wide(rstd).reshape(N, group, 1, 1)
-    x_hat = (_wide(input).reshape(grouped) - _wide(mean).reshape(N, group, 1, 1)) * rstd
+    dy, rstd = _acc(grad_out).reshape(grouped), _acc(rstd).reshape(N, group, 1, 1)
+    x_hat = (_acc(input).reshape(grouped) - _acc(mean).reshape(N, group, 1, 1)) * rstd
     like_weight, dtype = ((C,), mean.dtype) if weight is None else (weight.shape, weight.dtype)
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
-        g = dy if weight is None else dy * _wide(weight).reshape(1, group, C // group, 1)
+        g = dy if weight is None else dy * _acc(weight).reshape(1, group, C // group, 1)
         along, across = g.mean((2, 3), keepdim=True), (g * x_hat).mean((2, 3), keepdim=True)
         grad_input = (rstd * (g - along - x_hat * across)).reshape(input.shape).to(grad_out.dtype)
     if output_mask[1]:
@@ -123,7 +124,7 @@ def group_norm_backward(
 
 
 def _by_channel(vector: Tensor, data: Tensor) -> Tensor:
-    return _wide(vector).reshape(1, -1, *[1] * (data.dim() - 2))
+    return _acc(vector).reshape(1, -1, *[1] * (data.dim() - 2))
 
 
 def _all_but_channel(data: Tensor) -> tuple[int, ...]:
@@ -131,8 +132,8 @@ def _all_but_channel(data: Tensor) -> tuple[int, ...]:
 
 
 def batch_norm_stats(input: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
-    """``mean, invstd``."""
-    x, dims = _wide(input), _all_but_channel(input)
+    """Return ``mean, invstd``."""
+    x, dims = _acc(input), _all_but_channel(input)
     mean = x.mean(dims)
     return mean, ((x - _by_channel(mean, x)).square().mean(dims) + eps).rsqrt()
 
@@ -147,9 +148,9 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """``mean, invstd`` of all ranks; the running statistics stay as they are."""
+    """Return ``mean, invstd`` of all ranks; the running statistics stay as they are."""
     there = counts.reshape(-1, 1) > 0
-    mean, invstd = torch.where(there, _wide(mean), 0), torch.where(there, _wide(invstd), 1)
+    mean, invstd = torch.where(there, _acc(mean), 0), torch.where(there, _acc(invstd), 1)
     shares = counts.to(mean.dtype).reshape(-1, 1)
     shares = shares / shares.sum()
     mean_all = (mean * shares).sum(0)
@@ -160,8 +161,8 @@ def batch_norm_gather_stats_with_counts(
 def batch_norm_elemt(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """``output``."""
-    x = _wide(input)
+    """Return ``output``."""
+    x = _acc(input)
     shaped = [None if vector is None else _by_channel(vector, x) for vector in (weight, bias)]
     return _scaled((x - _by_channel(mean, x)) * _by_channel(invstd, x), *shaped).to(input.dtype)
 
@@ -176,12 +177,12 @@ def batch_norm_reduce_backward(
     weight_g: bool = True,
     bias_g: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """``sum_dy, sum_dy_xmu, grad_weight, grad_bias``."""
-    dy, x, dims = _wide(grad_out), _wide(input), _all_but_channel(input)
+    """Return ``sum_dy, sum_dy_xmu, grad_weight, grad_bias``."""
+    dy, x, dims = _acc(grad_out), _acc(input), _all_but_channel(input)
     dtype = mean.dtype if weight is None else weight.dtype
     sum_dy = dy.sum(dims)
     sum_dy_xmu = (dy * (x - _by_channel(mean, x))).sum(dims)
-    grad_weight = (sum_dy_xmu * _wide(invstd)).to(dtype) if weight_g else None
+    grad_weight = (sum_dy_xmu * _acc(invstd)).to(dtype) if weight_g else None
     grad_bias = sum_dy.to(dtype) if bias_g else None
     return sum_dy if input_g else None, sum_dy_xmu if input_g else None, grad_weight, grad_bias
 
@@ -196,10 +197,10 @@ def batch_norm_elemt_backward(
     sum_dy_xmu: Tensor,
     counter: Tensor,
 ) -> Tensor:
-    """``grad_input``."""
-    x, scale = _wide(input), _by_channel(invstd, input)
+    """Return ``grad_input``."""
+    x, scale = _acc(input), _by_channel(invstd, input)
     count = counter.to(x.dtype).sum()
     centred = (x - _by_channel(mean, x)) * scale.square()
-    grad = _wide(grad_out) - _by_channel(sum_dy, x) / count - centred * (_by_channel(sum_dy_xmu, x) / count)
+    grad = _acc(grad_out) - _by_channel(sum_dy, x) / count - centred * (_by_channel(sum_dy_xmu, x) / count)
     grad = grad * scale
     return (grad if weight is None else grad * _by_channel(weight, x)).to(input.dtype)

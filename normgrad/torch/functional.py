@@ -1,52 +1,45 @@
-"""LayerNorm and GroupNorm as ``torch.nn.functional`` has them, with our backward pass and statistics in float32.
+"""LayerNorm and GroupNorm as ``torch.nn.functional`` has them: what normgrad's modules and ``override()`` call.
 
-What the contract does not take, float64 above all, and what PyTorch refuses goes to PyTorch's own functions. In eager
-mode a node of autograd's graph calls the kernels; where something watches or transforms the call, it is an operator of
-``torch.ops.normgrad``.
+A call takes one of three ways:
+
+- Eager, with nothing watching: a node of autograd's graph that runs the kernels directly, without the dispatcher.
+- Watched by a mode, transform or tracer: an operator of ``torch.ops.normgrad``, which the watcher sees.
+- PyTorch's own function, for what :mod:`normgrad.torch.heuristics` leaves to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from normgrad.cuda import devices
-from normgrad.torch.choices import (
-    group_norm_is_pytorchs,
-    layer_norm_is_pytorchs,
-    our_group_norm,
-    our_layer_norm,
-)
-from normgrad.torch.library import RUN
-from normgrad.torch.outputs import DTYPES
+from normgrad.operators.mixed import MIXED
+from normgrad.torch import formulas, heuristics, internals, outputs
+from normgrad.torch.internals import is_intercepted, is_watched, untraced
+from normgrad.torch.kernels import TorchKernel
+from normgrad.torch.library import KERNELS
+from normgrad.torch.sharding import is_dtensor, norm_of_shards
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+#: N, C, HxW and the number of groups.
+_Sizes = tuple[int, int, int, int]
 
-# What torch.nn.functional asks first: whether a mode or a tensor is to see that one of its functions is called.
-_is_seen = torch.overrides.has_torch_function
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_OPTIONAL_TENSORS = _TENSORS | {type(None)}
 
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._are_functorch_transforms_active
-_MOST_DIMENSIONS = 8
+_layer_norm_forward, _layer_norm_backward = KERNELS["layer_norm"], KERNELS["layer_norm_backward"]
+_group_norm_forward, _group_norm_backward = KERNELS["group_norm"], KERNELS["group_norm_backward"]
 
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def untraced(function: _Function) -> _Function:
-    """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
-
-    A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
-    trace the first call of a kernel down to Numba and LLVM, and fail.
-    """
-    wrapped: _Function = torch.compiler.disable(function)
-    return wrapped
+# Under autocast on CUDA the output may have another dtype than the data: by operator and dtype of the output.
+_MIXED_FORWARD = {
+    (name, dtype): TorchKernel(MIXED[name], outputs.with_output_dtype(getattr(outputs, name), dtype))
+    for name in ("layer_norm", "group_norm")
+    for dtype in outputs.DTYPES
+}
+_mixed_layer_norm_backward = TorchKernel(MIXED["layer_norm_backward"], outputs.layer_norm_backward)
+_mixed_group_norm_backward = TorchKernel(MIXED["group_norm_backward"], outputs.group_norm_backward)
 
 
 def layer_norm(
@@ -55,100 +48,222 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``torch.nn.functional.layer_norm``."""
-    is_eager = _is_eager(input)
-    if is_eager and layer_norm_is_pytorchs(input, weight):
-        theirs = torch.nn.functional.layer_norm if _is_seen((weight, bias)) else torch.layer_norm
-        return theirs(input, normalized_shape, weight, bias, eps)
-    if _is_no_tensor(input):
-        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
-    input, weight, bias = _as_autocast_has_it(input, weight, bias)
-    rows = input.dim() - len(normalized_shape)
-    if not _is_taken(input, weight, bias) or rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
-        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
-    if is_eager:
-        return _layer_norm(input, weight, bias, tuple(normalized_shape), eps)
-    return torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    """Return ``torch.nn.functional.layer_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
+    if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
+        if why_not_layer_norm(input, normalized_shape, weight, bias) is None:
+            return run_layer_norm(input, normalized_shape, weight, bias, eps, autocast_dtype)
+        output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
+    elif _is_traceable(input, weight, bias) and _layer_norm_problem(input, normalized_shape, weight, bias) is None:
+        output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    else:
+        output = None
+        if is_dtensor(input):
+            row_dims = input.dim() - len(normalized_shape)
+            output = norm_of_shards(
+                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps), input, row_dims, weight, bias
+            )
+        if output is None:
+            output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
 
 
 def group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``torch.nn.functional.group_norm``."""
-    is_eager = _is_eager(input)
-    if is_eager and group_norm_is_pytorchs(input, weight):
-        is_refused = input.dim() < 2 or not 0 < num_groups < input.numel()
-        theirs = torch.nn.functional.group_norm if is_refused or _is_seen((weight, bias)) else torch.group_norm
-        return theirs(input, num_groups, weight, bias, eps)
-    if _is_no_tensor(input):
-        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
-    input, weight, bias = _as_autocast_has_it(input, weight, bias)
-    one_value_a_group = input.numel() <= num_groups  # which PyTorch refuses
-    if not _is_taken(input, weight, bias) or input.dim() < 2 or one_value_a_group or input.shape[1] % num_groups:
-        return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
-    sizes = (input.shape[0], input.shape[1], math.prod(input.shape[2:]), num_groups)
-    if is_eager:
-        return _group_norm(input, weight, bias, sizes, eps)
-    return torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)[0]
+    """Return ``torch.nn.functional.group_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
+    output = None
+    if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
+        reason = why_not_group_norm(input, num_groups, weight, bias)
+        if reason is None:
+            return run_group_norm(input, num_groups, weight, bias, eps, autocast_dtype)
+        if reason is heuristics.PYTORCH_IS_FASTER:
+            output = torch.group_norm(input, num_groups, weight, bias, eps)
+    elif _is_traceable(input, weight, bias):
+        if _group_norm_problem(input, num_groups, weight, bias) is None:
+            output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+    elif is_dtensor(input):
+        output = norm_of_shards(lambda x, w, b: group_norm(x, num_groups, w, b, eps), input, 1, weight, bias)
+    if output is None:
+        output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
 
 
-def _is_no_tensor(input: Any) -> bool:
-    """Whether PyTorch is to refuse the input in its own words: neither a tensor nor what stands for one."""
-    return not isinstance(input, Tensor) and not _is_seen((input,))
+def as_autocast(output: Tensor, input: Tensor, autocast_dtype: torch.dtype) -> Tensor:
+    """Return an output of PyTorch's dtype in the dtype that was asked for under autocast."""
+    if autocast_dtype == torch.float32 or not _is_autocast(input) or output.dtype != torch.float32:
+        return output
+    return output.to(autocast_dtype)
 
 
-def _as_autocast_has_it(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """The tensors in float32 where PyTorch's autocast casts these functions' arguments: on CUDA."""
-    data = tensors[0]
-    if data is not None and data.is_cuda and torch.is_autocast_enabled("cuda"):
-        return tuple(tensor.float() if tensor is not None and tensor.dtype in DTYPES else tensor for tensor in tensors)
-    return tensors
+def _is_autocast(input: Tensor) -> bool:
+    """Return whether PyTorch's autocast computes these norms in float32: on CUDA, unless the data is float64."""
+    return input.is_cuda and torch.is_autocast_enabled("cuda")
 
 
-def _is_taken(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the contract takes the tensors, as far as PyTorch does too."""
+def compiled_layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    always_ours: bool,
+    autocast_dtype: torch.dtype,
+) -> Tensor:
+    """Return what a LayerNorm becomes under ``torch.compile`` and ``torch.export``."""
+    if (always_ours or heuristics.compiles_to_layer_norm(input, normalized_shape)) and (
+        type(input) in (Tensor, torch.nn.Parameter)
+        and _layer_norm_problem(input, normalized_shape, weight, bias) is None
+    ):
+        output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    else:
+        output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
+
+
+def compiled_group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    always_ours: bool,
+    autocast_dtype: torch.dtype,
+) -> Tensor:
+    """Return what a GroupNorm becomes under ``torch.compile`` and ``torch.export``."""
+    if (
+        always_ours
+        and type(input) in (Tensor, torch.nn.Parameter)
+        and _group_norm_problem(input, num_groups, weight, bias) is None
+    ):
+        output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+    else:
+        output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
+
+
+def are_plain(input: Any, weight: Any, bias: Any) -> bool:
+    """Return whether the arguments are tensors in strided memory, of no subclass that would have to see the call."""
+    return (
+        type(input) in _TENSORS
+        and type(weight) in _OPTIONAL_TENSORS
+        and type(bias) in _OPTIONAL_TENSORS
+        and input.layout is torch.strided
+        and not input.is_nested
+    )
+
+
+def _is_traceable(input: Any, weight: Any, bias: Any) -> bool:
+    """Return whether the operators of ``torch.ops.normgrad`` take a watched call.
+
+    Subclasses other than fake tensors, and proxies of symbolic tracing, know PyTorch's functions alone; and what
+    ``torch.jit.trace`` records must run where normgrad is not imported.
+    """
+    fake = internals.FakeTensor
+    parameters = {type(weight), type(bias)} <= _OPTIONAL_TENSORS | {fake}
+    return parameters and (type(input) is fake or are_plain(input, None, None)) and not torch.jit.is_tracing()
+
+
+def why_not_layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
+) -> str | None:
+    """Return why an eager call is left to PyTorch; None where it is ours."""
+    if heuristics.layer_norm_is_slower(input, weight):
+        return heuristics.PYTORCH_IS_FASTER
+    return _layer_norm_problem(input, normalized_shape, weight, bias)
+
+
+def _layer_norm_problem(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
+) -> str | None:
+    rows = input.dim() - len(normalized_shape)
+    if rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
+        return heuristics.SHAPE
+    return heuristics.obstacle(input, weight, bias)
+
+
+def why_not_group_norm(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
+    """Return why an eager call is left to PyTorch; None where it is ours."""
+    problem = _group_norm_problem(input, num_groups, weight, bias)
+    if problem is None and heuristics.group_norm_is_slower(input, weight):
+        return heuristics.PYTORCH_IS_FASTER
+    return problem
+
+
+def _group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
+    if input.dim() < 2 or num_groups <= 0 or input.shape[1] % num_groups or input.numel() <= num_groups:
+        return heuristics.SHAPE  # one element per group is refused too
+    return heuristics.obstacle(input, weight, bias)
+
+
+def _sizes(input: Tensor) -> tuple[int, int, int]:
+    """Return N, C and HxW."""
+    return input.shape[0], input.shape[1], math.prod(input.shape[2:])
+
+
+def run_layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    autocast_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Run an eager call that is ours. Under autocast the kernels read the data as it is: there is no float32 copy."""
     dtype = input.dtype
-    given = [parameter.dtype for parameter in (weight, bias) if parameter is not None]
-    return (
-        dtype in DTYPES
-        and (input.is_cpu or (input.is_cuda and runs_on_gpu(input.device.index)))
-        and input.dim() <= _MOST_DIMENSIONS
-        and (not given or (given[0] in (dtype, torch.float32) and given[0] == given[-1]))
-    )
+    if _is_autocast(input):
+        dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)
+    return _apply_layer_norm(input, weight, bias, tuple(normalized_shape), eps, dtype)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def runs_on_gpu(index: int) -> bool:
-    """Whether our kernels run on a GPU; what is on another is PyTorch's."""
-    return devices.problem(index) is None
+def run_group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    autocast_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Run an eager call that is ours, under autocast as ``run_layer_norm`` does."""
+    dtype = input.dtype
+    if _is_autocast(input):
+        dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)
+    return _apply_group_norm(input, weight, bias, (*_sizes(input), num_groups), eps, dtype)
 
 
-def _is_eager(input: Tensor) -> bool:
-    """Whether nothing watches, traces or transforms the call."""
-    return (
-        not _is_compiling()
-        and type(input) in _PLAIN
-        and _dispatch_modes() == 0
-        and not _transforms()
-        and forward_ad._current_level < 0
-    )
-
-
-def _wide(parameter: Tensor | None) -> Tensor | None:
-    """A parameter in float32, beside which PyTorch keeps the statistics of 16-bit data in float32."""
+def _float32(parameter: Tensor | None) -> Tensor | None:
     return parameter if parameter is None or parameter.dtype == torch.float32 else parameter.float()
 
 
-class _LayerNorm(torch.autograd.Function):  # type: ignore[misc]
+class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
+    """LayerNorm in eager mode. A profile shows the name of the class, and ``NormgradLayerNormBackward``.
+
+    What the contract refuses after all, such as data at an odd address, the formula computes.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...], eps: float
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        shape: tuple[int, ...],
+        eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        if our_layer_norm(input, weight):
-            output, mean, rstd = RUN["layer_norm"](input, shape, weight, bias, eps)
-        else:
-            output, mean, rstd = torch.native_layer_norm(input, shape, _wide(weight), _wide(bias), eps)
+        if dtype != input.dtype:
+            found: Any = _MIXED_FORWARD["layer_norm", dtype].if_taken(input, shape, weight, bias, eps)
+        elif heuristics.takes_layer_norm_forward(input, weight):
+            found = _layer_norm_forward.if_taken(input, shape, weight, bias, eps)
+        else:  # float32 parameters, beside which PyTorch keeps the statistics of 16-bit data in float32
+            found = torch.native_layer_norm(input, shape, _float32(weight), _float32(bias), eps)
+        output, mean, rstd = found or _in_dtype(formulas.layer_norm(input, shape, weight, bias, eps), dtype)
         ctx.save_for_backward(input, weight, bias, mean, rstd)
         ctx.attributes = shape, eps
         return output
@@ -159,24 +274,38 @@ class _LayerNorm(torch.autograd.Function):  # type: ignore[misc]
         input, weight, bias, mean, rstd = ctx.saved_tensors
         shape, eps = ctx.attributes
         mask = list(ctx.needs_input_grad[:3])
+        args = grad_out, input, shape, mean, rstd, weight, bias, mask
         if torch.is_grad_enabled():  # a gradient to be differentiated, through the statistics too
-            ops = torch.ops.normgrad
-            _, mean, rstd = ops.layer_norm(input, shape, weight, bias, eps)
-            found = ops.layer_norm_backward(grad_out, input, shape, mean, rstd, weight, bias, mask)
+            _, mean, rstd = torch.ops.normgrad.layer_norm(input, shape, weight, bias, eps)
+            found = _layer_norm_gradients(grad_out, input, shape, mean, rstd, weight, bias, mask)
+        elif type(grad_out) is not Tensor or is_watched():
+            found = _layer_norm_gradients(*args)
         else:
-            found = RUN["layer_norm_backward"](grad_out, input, shape, mean, rstd, weight, bias, mask)
-        return *found, None, None
+            kernel = _layer_norm_backward if grad_out.dtype == input.dtype else _mixed_layer_norm_backward
+            found = kernel.if_taken(*args) or formulas.layer_norm_backward(*args)
+        return *found, None, None, None
 
 
-class _GroupNorm(torch.autograd.Function):  # type: ignore[misc]
+class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
+    """GroupNorm in eager mode."""
+
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, sizes: tuple[int, ...], eps: float
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        sizes: _Sizes,
+        eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        if our_group_norm(input, sizes[2], weight):
-            output, mean, rstd = RUN["group_norm"](input, weight, bias, *sizes, eps)
+        if dtype != input.dtype:
+            found: Any = _MIXED_FORWARD["group_norm", dtype].if_taken(input, weight, bias, *sizes, eps)
+        elif heuristics.takes_group_norm_forward(input, sizes[2], weight):
+            found = _group_norm_forward.if_taken(input, weight, bias, *sizes, eps)
         else:
-            output, mean, rstd = torch.native_group_norm(input, _wide(weight), _wide(bias), *sizes, eps)
+            found = torch.native_group_norm(input, _float32(weight), _float32(bias), *sizes, eps)
+        output, mean, rstd = found or _in_dtype(formulas.group_norm(input, weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, bias, mean, rstd)
         ctx.attributes = sizes, eps
         return output
@@ -187,15 +316,34 @@ class _GroupNorm(torch.autograd.Function):  # type: ignore[misc]
         input, weight, bias, mean, rstd = ctx.saved_tensors
         sizes, eps = ctx.attributes
         mask = list(ctx.needs_input_grad[:3])
+        args = grad_out, input, mean, rstd, weight, *sizes, mask
         if torch.is_grad_enabled():
-            ops = torch.ops.normgrad
-            _, mean, rstd = ops.group_norm(input, weight, bias, *sizes, eps)
-            found = ops.group_norm_backward(grad_out, input, mean, rstd, weight, *sizes, mask)
+            _, mean, rstd = torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)
+            found = _group_norm_gradients(grad_out, input, mean, rstd, weight, *sizes, mask)
+        elif type(grad_out) is not Tensor or is_watched():
+            found = _group_norm_gradients(*args)
         else:
-            found = RUN["group_norm_backward"](grad_out, input, mean, rstd, weight, *sizes, mask)
-        return *found, None, None
+            kernel = _group_norm_backward if grad_out.dtype == input.dtype else _mixed_group_norm_backward
+            found = kernel.if_taken(*args) or formulas.group_norm_backward(*args)
+        return *found, None, None, None
 
 
-# Function.apply looks for transforms of torch.func first, which _is_eager has done.
-_layer_norm = super(torch.autograd.Function, _LayerNorm).apply
-_group_norm = super(torch.autograd.Function, _GroupNorm).apply
+def _in_dtype(results: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    output, mean, rstd = results
+    return output.to(dtype), mean, rstd
+
+
+def _layer_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
+    """Return the gradients by the operator, which takes one dtype of data; autograd converts them to the input's."""
+    common = torch.promote_types(grad_out.dtype, input.dtype)
+    return torch.ops.normgrad.layer_norm_backward(grad_out.to(common), input.to(common), *args)
+
+
+def _group_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
+    common = torch.promote_types(grad_out.dtype, input.dtype)
+    return torch.ops.normgrad.group_norm_backward(grad_out.to(common), input.to(common), *args)
+
+
+# Function.apply looks for transforms of torch.func first, of which none is active here.
+_apply_layer_norm = super(torch.autograd.Function, NormgradLayerNorm).apply
+_apply_group_norm = super(torch.autograd.Function, NormgradGroupNorm).apply

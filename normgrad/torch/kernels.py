@@ -1,11 +1,10 @@
-"""An operator on plain tensors, with results as PyTorch lays them out: the kernels behind ``torch.ops.normgrad``."""
+"""The kernels behind ``torch.ops.normgrad``: an operator on plain tensors, with outputs of PyTorch's strides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from normgrad.contract.arrays import FreshArray, as_view, fresh_tensor
@@ -52,15 +51,3 @@ class TorchKernel:
             for name, result in results.items()
             if result is not None
         }
-
-
-def are_plain(args: tuple[Any, ...]) -> bool:
-    """Return whether no mode or transform is active and no argument is a subclass, which would have to see the call."""
-    return (
-        _PLAIN.issuperset(map(type, args))
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-    )
-
-
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None), int, float, bool, list, tuple, torch.Size))

@@ -1,19 +1,20 @@
-"""``torch.ops.normgrad``: the nine operators, for dispatch, tracing, differentiation and batching by PyTorch."""
+"""``torch.ops.normgrad``: the nine operators, registered for dispatch, tracing, differentiation and batching."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
 
 from normgrad.operators import OPERATORS
 from normgrad.operators.dispatch import packed
-from normgrad.torch import derivatives, formulas, outputs
+from normgrad.torch import derivatives, formulas, internals, outputs
 from normgrad.torch.batching import batched
-from normgrad.torch.derivatives import Gradients, as_tuple
-from normgrad.torch.kernels import TorchKernel, are_plain
+from normgrad.torch.derivatives import Gradients
+from normgrad.torch.kernels import TorchKernel
 
 _MASK = "bool[3] output_mask=[True, True, True]"
 _GROUPS = "SymInt N, SymInt C, SymInt HxW, int group"
@@ -40,104 +41,118 @@ SCHEMAS = {
 #: The kernel of every operator, for plain tensors.
 KERNELS = {name: TorchKernel(operator, getattr(outputs, name)) for name, operator in OPERATORS.items()}
 
+#: The operators whose gradients are operators themselves.
 _GRADIENTS: dict[str, Callable[..., Gradients]] = {
     "layer_norm": derivatives.layer_norm_gradients,
     "group_norm": derivatives.group_norm_gradients,
 }
 
-#: Every operator as a function without a gradient: in eager code the modules call its kernel directly.
-RUN: dict[str, Callable[..., Any]] = {}
-
 _library = torch.library.Library("normgrad", "DEF")
 
 
-def _any_requires_grad(args: Sequence[Any]) -> bool:
-    return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+def _define(name: str) -> None:
+    """Register an operator: its kernels, fake kernel, derivatives, batching rule and autocast rule."""
+    qualified, kernel, make = f"normgrad::{name}", KERNELS[name], getattr(outputs, name)
+    _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+    op = getattr(torch.ops.normgrad, name).default
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, kernel, key)
+    torch.library.register_fake(qualified, lambda *args: packed(make(*args)), lib=_library)
+    torch.library.register_vmap(qualified, _batching_rule(name, op), lib=_library)
+    if name in ("layer_norm", "group_norm"):  # PyTorch's own are computed in float32 under autocast on CUDA
+        torch.library.register_autocast(qualified, "cuda", torch.float32, lib=_library)
+    _register_autograd(name, op)
 
 
-def _derivative(name: str, op: Any, forward: Callable[..., Any]) -> type[torch.autograd.Function]:
-    """The operator as a node of autograd's graph and as a function that the transforms of ``torch.func`` know."""
+def _batching_rule(name: str, op: Any) -> Callable[..., Any]:
+    defaults = [argument.default_value for argument in op._schema.arguments]
+
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+        missing = defaults[len(args) :]  # the dispatcher leaves out arguments that have their default
+        return batched(name, op, info.batch_size, (*in_dims, *[None] * len(missing)), (*args, *missing))
+
+    return rule
+
+
+def _register_autograd(name: str, op: Any) -> None:
+    """Register the derivatives of an operator.
+
+    Reverse mode is what ``torch.library.register_autograd`` registers, which would drop the tangents of forward mode
+    without a word: in forward mode an operator is its formula, whose operations PyTorch differentiates.
+    """
+    backward, setup_context = _reverse_mode(name, op)
+    if internals.below_autograd is None:
+        if op._schema.is_mutable:  # which register_autograd refuses
+            return
+
+        def backward_of_given(ctx: Any, *grads: Any) -> Any:
+            given = ctx.needs_input_grad  # without the arguments that have their default
+            ctx.needs_input_grad = (*given, *[False] * (len(op._schema.arguments) - len(given)))
+            return backward(ctx, *grads)[: len(given)]
+
+        torch.library.register_autograd(
+            f"normgrad::{name}", backward_of_given, setup_context=setup_context, lib=_library
+        )
+        return
+    below, formula = internals.below_autograd, getattr(formulas, name)
+    defaults = [argument.default_value for argument in op._schema.arguments]
+    mutates = op._schema.is_mutable
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        with internals.outer_levels() if internals.transforms_are_active() else nullcontext(), below():
+            results = op(*args)
+        setup_context(ctx, args, results)
+        return results
+
+    node = type(
+        f"normgrad::{name}",
+        (torch.autograd.Function,),
+        {"forward": staticmethod(forward), "backward": staticmethod(backward)},
+    )
+    apply = super(torch.autograd.Function, node).apply  # without a look for transforms of torch.func
+
+    def autograd(*args: Any) -> Any:
+        if internals.has_tangent(args):
+            if mutates:
+                with below():
+                    op(*args)
+            return formula(*args)
+        if torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            if not internals.transforms_are_active():
+                return apply(*args, *defaults[len(args) :])
+            if not internals.has_levels:
+                return formula(*args)
+            with internals.single_level():
+                return apply(*args, *defaults[len(args) :])
+        with below():
+            return op(*args)
+
+    _library.impl(name, autograd, "Autograd")
+
+
+def _reverse_mode(name: str, op: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return ``backward`` and ``setup_context``, as ``torch.library.register_autograd`` takes them."""
     formula, gradients = getattr(formulas, name), _GRADIENTS.get(name)
-    unread = [number for number, argument in enumerate(op._schema.arguments) if argument.is_write]
+    written = [number for number, argument in enumerate(op._schema.arguments) if argument.is_write]
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = [
-            arg if isinstance(arg, torch.Tensor) and number not in unread else None for number, arg in enumerate(inputs)
+            arg if isinstance(arg, Tensor) and number not in written else None for number, arg in enumerate(inputs)
         ]
         # The statistics are what a gradient with a kernel of its own needs of the results.
         tensors += output[1:] if gradients else []
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.args = [None if isinstance(arg, torch.Tensor) else arg for arg in inputs]
-        ctx.results = [item is not None or None for item in as_tuple(output)]
-
-    def saved(ctx: Any) -> tuple[list[Any], list[Any]]:
-        args, tensors = ctx.args, ctx.saved_tensors
-        whole = [arg if tensor is None else tensor for arg, tensor in zip(args, tensors[: len(args)], strict=True)]
-        return whole, [None, *tensors[len(args) :]]
+        ctx.args = [None if isinstance(arg, Tensor) else arg for arg in inputs]
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        args, results = saved(ctx)
+        given, tensors = ctx.args, ctx.saved_tensors
+        args = [arg if tensor is None else tensor for arg, tensor in zip(given, tensors[: len(given)], strict=True)]
         if gradients is not None:
-            return gradients(args, results, ctx.needs_input_grad, grads)
+            return gradients(args, [None, *tensors[len(given) :]], ctx.needs_input_grad, grads)
         return derivatives.pulled_back(formula, args, ctx.needs_input_grad, grads)
 
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        args, _ = saved(ctx)
-        return packed(derivatives.pushed_forward(formula, args, tangents, ctx.results))
-
-    def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-        return batched(name, op, info.batch_size, in_dims, args)
-
-    methods: dict[str, Callable[..., Any]] = {
-        "forward": forward,
-        "setup_context": setup_context,
-        "backward": backward,
-        "jvp": jvp,
-        "vmap": vmap,
-    }
-    return type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
-
-
-def _define(name: str) -> None:
-    """Register an operator's kernels, fake kernel, derivatives and batching rule."""
-    _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
-    op = getattr(torch.ops.normgrad, name).default
-    kernel, make = KERNELS[name], getattr(outputs, name)
-    defaults = [argument.default_value for argument in op._schema.arguments]
-
-    def below_autograd(*args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
-
-    def forward(*args: Any) -> Any:
-        return op(*args) if torch._C._are_functorch_transforms_active() else below_autograd(*args)
-
-    def run(*args: Any) -> Any:
-        found = kernel.if_taken(*args) if are_plain(args) else None
-        return forward(*args) if found is None else found
-
-    RUN[name] = run
-    derivative = _derivative(name, op, forward)
-    apply_here = super(torch.autograd.Function, derivative).apply  # without a look for transforms of torch.func
-
-    def autograd(*args: Any) -> Any:
-        if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad._current_level >= 0:
-            return apply_here(*args, *defaults[len(args) :])
-        return below_autograd(*args)
-
-    def transformed(*args: Any) -> Any:
-        return derivative.apply(*args, *defaults[len(args) :])
-
-    def fake(*args: Any) -> Any:
-        return packed(make(*args))
-
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, kernel, key)
-    _library.impl(name, autograd, "Autograd")
-    _library.impl(name, transformed, "FuncTorchDynamicLayerFrontMode")
-    torch.library.register_fake(f"normgrad::{name}", fake, lib=_library)
+    return backward, setup_context
 
 
 for _name in SCHEMAS:

@@ -1,6 +1,7 @@
-"""The operators' results before they are written: shapes, strides and dtypes, for fake tensors and real ones alike.
+"""The operators' outputs before they are written: shapes, strides and dtypes, for fake tensors and real ones alike.
 
-What has the data's shape lies in memory as the data does; everything smaller is contiguous.
+They have the strides that PyTorch's own operators give: LayerNorm's are contiguous, so that a ``view`` of them works
+whatever the strides of the input; GroupNorm's keep channels_last, on CUDA too; BatchNorm's have the input's strides.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from torch import Tensor
 Results = tuple[Tensor | None, ...]
 
 
-#: The data that the contract takes.
+#: The dtypes of data that the contract takes.
 DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
-def order_of(input: Tensor) -> torch.memory_format:
-    """Channels last where a tensor lies so and not otherwise contiguous."""
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim(), torch.contiguous_format)
-    if input.is_contiguous() or not input.is_contiguous(memory_format=layout):
+def memory_format(input: Tensor) -> torch.memory_format:
+    """Return channels_last or channels_last_3d for a tensor that is in it, and contiguous_format for every other."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim(), torch.contiguous_format)
+    if input.is_contiguous() or not input.is_contiguous(memory_format=channels_last):
         return torch.contiguous_format
-    return layout
+    return channels_last
+
+
+def _like(input: Tensor) -> Tensor:
+    return torch.empty_like(input, memory_format=memory_format(input))
 
 
 def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
@@ -31,9 +36,9 @@ def _statistics(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def layer_norm(input: Tensor, normalized_shape: Sequence[int], *_: Any) -> Results:
-    """``output, mean, rstd``."""
+    """Return ``output, mean, rstd``."""
     shape = [*input.shape[: input.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
-    return torch.empty_like(input), _statistics(input, shape), _statistics(input, shape)
+    return input.new_empty(input.shape), _statistics(input, shape), _statistics(input, shape)
 
 
 def layer_norm_backward(
@@ -46,17 +51,17 @@ def layer_norm_backward(
     bias: Tensor | None = None,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> Results:
-    """``grad_input, grad_weight, grad_bias``."""
+    """Return ``grad_input, grad_weight, grad_bias``."""
     dtype = input.dtype if weight is None else weight.dtype
     parameters = [input.new_empty(normalized_shape, dtype=dtype) if wanted else None for wanted in output_mask[1:]]
-    return torch.empty_like(input) if output_mask[0] else None, *parameters
+    return input.new_empty(input.shape) if output_mask[0] else None, *parameters
 
 
 def group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, *_: Any
 ) -> Results:
-    """``output, mean, rstd``."""
-    return torch.empty_like(input), _statistics(input, (N, group)), _statistics(input, (N, group))
+    """Return ``output, mean, rstd``."""
+    return _like(input), _statistics(input, (N, group)), _statistics(input, (N, group))
 
 
 def group_norm_backward(
@@ -71,29 +76,29 @@ def group_norm_backward(
     group: int,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> Results:
-    """``grad_input, grad_weight, grad_bias``."""
+    """Return ``grad_input, grad_weight, grad_bias``."""
     shape, dtype = ((C,), mean.dtype) if weight is None else (weight.shape, weight.dtype)
     parameters = [input.new_empty(shape, dtype=dtype) if wanted else None for wanted in output_mask[1:]]
-    return torch.empty_like(input) if output_mask[0] else None, *parameters
+    return _like(input) if output_mask[0] else None, *parameters
 
 
 def batch_norm_stats(input: Tensor, *_: Any) -> Results:
-    """``mean, invstd``."""
+    """Return ``mean, invstd``."""
     return _statistics(input, input.shape[1:2]), _statistics(input, input.shape[1:2])
 
 
 def batch_norm_gather_stats_with_counts(input: Tensor, *_: Any) -> Results:
-    """``mean, invstd``."""
+    """Return ``mean, invstd``."""
     return batch_norm_stats(input)
 
 
 def batch_norm_elemt(input: Tensor, *_: Any) -> Results:
-    """``output`` alone."""
+    """Return ``output`` alone."""
     return (torch.empty_like(input),)
 
 
 def batch_norm_elemt_backward(grad_out: Tensor, input: Tensor, *_: Any) -> Results:
-    """``grad_input`` alone."""
+    """Return ``grad_input`` alone."""
     return (torch.empty_like(input),)
 
 
@@ -107,7 +112,7 @@ def batch_norm_reduce_backward(
     weight_g: bool = True,
     bias_g: bool = True,
 ) -> Results:
-    """``sum_dy, sum_dy_xmu, grad_weight, grad_bias``."""
+    """Return ``sum_dy, sum_dy_xmu, grad_weight, grad_bias``."""
     dtype, shape = mean.dtype if weight is None else weight.dtype, input.shape[1:2]
     sums = [_statistics(input, shape) if input_g else None for _ in range(2)]
     parameters = [input.new_empty(shape, dtype=dtype) if wanted else None for wanted in (weight_g, bias_g)]
@@ -115,3 +120,13 @@ def batch_norm_reduce_backward(
 
 
 Maker = Callable[..., Results]
+
+
+def with_output_dtype(make: Maker, dtype: torch.dtype) -> Maker:
+    """Return a maker of the same results, the first of another dtype."""
+
+    def make_results(*args: Any) -> Results:
+        output, *others = make(*args)
+        return torch.empty_like(output, dtype=dtype), *others
+
+    return make_results

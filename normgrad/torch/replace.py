@@ -8,12 +8,12 @@ from types import MappingProxyType
 import torch
 from torch.nn import Module
 
-from normgrad.torch.modules import GroupNorm, LayerNorm
+from normgrad.torch.modules import Compiled, GroupNorm, LayerNorm, check_options
 from normgrad.torch.sync_batch_norm import SyncBatchNorm
 
 #: Each class of torch.nn's with the class of ours that takes its place. Ours have the same attributes.
 _NORMS: dict[type[Module], type[Module]] = {torch.nn.LayerNorm: LayerNorm, torch.nn.GroupNorm: GroupNorm}
-_SYNCHRONISED: dict[type[Module], type[Module]] = {torch.nn.SyncBatchNorm: SyncBatchNorm}
+_SYNC_BATCH_NORM: dict[type[Module], type[Module]] = {torch.nn.SyncBatchNorm: SyncBatchNorm}
 
 
 class Replacement(Mapping[str, Module]):
@@ -35,6 +35,8 @@ class Replacement(Mapping[str, Module]):
         for name, (ours, theirs) in self._classes.items():
             module = self._replaced[name]
             if type(module) is ours:
+                for option in ("compiled", "autocast_dtype"):
+                    module.__dict__.pop(option, None)
                 module.__class__ = theirs
 
     def __getitem__(self, name: str) -> Module:
@@ -55,7 +57,13 @@ class Replacement(Mapping[str, Module]):
         return f"<Replacement: {replaced}{left}>"
 
 
-def replace_norms(model: Module, *, sync_batch_norm: bool = False) -> Replacement:
+def replace_norms(
+    model: Module,
+    *,
+    sync_batch_norm: bool = False,
+    compiled: Compiled = "auto",
+    autocast_dtype: torch.dtype = torch.float32,
+) -> Replacement:
     """Put normgrad's modules in place of ``torch.nn.LayerNorm`` and ``GroupNorm``.
 
     The modules of the model stay the same objects and change their class: parameters, buffers, hooks, dtype, device,
@@ -68,6 +76,11 @@ def replace_norms(model: Module, *, sync_batch_norm: bool = False) -> Replacemen
     sync_batch_norm : bool
         Whether to replace ``torch.nn.SyncBatchNorm`` too. To make synchronised norms of ``BatchNorm1d`` to ``3d``, see
         :func:`convert_sync_batchnorm`.
+    compiled : {"auto", "normgrad"}
+        What the new modules become under ``torch.compile``: see :class:`LayerNorm`. Modules that were normgrad's
+        before keep what they have.
+    autocast_dtype : torch.dtype
+        The dtype of the new modules' output under autocast on CUDA: see :class:`LayerNorm`.
 
     Returns
     -------
@@ -90,7 +103,8 @@ def replace_norms(model: Module, *, sync_batch_norm: bool = False) -> Replacemen
     """
     if not isinstance(model, Module):
         raise TypeError(f"replace_norms takes a torch.nn.Module, not {type(model).__name__}")
-    known = _NORMS | (_SYNCHRONISED if sync_batch_norm else {})
+    check_options(compiled, autocast_dtype)
+    known = _NORMS | (_SYNC_BATCH_NORM if sync_batch_norm else {})
     replaced: dict[str, Module] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -101,12 +115,14 @@ def replace_norms(model: Module, *, sync_batch_norm: bool = False) -> Replacemen
             left[name] = reason
     for module in replaced.values():
         module.__class__ = known[type(module)]
+        if isinstance(module, LayerNorm | GroupNorm):
+            module.compiled, module.autocast_dtype = compiled, autocast_dtype
     return Replacement(replaced, left)
 
 
 def _original(module: Module) -> type[Module]:
     """Return the class of torch.nn's that a module of ours took the place of."""
-    return next(theirs for theirs, ours in (_NORMS | _SYNCHRONISED).items() if type(module) is ours)
+    return next(theirs for theirs, ours in (_NORMS | _SYNC_BATCH_NORM).items() if type(module) is ours)
 
 
 def _reason(module: Module, known: dict[type[Module], type[Module]]) -> str | None:

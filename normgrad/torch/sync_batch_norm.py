@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgrad.torch.synchronised import Running, batch_norm_over_ranks
+from normgrad.torch.sync_batch_norm_function import Running, batch_norm_over_ranks
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
@@ -75,14 +75,14 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
             raise ValueError(f"expected {self.num_features} channels (got an input of the shape {tuple(input.shape)})")
 
     def _group_of_several(self) -> Any:
-        """The process group whose ranks have to exchange something; None where none has to."""
+        """Return the process group whose ranks exchange statistics; None where there is one rank."""
         if not self.training or not dist.is_available() or not dist.is_initialized():
             return None
         group = dist.group.WORLD if self.process_group is None else self.process_group
         return group if dist.get_world_size(group) > 1 else None
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise: in training by the statistics of all ranks, in evaluation by the running ones."""
+        """Normalize: in training by the statistics of all ranks, in evaluation by the running ones."""
         group = self._group_of_several()
         if group is None:
             output: Tensor = super().forward(input)
@@ -92,7 +92,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         return batch_norm_over_ranks(input, self.weight, self.bias, running, self.eps, group)
 
     def _next_running(self) -> Running:
-        """Count a step, and say how far the running statistics are to move in it."""
+        """Count a step, and return how far the running statistics move in it."""
         self.num_batches_tracked.add_(1)
         # In float64: the reciprocal of an integer tensor is float32.
         momentum = self.num_batches_tracked.double().reciprocal() if self.momentum is None else self.momentum
@@ -169,7 +169,7 @@ def _converted(
 
 
 def _synchronised(cls: type[SyncBatchNorm], norm: Any, process_group: Any) -> SyncBatchNorm:
-    """A layer with the parameters and buffers of a BatchNorm."""
+    """Return a layer with the parameters and buffers of a BatchNorm."""
     if isinstance(norm, cls):
         norm.process_group = norm.process_group if process_group is None else process_group
         return norm

@@ -39,10 +39,14 @@ def run_with_interpreter(file: str) -> None:
     assert "passed" in run.stdout
 
 
-def check_call(operator: str, *args: Any, out: Any = None) -> None:
-    """Assert that a call's results are within the bound about the oracle's; ``out`` may alias the arguments."""
+def check_call(operator: str, *args: Any, out: Any = None, run: Any = None) -> tuple[Any, ...]:
+    """Assert that a call's results are within the bound about the oracle's, and return them.
+
+    ``out`` may alias the arguments. ``run``: a variant of the operator, to be called instead of it.
+    """
     expected, magnitudes = getattr(oracle, operator)(*args), getattr(terms, operator)(*args)
-    results = getattr(normgrad, operator)(*args) if out is None else getattr(normgrad, operator)(*args, out=out)
+    run = run or getattr(normgrad, operator)
+    results = run(*args) if out is None else run(*args, out=out)
     if not isinstance(expected, tuple):
         results, expected, magnitudes = (results,), (expected,), (magnitudes,)
     for result, exact, magnitude in zip(results, expected, magnitudes, strict=False):
@@ -51,6 +55,7 @@ def check_call(operator: str, *args: Any, out: Any = None) -> None:
         else:
             report = compare(result, exact, magnitude)
             assert report, report.text
+    return tuple(results)
 
 
 def random_data(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:

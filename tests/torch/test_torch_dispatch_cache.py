@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import normgrad
 import normgrad.torch
 from normgrad.operators import dispatch
-from normgrad.torch import overriding
 from normgrad.torch.library import KERNELS
 from support.processes import run_python
 from support.torch_samples import random, samples
@@ -27,7 +26,7 @@ CALLS = [(name, number) for name, calls in samples().items() for number in range
 
 @pytest.fixture(autouse=True)
 def empty_caches(misses: list[str]) -> None:
-    for kernel in (*KERNELS.values(), *overriding._OPERATORS.values()):
+    for kernel in KERNELS.values():
         kernel.dispatch.clear()
 
 
@@ -147,8 +146,8 @@ def test_inference_mode() -> None:
 
 def layer_norm_module(x: torch.Tensor) -> torch.Tensor:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("normgrad.torch.functional.layer_norm_is_pytorchs", lambda *_: False)
-        patch.setattr("normgrad.torch.functional.our_layer_norm", lambda *_: True)
+        patch.setattr("normgrad.torch.heuristics.MIN_FLOAT32", 0)
+        patch.setattr("normgrad.torch.heuristics.takes_layer_norm_forward", lambda *_: True)
         found: torch.Tensor = normgrad.torch.LayerNorm(8, elementwise_affine=False)(x)
     return found
 
@@ -210,8 +209,7 @@ def test_modes_see_the_call(function: Any) -> None:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
-    modes: list[Any] = [Dispatch] if function is layer_norm_module else [Functions, Dispatch]
-    for mode in modes:
+    for mode in (Functions, Dispatch):
         for _ in range(2):
             del seen[:]
             with mode():

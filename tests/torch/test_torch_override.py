@@ -13,43 +13,30 @@ import pytest
 import torch
 
 import normgrad.torch
-from normgrad.torch import overriding
+from normgrad.torch import aten_override, heuristics
 from support.processes import run_python
 from support.torch_databases import FLOATS, MODULES, OPERATORS, calls, modules
 from support.torch_samples import random
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 F = torch.nn.functional
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 every_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
-class Counter:
-    """How many calls our kernels have served."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = 0
-        for kernel in overriding._OPERATORS.values():
-            monkeypatch.setattr(kernel, "dispatch", self._counting(kernel.dispatch))
-
-    def _counting(self, function: Any) -> Any:
-        def counted(*args: Any) -> Any:
-            found = function(*args)
-            self.calls += found is not None
-            return found
-
-        return counted
-
-
-@pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    return Counter(monkeypatch)
+@pytest.fixture(autouse=True)
+def small(small_tensors_are_ours: None) -> None:
+    pass
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    assert overriding._in_force == 0
+    assert aten_override._in_force == 0
+
+
+def taken(override: normgrad.torch.override) -> int:
+    return sum(override.report().taken.values())
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
@@ -65,15 +52,15 @@ def cast(values: Any, dtype: torch.dtype) -> Any:
     return torch.utils._pytree.tree_map(one, values)
 
 
-def gradients(function: Any, sample: Any, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """Of the first output, which is what training uses."""
+def results(function: Any, sample: Any, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    """The first output, which is what training uses, and its gradients."""
     values = (sample.input, sample.args, sample.kwargs)
     input, args, kwargs = values if dtype is None else cast(values, dtype)
     output = tensors_of(function(input, *args, **kwargs))[0]
     leaves = [leaf for leaf in tensors_of((input, args, kwargs)) if leaf.requires_grad]
     grad_out = torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(sample.input.dtype).to(output)
     found = torch.autograd.grad(output, leaves, grad_out, allow_unused=True)
-    return [one for one in found if one is not None]
+    return [output.detach(), *(one for one in found if one is not None)]
 
 
 TOLERANCE = {torch.float32: 1.3e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}  # torch.testing's
@@ -100,16 +87,17 @@ def rounding_of_constant_rows(sample: Any) -> float:
 
 @every_operator
 @every_dtype
-def test_pytorchs_own_samples(name: str, dtype: torch.dtype, counter: Counter) -> None:
+def test_pytorchs_own_samples(name: str, dtype: torch.dtype) -> None:
     samples = list(calls(name, dtype))
     assert len(samples) > 3
+    served = 0
     for function, sample in samples:
-        plain, exact = gradients(function, sample), gradients(function, sample, torch.float64)
-        with normgrad.torch.override():
-            found = gradients(function, sample)
+        plain, exact = results(function, sample), results(function, sample, torch.float64)
+        with normgrad.torch.override() as override:
+            found = results(function, sample)
+        served += taken(override)
         assert_as_near(found, plain, exact, dtype, rounding_of_constant_rows(sample))
-    ours_at_work = dtype != torch.float64 and "batch" not in name
-    assert (counter.calls > 0) == ours_at_work
+    assert (served > 0) == (dtype != torch.float64 and name in ("nn.functional.layer_norm", "nn.functional.group_norm"))
 
 
 @every_operator
@@ -124,7 +112,7 @@ def test_noncontiguous_samples(name: str) -> None:
         )
         strided = type(sample)(values[0], args=values[1], kwargs=values[2])
         with normgrad.torch.override():
-            torch.testing.assert_close(gradients(function, strided), gradients(function, sample), equal_nan=True)
+            torch.testing.assert_close(results(function, strided), results(function, sample), equal_nan=True)
 
 
 @every_operator
@@ -174,7 +162,8 @@ def test_second_derivatives_and_forward_mode_in_float32(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 @every_dtype
 @pytest.mark.usefixtures("one_thread")
-def test_pytorchs_own_modules(name: str, dtype: torch.dtype, counter: Counter) -> None:
+def test_pytorchs_own_modules(name: str, dtype: torch.dtype) -> None:
+    served = 0
     for sample in modules(name, dtype):
         module = getattr(torch.nn, name)(*sample.constructor_input.args, **sample.constructor_input.kwargs).to(dtype)
         (x,) = sample.forward_input.args
@@ -183,14 +172,15 @@ def test_pytorchs_own_modules(name: str, dtype: torch.dtype, counter: Counter) -
             leaf = x.detach().requires_grad_()
             output = module(leaf)
             grad_out = torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(dtype).to(output)
-            return torch.autograd.grad(output, [leaf, *module.parameters()], grad_out)
+            return output.detach(), *torch.autograd.grad(output, [leaf, *module.parameters()], grad_out)
 
         plain, exact = step(module, x), step(copy.deepcopy(module).double(), x.double())
-        with normgrad.torch.override():
+        with normgrad.torch.override() as override:
             assert_as_near(step(module, x), plain, exact, dtype)
             if dtype == torch.float64 and x.numel() < 200:
                 assert torch.autograd.gradgradcheck(module, (x,))
-    assert (counter.calls > 0) == (dtype != torch.float64)
+        served += taken(override)
+    assert (served > 0) == (dtype != torch.float64)
 
 
 def one_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -198,25 +188,21 @@ def one_gradient(x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(F.layer_norm(leaf, x.shape[-1:]).sin().sum(), leaf)[0]
 
 
-def test_undone_to_the_last_bit(counter: Counter) -> None:
+def is_on() -> bool:
+    return "Normgrad" in type(F.layer_norm(random(4, 8).requires_grad_(), [8]).grad_fn).__name__
+
+
+def test_undone_to_the_last_bit() -> None:
     x = random(64, 96)
     before = one_gradient(x)
-    with normgrad.torch.override():
+    with normgrad.torch.override() as override:
         one_gradient(x)
-    served = counter.calls
-    assert served > 0
+    assert taken(override) == 1
     assert torch.equal(one_gradient(x), before)
-    assert counter.calls == served
+    assert taken(override) == 1
 
 
-def test_nested_and_process_wide(counter: Counter) -> None:
-    x = random(4, 8)
-
-    def is_on() -> bool:
-        before = counter.calls
-        one_gradient(x)
-        return counter.calls > before
-
+def test_nested_and_process_wide() -> None:
     everywhere = normgrad.torch.override()
     assert is_on()
     with normgrad.torch.override() as inner:
@@ -231,14 +217,7 @@ def test_nested_and_process_wide(counter: Counter) -> None:
     assert not is_on()
 
 
-def test_entered_again(counter: Counter) -> None:
-    x = random(4, 8)
-
-    def is_on() -> bool:
-        before = counter.calls
-        one_gradient(x)
-        return counter.calls > before
-
+def test_entered_again() -> None:
     again = normgrad.torch.override()
     for _ in range(3):
         with again:
@@ -259,10 +238,10 @@ def test_a_fork_while_another_thread_enters_and_leaves() -> None:
 import os, threading, warnings
 warnings.simplefilter("ignore")
 import torch, normgrad.torch
-from normgrad.torch import overriding
+from normgrad.torch import aten_override
 held, forked = threading.Event(), threading.Event()
 def hold():
-    with overriding._lock:
+    with aten_override._lock:
         held.set()
         forked.wait(1)  # a fork that waits for the lock comes after that
 thread = threading.Thread(target=hold)
@@ -306,12 +285,28 @@ def test_threads_that_enter_and_leave_while_others_work() -> None:
     assert not failures
 
 
-def test_backward_pass_in_another_thread(counter: Counter) -> None:
-    with normgrad.torch.override():
+def test_another_thread() -> None:
+    with normgrad.torch.override() as override:
         worker = threading.Thread(target=one_gradient, args=(random(4, 8),))
         worker.start()
         worker.join()
-    assert counter.calls == 1
+    assert taken(override) == 1
+
+
+def test_calls_of_many_threads_are_all_counted() -> None:
+    x = random(2, 3)
+
+    def work() -> None:
+        for _ in range(500):
+            F.layer_norm(x, [3])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with normgrad.torch.override() as override:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert override.report().taken == {"layer_norm": 2000}
 
 
 @pytest.mark.parametrize("dims", [3, 4, 5])
@@ -330,12 +325,211 @@ def test_group_norm_in_every_memory_order(dims: int) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_nine_dimensions_stay_with_pytorch(counter: Counter) -> None:
-    x = random(*[2] * 9)
-    plain = one_gradient(x)
+def left(function: Any) -> dict[str, Any]:
+    """The calls that are left to PyTorch, with the reasons."""
+    with normgrad.torch.override() as override:
+        function()
+    assert taken(override) == 0
+    return dict(override.report().left)
+
+
+def test_what_is_left_to_pytorch_is_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random(4, 8)
+    assert left(lambda: F.layer_norm(x.double(), [8])) == {"layer_norm": {heuristics.DTYPE: 1}}
+    assert left(lambda: F.layer_norm(random(*[2] * 9), [2])) == {"layer_norm": {heuristics.DIMENSIONS: 1}}
+    assert left(lambda: torch.vmap(lambda x: F.layer_norm(x, [8]))(x)) == {}  # handled above us
+    assert left(lambda: torch.func.grad(lambda x: F.layer_norm(x, [8]).sum())(x)) == {
+        "layer_norm": {aten_override.WATCHED: 1}
+    }
+    assert left(lambda: F.layer_norm(x.to("meta"), [8])) == {}  # another dispatch key than ours
+    with pytest.raises(RuntimeError):
+        F.layer_norm(x.to_sparse(), [8])
+    monkeypatch.setattr(heuristics, "MIN_FLOAT32", 33)
+    reasons = left(lambda: (F.layer_norm(x, [8]), F.layer_norm(x, [8]), F.group_norm(x, 2)))
+    assert reasons == {
+        "layer_norm": {heuristics.PYTORCH_IS_FASTER: 2},
+        "group_norm": {heuristics.PYTORCH_IS_FASTER: 1},
+    }
+
+
+def test_subclasses_are_left_to_pytorch() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = random(4, 8)
+    both = TwoTensor(x, x + 1)
+    assert left(lambda: F.layer_norm(both, [8])) == {"layer_norm": {aten_override.SUBCLASS: 1}}
+
+
+def test_words_of_the_report() -> None:
+    x = random(4, 8)
+    override = normgrad.torch.override()
+    assert repr(override) == "<override: on; no calls>"
+    assert str(override.report()) == "no calls"
+    F.layer_norm(x, [8])
+    F.group_norm(x, 2)
+    F.group_norm(x.double(), 2)
+    override.undo()
+    F.layer_norm(x, [8])
+    lines = [
+        "group_norm: 1 by normgrad",
+        "layer_norm: 1 by normgrad",
+        f"group_norm: 1 left to PyTorch: {heuristics.DTYPE}",
+    ]
+    assert str(override.report()).splitlines() == lines
+    assert repr(override) == f"<override: off; {'; '.join(lines)}>"
+    with override:
+        F.layer_norm(x, [8])
+    assert override.report().taken == {"group_norm": 1, "layer_norm": 2}
+
+
+def test_as_a_decorator() -> None:
+    @normgrad.torch.override()
+    def on() -> bool:
+        return is_on()
+
+    assert not is_on()
+    assert on()
+    assert on.__name__ == "on"
+    assert not is_on()
+
+
+def test_a_profile_shows_the_names() -> None:
+    x, images = random(4, 8), random(2, 4, 3, 3)
+    with normgrad.torch.override(), torch.profiler.profile() as profile:
+        one_gradient(x)
+        F.group_norm(images.requires_grad_(), 2).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"aten::layer_norm", "NormgradLayerNorm", "NormgradLayerNormBackward"} <= names
+    assert {"aten::group_norm", "NormgradGroupNorm", "NormgradGroupNormBackward"} <= names
+    assert not {name for name in names if "native" in name and "backward" in name}
+
+
+def test_the_backward_pass_after_the_block_is_ours() -> None:
+    x = random(4, 8).requires_grad_()
     with normgrad.torch.override():
-        assert torch.equal(one_gradient(x), plain)
-    assert counter.calls == 0
+        output = F.layer_norm(x, [8])
+    output.sum().backward()
+    assert x.grad is not None
+
+
+def test_inference_mode() -> None:
+    x = random(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    plain = F.group_norm(x, 2)
+    with normgrad.torch.override() as override, torch.inference_mode():
+        output = F.group_norm(x, 2)
+    assert taken(override) == 1
+    assert output.is_inference()
+    torch.testing.assert_close(output, plain)
+
+
+def test_below_autograd_there_is_no_graph() -> None:
+    """As in a C++ operator that calls this one and has a gradient of its own."""
+    x = random(2, 4, 3, 3).requires_grad_()
+    for norm in (lambda: F.layer_norm(x, [3]), lambda: F.group_norm(x, 2)):
+        with normgrad.torch.override() as override, torch._C._AutoDispatchBelowAutograd():
+            output = norm()
+        assert (output.requires_grad, taken(override)) == (False, 1)
+
+
+def test_autocast_sees_pytorchs_operator() -> None:
+    x = random(4, 8, dtype=torch.bfloat16)
+    norm = torch.nn.LayerNorm(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = norm(x)
+        with normgrad.torch.override() as override:
+            ours = norm(x)
+    assert (ours.dtype, taken(override)) == (plain.dtype, 1)
+
+
+@pytest.fixture
+def autocast_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Autocast on CUDA in a process without a GPU, where PyTorch would turn it off."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    with torch.autocast("cuda", torch.float16):
+        yield
+
+
+@pytest.mark.usefixtures("autocast_on_cuda")
+def test_fake_tensors_under_autocast_on_cuda_have_pytorchs_dtypes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def dtypes() -> list[torch.dtype]:
+        with FakeTensorMode():
+            x = torch.empty(2, 4, 3, device="cuda", dtype=torch.float16)
+            weight = torch.empty(4, device="cuda", dtype=torch.float16)
+            calls = (F.layer_norm(x, [3]), F.group_norm(x, 2, weight, weight), F.layer_norm(x.double(), [3]))
+            return [output.dtype for output in calls]
+
+    plain = dtypes()
+    assert plain == [torch.float32, torch.float32, torch.float64]
+    with normgrad.torch.override() as override:
+        assert dtypes() == plain
+    assert override.report().left == {
+        "layer_norm": {aten_override.SUBCLASS: 2},
+        "group_norm": {aten_override.SUBCLASS: 1},
+    }
+
+
+def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
+    x = random(2, 4, 3, dtype=torch.bfloat16).requires_grad_()
+    row, channel = random(3).requires_grad_(), random(4).requires_grad_()
+    for call, parameter in (
+        (lambda: aten_override._layer_norm_under_autocast(x, [3], row, row), row),
+        (lambda: aten_override._group_norm_under_autocast(x, 2, channel, channel), channel),
+    ):
+        with normgrad.torch.override() as override:
+            output = call()
+        assert taken(override) == 1
+        assert output.dtype == torch.float32
+        assert type(output.grad_fn.next_functions[0][0]).__name__ == "AccumulateGrad"  # of x, with no copy between
+        found = torch.autograd.grad(output.sin().sum(), (x, parameter))
+        assert [one.dtype for one in found] == [torch.bfloat16, torch.float32]
+
+
+def test_pytorchs_own_autocast_is_back_after_the_block() -> None:
+    def table() -> str:
+        return torch._C._dispatch_dump("aten::layer_norm") + torch._C._dispatch_dump("aten::group_norm")
+
+    before = table()
+    with normgrad.torch.override():
+        assert table() != before
+    assert table() == before
+
+
+def test_scripted_and_traced_models() -> None:
+    x = random(4, 8)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    for converted in (torch.jit.script(model), torch.jit.trace(model, x)):
+        with normgrad.torch.override() as override:
+            torch.testing.assert_close(converted(x), model(x))
+        assert taken(override) == 2
+    with normgrad.torch.override():
+        traced = torch.jit.trace(model, x)
+    assert "aten::layer_norm" in str(traced.inlined_graph)
+
+
+def test_a_compiled_function_after_a_block_in_which_one_was_compiled() -> None:
+    """What PyTorch's tracer has cached of our kernels goes with them."""
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        torch.compiler.reset()
+        leaf = x.clone().requires_grad_()
+        compiled = torch.compile(lambda x: F.group_norm(F.layer_norm(x, [8]), 2).sin(), backend="aot_eager")
+        return torch.autograd.grad(compiled(leaf).sum(), leaf)[0]
+
+    x = random(4, 8)
+    before = gradient(x)
+    with normgrad.torch.override():
+        torch.testing.assert_close(gradient(x), before, rtol=0, atol=0)
+    torch.testing.assert_close(gradient(x), before, rtol=0, atol=0)
+
+
+def test_a_view_of_the_output_of_a_transposed_input_works() -> None:
+    x = random(2, 8, 5).transpose(1, 2)
+    with normgrad.torch.override():
+        assert F.layer_norm(x, [8]).view(10, 8).shape == (10, 8)
+        assert normgrad.torch.LayerNorm(8)(x).view(10, 8).shape == (10, 8)
 
 
 def test_fake_tensors_and_compiled_functions() -> None:

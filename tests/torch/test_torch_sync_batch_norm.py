@@ -265,9 +265,9 @@ def test_running_statistics_of_float64_without_momentum(tmp_path: Path) -> None:
 
 def train_by_the_formulas() -> dict[str, Tensor]:
     """As on a GPU on which our kernels do not run."""
-    from normgrad.torch import formulas, synchronised
+    from normgrad.torch import formulas, sync_batch_norm_function
 
-    synchronised._steps = lambda data: formulas
+    sync_batch_norm_function._steps = lambda data: formulas
     return train_on_rank(cases(2)["uneven"])
 
 

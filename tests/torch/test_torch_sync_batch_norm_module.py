@@ -225,7 +225,7 @@ def test_gloo_is_known_by_the_device_that_it_serves(tmp_path: Path) -> None:
 import warnings
 warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
-from normgrad.torch.synchronised import _is_gloo
+from normgrad.torch.sync_batch_norm_function import _is_gloo
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 name = dist.group.WORLD.group_name
 compiled = torch.compile(lambda x: x + _is_gloo(name, "cuda"), fullgraph=True, backend="aot_eager")

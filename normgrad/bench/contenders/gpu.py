@@ -1,76 +1,65 @@
-"""Kernels for NVIDIA GPUs that others publish, as their users call them."""
+"""Kernels for NVIDIA GPUs that others publish: Liger-Kernel's and QuACK's backward passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from normgrad.bench.cases import CONTIGUOUS
 from normgrad.bench.contenders.contender import Contender, Role, Unavailable
-from normgrad.bench.contenders.pytorch import results_of
 from normgrad.bench.tensors import arguments_as_torch
-from normgrad.bench.workload import EPS, Workload
+from normgrad.bench.workload import Workload
 
-Forward = Callable[..., Any]  # of input, weight and bias
-
-
-class _ByAutograd:
-    """A library's backward pass, the forward pass done beforehand."""
-
-    name: str
-
-    def prepare(self, work: Workload) -> Iterable[Contender]:
-        import torch
-
-        forward = self._forward(work)
-        arguments = arguments_as_torch(work.arguments, "cuda")
-        weight = arguments["weight"]
-        # Detached: the tensors are the other contenders' too, which are timed without autograd.
-        leaves = [t.detach().requires_grad_() for t in (arguments["input"], weight, torch.zeros_like(weight))]
-        with torch.enable_grad():
-            output = forward(*leaves)
-        run = partial(_gradients, output, leaves, arguments["grad_out"])
-        yield Contender(self.name, Role.PEER, run, partial(results_of, run))
-
-    def _forward(self, work: Workload) -> Forward:
-        raise NotImplementedError
+Gradients = Callable[[str, Mapping[str, Any]], tuple[Any, ...]]
 
 
-def _gradients(output: Any, leaves: Sequence[Any], grad_out: Any) -> Any:
-    import torch
+def liger(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return Liger-Kernel's gradients of input, weight and bias; Unavailable where it has no such operator."""
+    if operator == "layer_norm_backward":
+        from liger_kernel.ops.layer_norm import layer_norm_backward
 
-    return torch.autograd.grad(output, leaves, grad_out, retain_graph=True)
+        statistics = (a["mean"].flatten(), a["rstd"].flatten())
+        return _of_input_shape(a, layer_norm_backward(*_rows(a), a["weight"], a["bias"], *statistics))
+    if operator == "group_norm_backward":
+        from liger_kernel.ops.group_norm import group_norm_backward
 
-
-class Liger(_ByAutograd):
-    """Liger-Kernel's LayerNorm and GroupNorm."""
-
-    name = "Liger"
-
-    def _forward(self, work: Workload) -> Forward:
-        from liger_kernel.transformers import functional
-
-        if work.case.operator == "layer_norm_backward":
-            return lambda x, weight, bias: functional.liger_layer_norm(x, weight, bias, EPS)
-        if work.case.operator == "group_norm_backward":
-            sizes = (work.case.shape[1], work.case.group)
-            return lambda x, weight, bias: functional.liger_group_norm(x, weight, bias, *sizes, EPS)
-        raise Unavailable(f"Liger has no {work.case.operator}")
+        data = (a[name].reshape(a["N"], a["C"], -1) for name in ("grad_out", "input"))
+        rest = (a["weight"], a["weight"], a["mean"], a["rstd"], a["C"], a["group"])
+        return _of_input_shape(a, group_norm_backward(*data, *rest))
+    raise Unavailable(f"Liger has no {operator}")
 
 
-class Quack:
-    """QuACK's LayerNorm, of which it publishes the backward pass as a function."""
+def quack(operator: str, a: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return QuACK's gradients of input, weight and bias; Unavailable where it has no such operator."""
+    if operator != "layer_norm_backward":
+        raise Unavailable(f"QuACK has no {operator}")
+    try:
+        from quack.rmsnorm import layernorm_bwd
+    except ImportError as error:
+        raise Unavailable(f"QuACK cannot be used: {error}") from None
+    grad_out, x = _rows(a)
+    return _of_input_shape(a, layernorm_bwd(x, a["weight"], grad_out, a["rstd"].flatten(), a["mean"].flatten()))
 
-    name = "QuACK"
+
+def _rows(a: Mapping[str, Any]) -> list[Any]:
+    """Return grad_out and input as the two-dimensional tensors that the kernels are written for."""
+    return [a[name].reshape(-1, a["weight"].numel()) for name in ("grad_out", "input")]
+
+
+def _of_input_shape(a: Mapping[str, Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    return gradients[0].reshape(a["input"].shape), *gradients[1:]
+
+
+class Published:
+    """A library of which the gradients are a function of the operator's name and arguments."""
+
+    def __init__(self, name: str, gradients: Gradients) -> None:
+        self.name, self._gradients = name, gradients
 
     def prepare(self, work: Workload) -> Iterable[Contender]:
-        if work.case.operator != "layer_norm_backward":
-            raise Unavailable(f"QuACK has no {work.case.operator}")
-        try:
-            from quack.rmsnorm import layernorm_bwd
-        except ImportError as error:
-            raise Unavailable(f"QuACK cannot be used: {error}") from None
-        a = arguments_as_torch(work.arguments, "cuda")
-        rstd, mean = a["rstd"].reshape(-1), a["mean"].reshape(-1)
-        run = partial(layernorm_bwd, a["input"], a["weight"], a["grad_out"], rstd, mean)
-        yield Contender(self.name, Role.PEER, run, partial(results_of, run))
+        """The backward pass, on contiguous tensors alone: the kernels take no others."""
+        if work.case.layout != CONTIGUOUS:
+            raise Unavailable(f"{self.name} takes contiguous tensors")
+        run = partial(self._gradients, work.case.operator, arguments_as_torch(work.arguments, work.device))
+        yield Contender(self.name, Role.PEER, run, run)

@@ -23,13 +23,27 @@ class PyTorch:
         """PyTorch's operator, or the nearest thing to it."""
         import torch
 
-        name = work.case.operator
-        table = _ANY_DEVICE | (_CUDA if work.device == "cuda" else _CPU)
-        if name not in table:
-            raise Unavailable(f"PyTorch has no {name} on {work.device}")
         with torch.no_grad():
-            run = table[name](arguments_as_torch(work.arguments, work.device))
+            arguments = with_own_statistics(work.case.operator, arguments_as_torch(work.arguments, work.device))
+            run = operator(work.case.operator, arguments, work.device)
         yield Contender(self.name, Role.PEER, run, partial(results_of, run))
+
+
+def operator(name: str, arguments: dict[str, Any], device: str) -> Prepared:
+    """Return PyTorch's operator on tensors by parameter name, or the nearest thing to it; Unavailable where none is."""
+    table = _ANY_DEVICE | (_CUDA if device == "cuda" else _CPU)
+    if name not in table:
+        raise Unavailable(f"PyTorch has no {name} on {device}")
+    return table[name](arguments)
+
+
+def with_own_statistics(name: str, a: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a backward pass with statistics of PyTorch's own forward pass, in the dtype it wants."""
+    forward = {"layer_norm_backward": _layer_norm, "group_norm_backward": _group_norm}.get(name)
+    if forward is None:
+        return a
+    _, mean, rstd = forward({"bias": None} | a)()
+    return a | {"mean": mean, "rstd": rstd}
 
 
 class CompiledPyTorch:
@@ -52,7 +66,8 @@ class CompiledPyTorch:
         if work.case.operator not in _FORMULAS:
             raise Unavailable(f"there is no formula of {work.case.operator} to compile")
         torch._dynamo.reset()  # every case is compiled for its own sizes, and none counts as a recompilation
-        arguments = arguments_as_torch(work.arguments, work.device)
+        with torch.no_grad():
+            arguments = with_own_statistics(work.case.operator, arguments_as_torch(work.arguments, work.device))
         function, values = _FORMULAS[work.case.operator](arguments)
         compiled = torch.compile(function, dynamic=False, fullgraph=True)
         try:
@@ -83,7 +98,7 @@ def _aten(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
 
-# Each takes the arguments by name. Statistics come from PyTorch's own forward pass, in the dtype that it wants.
+# Each takes the arguments by name.
 
 
 def _layer_norm_backward(a: dict[str, Any]) -> Prepared:
@@ -92,9 +107,8 @@ def _layer_norm_backward(a: dict[str, Any]) -> Prepared:
 
 
 def _layer_norm_backward_values(a: dict[str, Any]) -> tuple[Any, ...]:
-    _, mean, rstd = _layer_norm(a)()
-    mask = [True, True, True]
-    return a["grad_out"], a["input"], list(a["normalized_shape"]), mean, rstd, a["weight"], a["bias"], mask
+    statistics, mask = (a["mean"], a["rstd"]), [True, True, True]
+    return a["grad_out"], a["input"], list(a["normalized_shape"]), *statistics, a["weight"], a.get("bias"), mask
 
 
 def _layer_norm(a: dict[str, Any]) -> Prepared:
@@ -115,9 +129,8 @@ def _group_norm_backward_operator(a: dict[str, Any]) -> Any:
 
 
 def _group_norm_backward_values(a: dict[str, Any]) -> tuple[Any, ...]:
-    _, mean, rstd = _group_norm(a | {"bias": None})()
     sizes = (a["N"], a["C"], a["HxW"], a["group"])
-    return a["grad_out"], a["input"], mean, rstd, a["weight"], *sizes, [True, True, True]
+    return a["grad_out"], a["input"], a["mean"], a["rstd"], a["weight"], *sizes, [True, True, True]
 
 
 def _group_norm(a: dict[str, Any]) -> Prepared:

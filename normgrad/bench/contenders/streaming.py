@@ -87,8 +87,22 @@ class NumpyStreaming:
         yield Contender(self.name, Role.LIMIT, run)
 
 
+class DeviceCopy:
+    """A device-to-device copy of as many bytes as the operator reads and writes together."""
+
+    name = "copy"
+
+    def prepare(self, work: Workload) -> Iterable[Contender]:
+        """One copy, of half of the bytes."""
+        import torch
+
+        half = work.case.nbytes * (work.traffic.reads + work.traffic.writes) // 2
+        source, target = (torch.ones(half, dtype=torch.uint8, device=work.device) for _ in range(2))
+        yield Contender(self.name, Role.LIMIT, partial(target.copy_, source))
+
+
 class TorchStreaming:
-    """PyTorch's own element-wise operators, on its threads or its device."""
+    """PyTorch's own element-wise operators, on its threads."""
 
     name = "PyTorch stream"
 

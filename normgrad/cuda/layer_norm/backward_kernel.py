@@ -72,7 +72,6 @@ def layer_norm_backward(
     TILE: tl.constexpr,  # tiles.RowTileSpec
     PREFETCH: tl.constexpr,  # load the next tile into registers while this one is reduced
     STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
-    SEGMENTS: tl.constexpr,  # of a CTA's columns that are added up first; 1 where a thread holds few columns
     CLUSTER: tl.constexpr,  # the CTAs that share a row are a cluster
     WARPS: tl.constexpr,  # of a CTA
     FLOAT64: tl.constexpr,  # everything is computed in float64
@@ -168,9 +167,6 @@ def layer_norm_backward(
                 if weight is not None:
                     g *= unpack(w, UNPACKED, FLOAT64)
                 sum_g, sum_gx = g, g * x_hat
-                if SEGMENTS > 1:
-                    SEGMENTED: tl.constexpr = (ROWS, SEGMENTS, COLUMNS // SEGMENTS)
-                    sum_g, sum_gx = sum_pair(tl.reshape(sum_g, SEGMENTED), tl.reshape(sum_gx, SEGMENTED), 1)
                 if CLUSTER:
                     sum_g, sum_gx = sum_by_warp(sum_g, sum_gx, WARP_WIDTH, WARPS)
                     send_from_warps(sum_g, sum_gx, exchange, part, iteration, PARTS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
@@ -22,12 +21,10 @@ from normgrad.cuda.layer_norm.tiles import (
     forward_row_tile,
     forward_segments,
     row_tile,
-    strided_segments,
     with_fewer_rows,
 )
 from normgrad.cuda.operands import (
     Operand,
-    has_strided_columns,
     merge_rows,
     pack_operands,
     pack_vector,
@@ -83,19 +80,15 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
     M, N = math.prod(shape[:-1]), shape[-1]
     want_input = "grad_input" in problem.views
     operands = [
-        steps.strided_input("grad_out", shape),
-        steps.strided_input("input", shape),
-        steps.output("grad_input", shape),
+        steps.strided_input("grad_out", shape, contiguous_columns=True),
+        steps.strided_input("input", shape, contiguous_columns=True),
+        steps.output("grad_input", shape, contiguous_columns=True),
     ]
     row_grid, operands = merge_rows(shape, operands)
     packing, operands = pack_operands(operands, N)
-    strided = has_strided_columns(operands)
-    if strided:  # the warps of a cluster exchange sums of contiguous columns
-        chip = replace(chip, max_active_clusters=None)
     tile = row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
-    if not strided:
-        share = _FEW_ROWS_SHARE if outputs else 1
-        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
+    share = _FEW_ROWS_SHARE if outputs else 1
+    tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
     cta_groups = CtaGroups.of(tile.parts if want_input else 1, cdiv(M, tile.rows), tile, chip)
     weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
     partial_dtype = FLOAT64 if weight_float64 else FLOAT32
@@ -113,7 +106,6 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
             "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
             "PREFETCH": tile.prefetch,
             "STAGES": tile.stages,
-            "SEGMENTS": strided_segments(tile) if has_strided_columns(operands[:2]) else 1,
             "CLUSTER": cta_groups.cluster,
             "WARPS": tile.warps,
             "FLOAT64": tile.float64,
@@ -135,15 +127,14 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, ["output", "mean", "rstd"])
     if M == 0:
         return steps
-    operands = [steps.strided_input("input", shape), steps.output("output", shape)]
+    operands = [
+        steps.strided_input("input", shape, contiguous_columns=True),
+        steps.output("output", shape, contiguous_columns=True),
+    ]
     row_grid, operands = merge_rows(shape, operands)
-    strided = has_strided_columns(operands)
-    if strided:
-        tile = forward_row_tile(max(N, 1), steps.itemsize, replace(chip, max_active_clusters=None))
-    else:
-        tile = forward_row_tile(max(N, 1), steps.itemsize, chip)
+    tile = forward_row_tile(max(N, 1), steps.itemsize, chip)
     segments = forward_segments(tile, steps.itemsize)
-    if segments == 1 and not strided:
+    if segments == 1:
         tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
     cta_groups = CtaGroups.of(tile.parts, cdiv(M, tile.rows), tile, chip)
     mailbox = Mailbox.of(steps, cta_groups, 2 * M)

@@ -75,9 +75,9 @@ class Measured:
 # be a visible share of the error bound. Chosen without a measurement.
 NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, float64=True)
 # Chosen on an NVIDIA H200 (driver 580.159, PyTorch 2.11, Triton 3.6) by benchmarks/cuda_tune.py; other GPUs take the
-# same. By dtype and packing: unpacked 16-bit elements are those of rows with an odd number of columns, or of strided
-# ones (cp.async copies at least four bytes, so they are not loaded through shared memory). Each tile holds rows of up
-# to its columns.
+# same. By dtype and packing: unpacked 16-bit elements are those of rows with an odd number of columns or an odd stride
+# (cp.async copies at least four bytes, so they are not loaded through shared memory). Each tile holds rows of up to its
+# columns.
 ROW_TILES = {
     "float32": (
         Measured(RowTile(32, 64, 1, 4, 3, prefetch=True), "401408×64", 93),
@@ -235,11 +235,6 @@ def forward_segments(tile: RowTile, itemsize: int) -> int:
     if tile.columns <= _CHAIN * threads:
         return 1
     return min(tile.columns * itemsize // (threads * VECTOR_BYTES), _CHAIN * itemsize // 4)
-
-
-def strided_segments(tile: RowTile) -> int:
-    """Return the segments for strided columns, of which a thread may hold many: one element of each segment."""
-    return max(min(tile.columns // (tile.warps * 32), _CHAIN), 1)
 
 
 # For the forward pass of longer rows, and of those that would leave much of a tile empty: speeds in 16 bits, and in

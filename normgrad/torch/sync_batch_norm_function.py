@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from normgrad.torch import formulas
-from normgrad.torch.functional import runs_on_gpu
+from normgrad.torch.heuristics import gpu_problem
+from normgrad.torch.internals import constant_when_compiled
 
-_FEWEST = 2  # values per channel: of one, there is no variance to keep
+_MIN_VALUES = 2  # per channel: one value has no variance
 
 
 @dataclass(frozen=True)
@@ -47,26 +48,26 @@ def batch_norm_over_ranks(
     eps: float,
     group: dist.ProcessGroup,
 ) -> Tensor:
-    """The output on this rank, with the statistics of all ranks."""
+    """Return the output on this rank, with the statistics of all ranks."""
     group_name = group.group_name
     with torch.no_grad():
         data = input.detach()
         means, invstds, counts = _statistics_of_ranks(data, eps, group, group_name)
         mean, invstd = _statistics_of_all(data, means, invstds, counts, running, eps)
-    output: Tensor = _Normalise.apply(input, weight, bias, mean, invstd, counts, group_name)
+    output: Tensor = _Normalize.apply(input, weight, bias, mean, invstd, counts, group_name)
     return output
 
 
 def _steps(data: Tensor) -> Any:
-    """The operators; for float64, and on a GPU that is not theirs, their formulas."""
-    is_theirs = data.dtype != torch.float64 and (not data.is_cuda or runs_on_gpu(data.device.index))
-    return torch.ops.normgrad if is_theirs else formulas
+    """Return the operators; for float64, and on a GPU where they do not run, their formulas."""
+    runs = data.dtype != torch.float64 and (not data.is_cuda or gpu_problem(data.device.index) is None)
+    return torch.ops.normgrad if runs else formulas
 
 
 def _statistics_of_ranks(
     data: Tensor, eps: float, group: dist.ProcessGroup, group_name: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and invstds, ranks × channels, and counts, one per rank."""
+    """Return means and invstds, ranks × channels, and counts, one per rank."""
     mean, invstd = _steps(data).batch_norm_stats(data, eps)
     channels, ranks = data.shape[1], dist.get_world_size(group)
     count = mean.new_full((1,), data.numel() // channels)
@@ -83,8 +84,8 @@ def _statistics_of_ranks(
 def _statistics_of_all(
     data: Tensor, means: Tensor, invstds: Tensor, counts: Tensor, running: Running, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Mean and invstd of the whole batch; the running statistics move if it has two values per channel or more."""
-    if data.numel() >= _FEWEST * data.shape[1]:  # this rank's batch is enough, whatever the others have
+    """Return mean and invstd of the whole batch; with two values per channel the running statistics move."""
+    if data.numel() >= _MIN_VALUES * data.shape[1]:  # this rank's batch is enough, whatever the others have
         return _combined(data, means, invstds, counts, running, eps)
     total = counts.sum()
     if _host_knows(total) and total == 1:
@@ -92,7 +93,7 @@ def _statistics_of_all(
     before = [buffer.clone() for buffer in running.buffers]
     mean, invstd = _combined(data, means, invstds, counts, running, eps)
     for buffer, old in zip(running.buffers, before, strict=True):
-        buffer.copy_(torch.where(total >= _FEWEST, buffer, old))
+        buffer.copy_(torch.where(total >= _MIN_VALUES, buffer, old))
     # Of no values at all there are no statistics; and gradients, which are zero then, must not be made of NaN.
     return torch.where(total > 0, mean, 0), torch.where(total > 0, invstd, 0)
 
@@ -100,7 +101,7 @@ def _statistics_of_all(
 def _combined(
     data: Tensor, means: Tensor, invstds: Tensor, counts: Tensor, running: Running, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The ranks' statistics as one, with the running statistics moved."""
+    """Combine the statistics of all ranks, and move the running statistics."""
     gather = _steps(data).batch_norm_gather_stats_with_counts
     mean: Tensor
     invstd: Tensor
@@ -118,11 +119,11 @@ def _combined(
 
 
 def _host_knows(tensor: Tensor) -> bool:
-    """Whether a value can be read without waiting for a device or breaking a graph."""
+    """Return whether a value can be read without waiting for a device or breaking a graph."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-class _Normalise(torch.autograd.Function):  # type: ignore[misc]
+class _Normalize(torch.autograd.Function):  # type: ignore[misc]
     """The last step forward. Backward, the gradient through the statistics of all ranks is part of the input's."""
 
     @staticmethod
@@ -166,7 +167,7 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, *args: Any) -> Tensor:
-    """What a collective makes of the ranks' tensors; the group's name is the last argument."""
+    """Return the result of a collective on a tensor of each rank; the group's name is the last argument."""
     if tensor.device.type == "cuda" and _is_gloo(args[-1], tensor.device.type):
         return _exchanged(purpose, collective, tensor.cpu(), *args).to(tensor.device)
     wait = torch.ops._c10d_functional.wait_tensor
@@ -183,8 +184,8 @@ def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, 
     return done
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _is_gloo(group_name: str, device: str) -> bool:
-    """Whether a group's collectives are gloo's for a kind of device: on tensors of a GPU these end the process."""
+    """Return whether a group's collectives are gloo's for a device type: on tensors of a GPU these end the process."""
     group = dist.distributed_c10d._resolve_process_group(group_name)
     return bool(group._get_backend(torch.device(device)).name() == "gloo")

@@ -1,16 +1,43 @@
 """Which threads hold which elements of the tensors in compiled code, read from Triton's GPU dialect (TTGIR).
 
 The kernels rely on layouts that Triton chooses and does not promise: reductions over lanes that are adjacent, and
-values that all sending threads hold. These functions find violations in the compiled code.
+values that all sending threads hold. ``launch.compiled`` calls ``check_layouts`` for every kernel before it is loaded,
+and a kernel that fails is never launched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+#: The instruction by which the CTAs of a cluster send partial sums.
+SEND = "st.async"
 
 #: Linear layout: the step along each dimension that each bit of the register's, lane's or warp's index makes.
 Bases = dict[str, list[list[int]]]
+
+
+class UnexpectedLayout(Exception):
+    """A compiled kernel whose layouts are not as the kernel needs them; the text says what was found."""
+
+
+def check_layouts(asm: Mapping[str, str]) -> None:
+    """Raise UnexpectedLayout where compiled code has layouts that the kernels do not work with, or cannot be read."""
+    code = asm.get("ttgir")
+    if code is None:
+        raise UnexpectedLayout(
+            "Triton keeps no TTGIR of its kernels (TRITON_STORE_BINARY_ONLY), so it cannot be checked"
+        )
+    try:
+        found = [
+            f"a reduction over separated threads, {problem}" for problem in reductions_over_separated_threads(code)
+        ]
+        if SEND in code:
+            found += [f"a value that not all senders hold, {text}" for text in values_not_held_by_all_senders(code)]
+    except (LookupError, ValueError) as error:
+        raise UnexpectedLayout(f"the layouts of a kernel cannot be read ({type(error).__name__}: {error})") from error
+    if found:
+        raise UnexpectedLayout(found[0])
 
 
 def _integers(text: str) -> list[int]:
@@ -44,7 +71,8 @@ def _bases(layout: str, shape: list[int], named: dict[str, str]) -> Bases:
             for level, match in found.items()
             if match
         }
-    assert layout.startswith("#ttg.blocked"), layout
+    if not layout.startswith("#ttg.blocked"):
+        raise ValueError(f"unknown layout {layout}")
     return _blocked(layout, shape)
 
 
@@ -64,7 +92,8 @@ def reductions_over_separated_threads(code: str) -> Iterator[str]:
     """Yield the reductions whose threads along the axis are not adjacent: Triton 3.6 reduces over the wrong lanes."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     found = list(_REDUCE.finditer(code))
-    assert len(found) == code.count('"tt.reduce"')
+    if len(found) != code.count('"tt.reduce"'):
+        raise ValueError("a reduction in an unknown form")
     for axis, sizes, layout in (match.groups() for match in found):
         bases = _bases(layout, _integers(sizes), named)
         if _are_separated(bases["lane"], int(axis)) or _are_separated(bases["warp"], int(axis)):
@@ -81,15 +110,16 @@ def columns_by_thread(code: str) -> list[dict[str, list[list[int]]]]:
     ]
 
 
-def values_not_held_by_all_senders(code: str, instruction: str) -> Iterator[str]:
-    """Yield operands of inline assembly with an instruction whose elements the threads do not hold as they must.
+def values_not_held_by_all_senders(code: str) -> Iterator[str]:
+    """Yield operands of sending instructions whose elements the threads do not hold as they must.
 
     Of [rows], every thread must hold every element. Of [rows, warps], every lane its warp's elements, and no warp
     another's.
     """
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
-    lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and instruction in line]
-    assert lines
+    lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and SEND in line]
+    if not lines:
+        raise ValueError("a sending instruction in an unknown form")
     for sizes, layout in re.findall(r"tensor<((?:\d+x)+)\w+, ([^\n]*?)>(?:,| ->)", "\n".join(lines)):
         shape = _integers(sizes)
         bases = _bases(layout, shape, named)

@@ -1,0 +1,512 @@
+"""The generated parts of docs/evidence/cpu.md, gpu.md and speed.md, and of the pages that show the chart of models.
+
+``pages.py`` calls :func:`written`. The results come from ``normgrad bench`` and from ``model_calls.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import bars
+from model_calls import COLUMNS, Timed, cells, worst_first
+from page_parts import ROOT, machine_line, replaced, table
+
+from normgrad.bench.cases import SMALL, TARGETS
+from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN
+from normgrad.bench.pattern_report import LIMITS
+from normgrad.bench.pattern_runner import CONTROL
+from normgrad.bench.patterns import NORMAL
+from normgrad.bench.results import geometric_mean
+
+RESULTS = ROOT / "benchmarks" / "results"
+EVIDENCE = ROOT / "docs" / "evidence"
+PYTORCH, COPY = "PyTorch", "copy"
+#: Operators that PyTorch has on the CPU too, with the same contract.
+SAME_IN_PYTORCH = ("layer_norm_backward", "layer_norm", "group_norm_backward", "group_norm")
+CPU_DTYPES = ("float32", "float16", "bfloat16")
+GPU_DTYPES = ("bfloat16", "float32")
+FORMATS = {"contiguous": "", "channels_last": "last"}
+
+Row = dict[str, Any]
+Case = dict[str, Row]  # by contender
+Groups = dict[tuple[str, str], dict[str, list[float]]]  # by operator and memory format, then by dtype
+
+
+def stored(name: str) -> dict[str, Any]:
+    """Return a file of results."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def cases(rows: Iterable[Row]) -> Iterator[Case]:
+    """Yield the measurements of every case; who was wrong or took no part is not among them."""
+    for _, group in groupby(rows, lambda row: tuple(row[k] for k in ("operator", "shape", "group", "dtype", "layout"))):
+        found = {row["contender"]: row for row in group if row["problem"] is None}
+        if PLAN in found:
+            yield found
+
+
+def speedup(case: Case, peer: str = PYTORCH, ours: str = PLAN) -> float | None:
+    """Return a library's time over ours."""
+    return case[peer]["seconds"] / case[ours]["seconds"] if peer in case and ours in case else None
+
+
+def size_of(row: Row) -> str:
+    """Return the shape, with the number of groups of GroupNorm."""
+    return row["shape"].replace("x", "×") + (f" / {row['group']}" if row["group"] else "")
+
+
+def name_of(case: Case) -> str:
+    """Return an operator, its sizes, dtype and memory format."""
+    row = case[PLAN]
+    return f"`{row['operator']}` {size_of(row)} {row['dtype']} {FORMATS[row['layout']]}".rstrip()
+
+
+def grouped(found: Iterable[Case], *keys: str) -> dict[tuple[str, ...], list[Case]]:
+    """Return the cases by fields of their records."""
+    groups: dict[tuple[str, ...], list[Case]] = {}
+    for case in found:
+        groups.setdefault(tuple(case[PLAN][key] for key in keys), []).append(case)
+    return groups
+
+
+def speedups(found: Iterable[Case]) -> Groups:
+    """Return PyTorch's time over ours by operator, memory format and dtype."""
+    groups: Groups = {}
+    for (operator, layout, dtype), some in grouped(found, "operator", "layout", "dtype").items():
+        ratios = [ratio for case in some if (ratio := speedup(case)) is not None]
+        groups.setdefault((operator, layout), {})[dtype] = ratios
+    return groups
+
+
+def mean_and_range(found: Sequence[float], digits: int = 1) -> str:
+    """Return the geometric mean with the least and the largest; a dash where there is none."""
+    if not found:
+        return "–"
+    return f"{geometric_mean(found):.{digits}f} ({min(found):.{digits}f} to {max(found):.{digits}f})"
+
+
+def speedup_chart(title: str, subtitle: str, groups: Groups, dtypes: Sequence[str]) -> str:
+    """Return a chart: how many times faster than PyTorch, by operator, memory format and dtype."""
+    rows = []
+    for (operator, layout), by_dtype in groups.items():
+        means = [geometric_mean(by_dtype.get(dtype, [])) for dtype in dtypes]
+        label = operator if layout == "contiguous" else f"{operator} {layout}"
+        rows.append(bars.Row(label, [mean and (mean, f"{mean:.1f} ×") for mean in means]))
+    return bars.bar_chart(title, subtitle, dtypes, rows)
+
+
+# CPU
+
+
+def cpu_targets(found: list[Case]) -> str:
+    """Return a table of shares of the bandwidth limit against the targets, from 1 MB on."""
+    rows = []
+    large = (case for case in found if case[PLAN]["bytes"] >= SMALL)
+    for (operator, dtype, layout), group in grouped(large, "operator", "dtype", "layout").items():
+        shares = [case[PLAN]["of_limit"] for case in group]
+        ratios = [ratio for case in group if (ratio := speedup(case)) is not None]
+        error = max(case[PLAN]["error_of_bound"] for case in group)
+        mean, target = geometric_mean(shares) or 0.0, TARGETS.get(operator)
+        verdict = ""
+        if target is not None:
+            reached = min(shares) >= target.every_case and mean >= target.geometric_mean
+            verdict = f"{target.every_case:.0%} and {target.geometric_mean:.0%}: {'' if reached else 'not '}reached"
+        against = f"{geometric_mean(ratios):.2f}" if ratios else "–"
+        figures = [f"{min(shares):.0%}", f"{mean:.0%}", against, f"{error:.3f}", verdict]
+        rows.append([f"`{operator}`", dtype, FORMATS[layout], *figures])
+    return table(["operator", "dtype", "order", "worst", "mean", "× PyTorch", "error / bound", "target"], rows)
+
+
+def cpu_below_target(found: list[Case]) -> str:
+    """Return the cases below their operator's target for every case, furthest first."""
+    rows = []
+    for case in sorted(found, key=lambda case: case[PLAN]["of_limit"] or 0.0):
+        row = case[PLAN]
+        target = TARGETS.get(row["operator"])
+        if row["bytes"] >= SMALL and target is not None and row["of_limit"] < target.every_case:
+            ratio = speedup(case)
+            rows.append([name_of(case), f"{row['of_limit']:.0%}", "–" if ratio is None else f"{ratio:.2f}"])
+    return table(["case below its target", "of limit", "× PyTorch"], rows)
+
+
+def cpu_slower(found: list[Case], title: str) -> str:
+    """Return the cases in which PyTorch is faster than the plan or the call with tensors, the worst first."""
+    compared, behind = 0, []
+    from_numpy = [ratio for case in found if (ratio := speedup(case, ours=NUMPY_CALL)) is not None]
+    for case in found:
+        ratios = [speedup(case, ours=ours) for ours in (PLAN, CALL, NUMPY_CALL)]
+        counting = [ratio for ratio in ratios[:2] if ratio is not None]
+        compared += bool(counting)
+        if min(counting, default=1.0) < 1:
+            figures = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            behind.append((min(counting), [name_of(case), *figures]))
+    text = f"{title}: slower than PyTorch in {len(behind)} of {compared} cases, the plan or the call with tensors.\n"
+    if from_numpy:
+        slow = sum(ratio < 1 for ratio in from_numpy)
+        text += "A call with NumPy arrays takes longer than PyTorch's operator on tensors in "
+        text += f"{slow} of {len(from_numpy)}.\n"
+    if not behind:
+        return text
+    titles = ["case", "plan, × PyTorch", "call, × PyTorch", "call with NumPy, × PyTorch"]
+    return text + "\n" + table(titles, [line for _, line in sorted(behind)])
+
+
+def cpu_grid(found: list[Case]) -> str:
+    """Return a table of the grid: how the libraries compare over all sizes, and how the process grew."""
+    peers = [peer for peer in (PYTORCH, "torch.compile", "JAX") if any(peer in case for case in found)]
+    rows = []
+    for (operator, dtype, layout), group in grouped(found, "operator", "dtype", "layout").items():
+        figures = []
+        for peer in peers:
+            ratios = [ratio for case in group if (ratio := speedup(case, peer)) is not None]
+            figures.append(f"{geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else "–")
+        largest = (max(case[PLAN][f"{name}_bytes"] or 0 for case in group) for name in ("peak_growth", "workspace"))
+        figures += [f"{nbytes / 2**20:.1f} MB" for nbytes in largest]
+        rows.append([f"`{operator}`", dtype, FORMATS[layout], str(len(group)), *figures])
+    titles = ["operator", "dtype", "order", "cases", *(f"× {peer}" for peer in peers), "growth", "workspace"]
+    return table(titles, rows)
+
+
+def cpu_calls(results: dict[str, Any]) -> str:
+    """Return what whole calls cost, and the first call of a process."""
+    overhead, startup = results["overhead"], results["startup"]
+    rows = [[each["case"], *(f"{1e6 * seconds:.1f}" for seconds in each["seconds"].values())] for each in overhead]
+    text = "Whole calls on small data, µs:\n\n" + table(["case", *overhead[0]["seconds"]], rows)
+    if startup:
+        rows = [[f"{v:.2f} s" if isinstance(v, float) else str(v) for v in each.values()] for each in startup]
+        text += "\nThe first call in a fresh process:\n\n" + table(
+            [name.replace("_", " ") for name in startup[0]], rows
+        )
+    return text
+
+
+def cpu_summary() -> Groups:
+    """Return the speed-ups from 1 MB on. What is not among the default sizes, timed for longer, is of the grid."""
+    default, grid = (list(cases(stored(name)["results"])) for name in ("cpu_2_cores", "cpu_2_cores_grid"))
+    timed = {case[PLAN]["operator"] for case in default}
+    found = [*default, *(case for case in grid if case[PLAN]["operator"] not in timed)]
+    return speedups(c for c in found if c[PLAN]["operator"] in SAME_IN_PYTORCH and c[PLAN]["bytes"] >= SMALL)
+
+
+def cpu_page(page: str) -> tuple[str, str]:
+    """Return docs/evidence/cpu.md and its chart."""
+    results = stored("cpu_2_cores")
+    machine, found = results["machine"], list(cases(results["results"]))
+    grid = list(cases(stored("cpu_2_cores_grid")["results"]))
+    tables = [
+        machine_line(results, "numpy", "numba", "torch"),
+        cpu_targets(found),
+        cpu_below_target(found),
+        cpu_slower(found, "The default sizes"),
+        cpu_calls(results),
+        "The grid, from 2×2 to 256 MB (`normgrad bench --grid`): times of other libraries over the plan's,\n"
+        "geometric mean and worst; the largest growth of the process during a plan's run, and the largest workspace.\n"
+        "Below 1 MB a plain call with tensors counts too; one with NumPy arrays is timed beside it.\n",
+        cpu_grid(grid),
+        cpu_slower(grid, "The grid"),
+    ]
+    groups = cpu_summary()
+    rows = [
+        [f"`{operator}`", layout, *(mean_and_range(by.get(dtype, [])) for dtype in CPU_DTYPES)]
+        for (operator, layout), by in groups.items()
+    ]
+    page = replaced(page, "summary", table(["operator", "memory format", *CPU_DTYPES], rows))
+    page = replaced(page, "tables", "\n".join(tables))
+    page = replaced(page, "patterns", patterns(stored("patterns_cpu_2_cores")))
+    place = f"{machine['cores']} cores of an {machine['processor']}, PyTorch {machine['versions']['torch']}"
+    subtitle = f"Geometric mean over tensors of 1 MB and more: {place}"
+    return page, speedup_chart("Times faster than PyTorch's operators on a CPU", subtitle, groups, CPU_DTYPES)
+
+
+# GPU
+
+
+def gpu_cases(name: str = "cuda_h200") -> list[Case]:
+    """Return what was measured on the GPU."""
+    return list(cases(stored(name)["results"]))
+
+
+def gpu_speeds(found: list[Case]) -> str:
+    """Return a table of speeds in % of the copy."""
+    peers = (PLAN, PYTORCH, "torch.compile", "Liger", "QuACK")
+    shown = [peer for peer in peers if any(peer in case for case in found)]
+    rows = []
+    for case in found:
+        row, copy = case[PLAN], case[COPY]["seconds"]
+        shares = (f"{100 * copy / case[peer]['seconds']:.0f}" if peer in case else "" for peer in shown)
+        layout = row["layout"] if row["layout"] != "contiguous" else ""
+        rows.append([row["operator"], size_of(row), row["dtype"], layout, f"{1e6 * copy:.1f}", *shares])
+    return table(["operator", "sizes", "dtype", "order", "copy, µs", *(f"{peer}, %" for peer in shown)], rows)
+
+
+def gpu_calls(found: list[Case]) -> str:
+    """Return the host times of calls and the times of replayed graphs, of small tensors."""
+    columns = {
+        "call": (CALL, "host_seconds"),
+        "plan.run": (PLAN, "host_seconds"),
+        "PyTorch call": (PYTORCH, "host_seconds"),
+        "graph": (PLAN, "graph_seconds"),
+        "PyTorch graph": (PYTORCH, "graph_seconds"),
+    }
+    rows = []
+    for case in found:
+        row = case[PLAN]
+        if row["graph_seconds"] is not None:
+            layout = row["layout"] if row["layout"] != "contiguous" else ""
+            times = (f"{1e6 * case[name][field]:.1f}" if name in case else "" for name, field in columns.values())
+            rows.append([row["operator"], size_of(row), row["dtype"], layout, *times])
+    return table(["operator", "sizes", "dtype", "order", *columns], rows)
+
+
+def gpu_page(page: str) -> tuple[str, str]:
+    """Return docs/evidence/gpu.md and its chart."""
+    results = stored("cuda_h200")
+    found = list(cases(results["results"]))
+    tables = [
+        machine_line(results, "torch", "triton") + "Speeds in % of a device-to-device copy of the same bytes.\n",
+        gpu_speeds(found),
+        "Host time of a call and time of a replayed CUDA graph, in µs:\n",
+        gpu_calls(found),
+        "Other libraries, in a run of their own, with normgrad as it was then:\n",
+        gpu_speeds(gpu_cases("cuda_h200_others")),
+    ]
+    rows = []
+    for (operator, layout), group in grouped(found, "operator", "layout").items():
+        figures = []
+        for dtype in GPU_DTYPES:
+            some = [case for case in group if case[PLAN]["dtype"] == dtype]
+            figures.append(mean_and_range([ratio for case in some if (ratio := speedup(case)) is not None]))
+            figures.append(mean_and_range([100 * (speedup(case, COPY) or 0.0) for case in some], digits=0))
+        rows.append([f"`{operator}`", layout, *figures])
+    titles = [f"{dtype}, {what}" for dtype in GPU_DTYPES for what in ("× PyTorch", "% of copy")]
+    page = replaced(page, "summary", table(["operator", "memory format", *titles], rows))
+    page = replaced(page, "tables", "\n".join(tables))
+    page = replaced(page, "patterns", patterns(stored("patterns_h200")))
+    page = replaced(page, "model calls", model_calls(stored("model_calls_h200")))
+    machine = results["machine"]
+    subtitle = (
+        f"Geometric mean over the sizes of the table: {machine['device']}, PyTorch {machine['versions']['torch']}"
+    )
+    return page, speedup_chart("Times faster than PyTorch's eager operators", subtitle, speedups(found), GPU_DTYPES)
+
+
+# Values, and the calls of models
+
+
+def patterns(results: dict[str, Any]) -> str:
+    """Return the worst pattern of every operator, dtype and memory format, the worst first."""
+    rows: list[Row] = [row for row in results["results"] if row["time_over_normal"] is not None]
+    changed = [row for row in rows if row["pattern"] not in (NORMAL.name, CONTROL)]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in changed:
+        groups.setdefault((row["operator"], row["dtype"], row["layout"]), []).append(row)
+    worst = [max(group, key=lambda row: row["time_over_normal"]) for group in groups.values()]
+    limit = LIMITS["cpu" if results["machine"]["device"] == "cpu" else "cuda"]
+    slow = sum(row["time_over_normal"] > limit for row in changed)
+    control = [row["time_over_normal"] for row in rows if row["pattern"] == CONTROL]
+    text = machine_line(results, "normgrad", "torch", "numba" if limit == LIMITS["cpu"] else "triton")
+    text += f"{slow} of {len(changed)} measurements take more than {limit} × the time on normal data.\n"
+    text += f"Control, normal data against other normal data: {min(control):.2f} to {max(control):.2f}.\n"
+    for where, ratio in results["subnormal_cost"].items():
+        text += f"A plain multiply-add {where} takes {ratio:.2f} × the time on subnormal operands.\n"
+    titles = ["operator", "shape", "dtype", "format", "worst pattern"]
+    titles += ["µs", "normal, µs", "time / normal", "time / PyTorch"]
+    worst.sort(key=lambda row: -row["time_over_normal"])
+    return text + "\n" + table(titles, map(_pattern_cells, worst))
+
+
+def _pattern_cells(row: Row) -> list[str]:
+    figures = [f"{row['seconds'] * 1e6:.1f}", f"{row['normal_seconds'] * 1e6:.1f}", f"{row['time_over_normal']:.2f}"]
+    figures.append("–" if row["time_over_pytorch"] is None else f"{row['time_over_pytorch']:.2f}")
+    return [f"`{row['operator']}`", size_of(row), row["dtype"], row["layout"], row["pattern"], *figures]
+
+
+def model_calls(results: dict[str, Any]) -> str:
+    """Return every distinct norm call of the models, the slowest against PyTorch first."""
+    found = worst_first([Timed(**row) for row in results["results"]])
+    slower = sum((line.time_over_pytorch or 0.0) > 1 for line in found)
+    text = machine_line(results, "normgrad", "torch", "triton")
+    text += f"{slower} of {len(found)} distinct calls take longer than PyTorch's.\n\n"
+    return text + table(COLUMNS, map(cells, found))
+
+
+# docs/evidence/speed.md, and the pages with the chart of models
+
+MODELS = {
+    "vit_b_16": "ViT-B/16, batch 128",
+    "convnext_tiny": "ConvNeXt-Tiny, batch 128",
+    "swin_t": "Swin-T, batch 128",
+    "resnet50_group_norm": "ResNet-50 with GroupNorm, batch 128",
+    "gpt2": "GPT-2, 16×1024 tokens",
+}
+#: The sentence under the chart, by language.
+ENGLISH = """\
+Time of all LayerNorm and GroupNorm calls of one training step, forward and backward, float32: {low} to {high} times
+faster than PyTorch's eager operators on an {device} (PyTorch {torch}, Triton {triton}). It is the time of the norms,
+not of the whole step: [Speed]({link}) has the times and what to expect.
+"""
+CHINESE = (
+    "一个训练步中全部 LayerNorm 和 GroupNorm 调用（前向和反向，float32）的时间：在 {device} 上，"
+    "相对 PyTorch eager 算子的加速比为 {low} 到 {high}（PyTorch {torch}，Triton {triton}）。"
+    "这是归一化层的时间，不是整个训练步的时间：[速度]({link})一页给出各项时间和可以预期的效果。\n"
+)
+SENTENCES = {
+    ROOT / "README.md": (ENGLISH, "docs/evidence/speed.md"),
+    ROOT / "docs" / "index.md": (ENGLISH, "evidence/speed.md"),
+    ROOT / "README.zh-CN.md": (CHINESE, "docs/evidence/speed.md"),
+    ROOT / "docs" / "zh" / "index.md": (CHINESE, "../evidence/speed.md"),
+}
+
+
+@dataclass
+class Times:
+    """Milliseconds of the norm calls of a training step, and how many there are."""
+
+    calls: int = 0
+    pytorch: float = 0.0
+    normgrad: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """How many times faster normgrad is."""
+        return self.pytorch / self.normgrad
+
+    def add(self, row: Row) -> None:
+        """Count a call that occurs ``row["count"]`` times in a step."""
+        self.calls += row["count"]
+        self.pytorch += row["count"] * row["pytorch_us"] / 1e3
+        self.normgrad += row["count"] * row["normgrad_us"] / 1e3
+
+
+def norm_times(results: dict[str, Any]) -> dict[str, tuple[Times, Times, Times]]:
+    """Return the times of a step's norms in float32 by model: forward, backward and both."""
+    found = {}
+    for model, label in MODELS.items():
+        forward, backward, both = Times(), Times(), Times()
+        for row in results["results"]:
+            if (row["model"], row["precision"]) == (model, "float32"):
+                (backward if row["operator"].endswith("_backward") else forward).add(row)
+                both.add(row)
+        found[label] = forward, backward, both
+    return found
+
+
+def norms_chart(results: dict[str, Any]) -> str:
+    """Return the chart of README."""
+    rows = []
+    for label, (_, _, step) in norm_times(results).items():
+        text = f"{step.factor:.1f} × ({step.pytorch:.1f} → {step.normgrad:.1f} ms)"
+        rows.append(bars.Row(label, [(step.factor, text)]))
+    subtitle = f"Times faster than PyTorch eager: {results['machine']['device']}, float32, forward and backward"
+    return bars.bar_chart("All LayerNorm and GroupNorm calls of a training step", subtitle, ["normgrad"], rows)
+
+
+def norms_table(results: dict[str, Any]) -> str:
+    """Return the same as a table."""
+    rows = []
+    for label, (forward, backward, both) in norm_times(results).items():
+        factors = (f"{times.factor:.1f}" for times in (forward, backward, both))
+        totals = [str(both.calls), f"{both.pytorch:.1f}", f"{both.normgrad:.1f}"]
+        rows.append([label.partition(",")[0], *totals, *factors])
+    titles = ["model", "norm calls", "PyTorch, ms", "normgrad, ms", "forward, ×", "backward, ×", "both, ×"]
+    return machine_line(results, "torch", "triton", end=", float32:") + "\n" + table(titles, rows, numbers=6)
+
+
+def norms_sentence(results: dict[str, Any], text: str, link: str) -> str:
+    """Fill in a sentence of ``SENTENCES``."""
+    factors = [both.factor for _, _, both in norm_times(results).values()]
+    machine = results["machine"]
+    versions = {name: machine["versions"][name] for name in ("torch", "triton")}
+    return text.format(
+        low=f"{min(factors):.1f}", high=f"{max(factors):.1f}", device=machine["device"], link=link, **versions
+    )
+
+
+def operators_table() -> str:
+    """Return a table of LayerNorm and GroupNorm: how many times faster than PyTorch, on the GPU and on the CPU."""
+    gpu, cpu = speedups(gpu_cases()), cpu_summary()
+    rows = []
+    for key in cpu:
+        found = [groups.get(key, {}).get(dtype, []) for groups in (gpu, cpu) for dtype in GPU_DTYPES]
+        rows.append([f"`{key[0]}`", key[1], *map(mean_and_range, found)])
+    titles = [f"{device}, {dtype}" for device in ("GPU", "CPU") for dtype in GPU_DTYPES]
+    return table(["operator", "memory format", *titles], rows, numbers=4)
+
+
+# Training steps
+
+
+def by_model(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Row]]:
+    """Return the records of ``normgrad bench --models`` by title and dtype, then by mode."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in results["results"]:
+        found.setdefault((row["title"], row["dtype"]), {})[row["mode"]] = row
+    return found
+
+
+def steps_chart(results: dict[str, Any]) -> str:
+    """Return a chart of the training steps: how many times faster than the same mode with PyTorch's norms."""
+    series = {"override": "override()", "modules": "modules", "compile+modules": "modules, both compiled"}
+    rows = []
+    for (title, dtype), modes in by_model(results).items():
+        factors = [modes.get(mode, {}).get("speedup") for mode in series]
+        if any(factors):
+            rows.append(bars.Row(f"{title}, {dtype}", [f and (f, f"{f:.2f} ×") for f in factors]))
+    machine = results["machine"]
+    where = (
+        f"{machine['threads']} cores of an {machine['processor']}" if machine["device"] == "cpu" else machine["device"]
+    )
+    subtitle = f"Times faster than with PyTorch's norms: {where}, PyTorch {machine['versions']['torch']}"
+    return bars.bar_chart("Training steps of whole models", subtitle, list(series.values()), rows)
+
+
+def steps_table(results: dict[str, Any]) -> str:
+    """Return the table of the training steps: milliseconds, and the ratio to the mode's baseline."""
+    baselines: dict[str, str | None] = {row["mode"]: row["baseline"] for row in results["results"]}
+    titles = ["model", "dtype", "batch"]
+    for mode, baseline in baselines.items():
+        titles += [f"{mode}, ms", f"× {baseline}"] if baseline else [f"{mode}, ms"]
+    rows = []
+    for (title, dtype), modes in by_model(results).items():
+        line = [title, dtype, modes["eager"]["batch"].replace("x", "×")]
+        for mode, baseline in baselines.items():
+            row = modes.get(mode, {})
+            line.append(f"{1e3 * row['seconds']:.1f}" if row.get("seconds") else "")
+            if baseline:
+                line.append(f"{row['speedup']:.2f}" if row.get("speedup") else "")
+        rows.append(line)
+    return machine_line(results, "torch") + "\n" + table(titles, rows, numbers=len(titles) - 3)
+
+
+def training_steps(folder: Path = RESULTS) -> tuple[str, dict[Path, str]]:
+    """Return the part of the page about training steps, and its charts by path; empty without results."""
+    parts, charts = [], {}
+    for name in ("h200", "cpu_2_cores"):
+        path = folder / f"model_steps_{name}.json"
+        if path.exists():
+            results, picture = json.loads(path.read_text(encoding="utf-8")), EVIDENCE / f"steps_{name}.svg"
+            charts[picture] = steps_chart(results)
+            parts.append(f"![Times faster than with PyTorch's norms]({picture.name})\n\n{steps_table(results)}")
+    return "\n".join(["## Training steps of whole models\n", *parts]) if parts else "", charts
+
+
+def written() -> dict[Path, str]:
+    """Return what every file should hold."""
+    models = stored("model_calls_h200")
+    section, charts = training_steps()
+    speed = (EVIDENCE / "speed.md").read_text(encoding="utf-8")
+    parts = (("models", norms_table(models)), ("operators", operators_table()), ("steps", section))
+    for marker, content in parts:
+        speed = replaced(speed, marker, content)
+    files = {EVIDENCE / "speed.md": speed, EVIDENCE / "models.svg": norms_chart(models), **charts}
+    for name, make in (("cpu", cpu_page), ("gpu", gpu_page)):
+        page = EVIDENCE / f"{name}.md"
+        files[page], files[EVIDENCE / f"{name}.svg"] = make(page.read_text(encoding="utf-8"))
+    for path, (text, link) in SENTENCES.items():
+        files[path] = replaced(path.read_text(encoding="utf-8"), "models", norms_sentence(models, text, link))
+    return files

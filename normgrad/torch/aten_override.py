@@ -1,0 +1,328 @@
+"""``override()``: PyTorch's own LayerNorm and GroupNorm on normgrad's kernels, for every model in the process.
+
+``aten::layer_norm`` and ``aten::group_norm`` are composite operators: PyTorch has no kernels of its own for them under
+the dispatch keys of devices and of autograd. normgrad registers its functions there, and hands every call that it does
+not take on to the composite. So tools above these keys (``torch.func``, ``torch.jit.trace``) see the operator that they
+know. Under autocast on CUDA PyTorch's own function would convert 16-bit data to float32 first: there normgrad's stands
+in its place, takes the data as it is, and converts like PyTorch's what it does not take.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from normgrad.cpu.threads.pool import THREAD_NAME
+from normgrad.torch.functional import (
+    are_plain,
+    run_group_norm,
+    run_layer_norm,
+    why_not_group_norm,
+    why_not_layer_norm,
+)
+from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCUDA")
+
+_16_BITS = (torch.float16, torch.bfloat16)
+
+WATCHED = "a mode or transform is active, which knows PyTorch's operators"
+SUBCLASS = "a tensor is of a subclass, or not in strided memory"
+
+#: An operator, and the reason why a call of it was left to PyTorch; None for a call that normgrad took.
+_Key = tuple[str, str | None]
+
+
+class _Tally:
+    """A number of calls, which threads count without a lock: an iterator's step is atomic."""
+
+    def __init__(self) -> None:
+        self.add = itertools.count().__next__
+        self._reads = 0
+
+    def read(self) -> int:
+        """Return the number; the lock is held."""
+        value = self.add() - self._reads
+        self._reads += 1
+        return value
+
+
+_tallies: dict[_Key, _Tally] = {}
+
+
+def _count(name: str, reason: str | None) -> None:
+    tally = _tallies.get((name, reason))
+    if tally is None:
+        tally = _tallies.setdefault((name, reason), _Tally())
+    tally.add()
+
+
+def _read_tallies() -> Counter[_Key]:
+    return Counter({key: tally.read() for key, tally in list(_tallies.items())})
+
+
+_in_force = 0
+_registration: torch.library.Library | None = None
+_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a thread that it does not have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+@untraced
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    if _in_force:
+        reason = _why_not(input, weight, bias) or why_not_layer_norm(input, normalized_shape, weight, bias)
+        _count("layer_norm", reason)
+        if reason is None:
+            return run_layer_norm(input, normalized_shape, weight, bias, eps)
+    found: Tensor = torch.ops.aten.layer_norm.default.decompose(
+        input, normalized_shape, weight, bias, eps, cudnn_enable
+    )
+    return found
+
+
+@untraced
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    if _in_force:
+        reason = _why_not(input, weight, bias) or why_not_group_norm(input, num_groups, weight, bias)
+        _count("group_norm", reason)
+        if reason is None:
+            return run_group_norm(input, num_groups, weight, bias, eps)
+    found: Tensor = torch.ops.aten.group_norm.default.decompose(input, num_groups, weight, bias, eps, cudnn_enabled)
+    return found
+
+
+@untraced
+def _layer_norm_under_autocast(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    reason = _why_not(input, weight, bias) or why_not_layer_norm(input, normalized_shape, weight, bias)
+    if _in_force and reason is None:
+        _count("layer_norm", None)
+        return run_layer_norm(input, normalized_shape, weight, bias, eps)
+    with without_autocast():  # where the function above counts the call, and may take it after all
+        return torch.layer_norm(_cast(input), normalized_shape, _cast(weight), _cast(bias), eps, cudnn_enable)
+
+
+@untraced
+def _group_norm_under_autocast(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    reason = _why_not(input, weight, bias) or why_not_group_norm(input, num_groups, weight, bias)
+    if _in_force and reason is None:
+        _count("group_norm", None)
+        return run_group_norm(input, num_groups, weight, bias, eps)
+    with without_autocast():
+        return torch.group_norm(_cast(input), num_groups, _cast(weight), _cast(bias), eps, cudnn_enabled)
+
+
+def _cast(tensor: Tensor | None) -> Any:
+    """Return a tensor as PyTorch's autocast passes it to these operators: 16-bit data on CUDA as float32."""
+    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in _16_BITS else tensor
+
+
+def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
+    if not are_plain(input, weight, bias):
+        return SUBCLASS
+    return WATCHED if is_watched() else None
+
+
+def _without_graph(function: _Function) -> _Function:
+    """Return a function as it runs below autograd, where inputs may require gradients and no graph is wanted."""
+
+    @functools.wraps(function)
+    def below(*args: Any) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return below  # type: ignore[return-value]
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "layer_norm": (_layer_norm, _layer_norm_under_autocast),
+    "group_norm": (_group_norm, _group_norm_under_autocast),
+}
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    for name, (function, under_autocast) in _FUNCTIONS.items():
+        for key in _KEYS:
+            if key.startswith("Autocast"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that PyTorch's function steps back
+                    library.impl(name, under_autocast, key)
+            else:
+                library.impl(name, function if key.startswith("Autograd") else _without_graph(function), key)
+    return library
+
+
+def _is_alone() -> bool:
+    """Return whether no other thread of Python's can be inside an operator; our own compute nothing but kernels."""
+    return sum(not thread.name.startswith(THREAD_NAME) for thread in threading.enumerate()) == 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """The calls of PyTorch's LayerNorm and GroupNorm while an override was in force.
+
+    Attributes
+    ----------
+    taken : mapping of str to int
+        By operator (``"layer_norm"``, ``"group_norm"``), how many calls normgrad computed.
+    left : mapping of str to mapping of str to int
+        By operator and reason, how many calls were left to PyTorch.
+    """
+
+    taken: Mapping[str, int]
+    left: Mapping[str, Mapping[str, int]]
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {count} by normgrad" for name, count in self.taken.items()]
+        for name, reasons in self.left.items():
+            lines += [f"{name}: {count} left to PyTorch: {reason}" for reason, count in reasons.items()]
+        return "\n".join(lines) or "no calls"
+
+
+class override:
+    """Run PyTorch's LayerNorm and GroupNorm on normgrad's kernels: until undone, or in a ``with`` block.
+
+    Holds for the whole process and all of its threads, on CPU and CUDA, for every model as it is. Each call of
+    ``torch.nn.functional.layer_norm`` and ``group_norm``, from whatever module or library, does what
+    :class:`normgrad.torch.LayerNorm` and :class:`normgrad.torch.GroupNorm` do: both passes run on normgrad's kernels,
+    except where normgrad cannot run or PyTorch is faster. The forward pass decides: a backward pass is normgrad's
+    where the forward pass ran in the block, even after its end.
+
+    Blocks may be nested, and may overlap in several threads; after the last, PyTorch's own kernels do all the work
+    again. An object may be entered again and again, and used as a decorator.
+
+    Examples
+    --------
+    >>> import torch, normgrad.torch
+    >>> x = torch.randn(4, 3, dtype=torch.bfloat16, requires_grad=True)
+    >>> with normgrad.torch.override() as ours:
+    ...     torch.nn.functional.layer_norm(x, [3]).square().sum().backward()
+    ...     output = torch.nn.functional.layer_norm(x.double(), [3])
+    >>> ours
+    <override: off; layer_norm: 1 by normgrad; layer_norm: 1 left to PyTorch: the data is not float32, ...>
+    >>> print(ours.report())
+    layer_norm: 1 by normgrad
+    layer_norm: 1 left to PyTorch: the data is not float32, float16 or bfloat16
+    >>> process_wide = normgrad.torch.override()
+    >>> process_wide.undo()
+    """
+
+    def __init__(self) -> None:
+        self._is_in_force = False
+        self._entered = 0
+        self._counted: Counter[_Key] = Counter()
+        self._before: Counter[_Key] = Counter()
+        self._begin()
+
+    def _begin(self) -> None:
+        global _in_force, _registration
+        with _lock:
+            if self._is_in_force:
+                return
+            if _registration is None:
+                _registration = _register()
+            self._before = _read_tallies()
+            self._is_in_force = True
+            _in_force += 1
+
+    def undo(self) -> None:
+        """End this override; a second time does nothing."""
+        global _in_force, _registration
+        with _lock:
+            if not self._is_in_force:
+                return
+            self._counted = self._calls()
+            self._is_in_force = False
+            _in_force -= 1
+            # The dispatcher reads its tables without a lock: while another thread may be inside an operator, our
+            # functions stay, and hand every call on.
+            if _in_force == 0 and _registration is not None and _is_alone():
+                operators = torch.ops.aten.layer_norm.default, torch.ops.aten.group_norm.default
+                if unregister(_registration, operators, _KEYS):
+                    _registration = None
+
+    def report(self) -> Report:
+        """Return the calls that normgrad took while this override was in force, and those left to PyTorch, with why."""
+        taken: dict[str, int] = {}
+        left: dict[str, dict[str, int]] = {}
+        with _lock:
+            calls = self._calls()
+        for (name, reason), count in sorted(calls.items(), key=str):
+            if reason is None:
+                taken[name] = count
+            else:
+                left.setdefault(name, {})[reason] = count
+        return Report(taken, left)
+
+    def _calls(self) -> Counter[_Key]:
+        """Return the calls so far; the lock is held."""
+        return self._counted + (_read_tallies() - self._before if self._is_in_force else Counter())
+
+    def __repr__(self) -> str:
+        calls = "; ".join(str(self.report()).splitlines())
+        return f"<override: {'on' if self._is_in_force else 'off'}; {calls}>"
+
+    def __call__(self, function: _Function) -> _Function:
+        """Return the function with every call of it in a block of its own, as ``torch.no_grad()`` does."""
+
+        @functools.wraps(function)
+        def overridden(*args: Any, **kwargs: Any) -> Any:
+            with override():
+                return function(*args, **kwargs)
+
+        self.undo()
+        return overridden  # type: ignore[return-value]
+
+    def __enter__(self) -> override:
+        self._begin()
+        self._entered += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered -= 1
+        if self._entered == 0:
+            self.undo()
