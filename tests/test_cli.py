@@ -15,7 +15,7 @@ import pytest
 import normgrad
 from normgrad import backends, oracle
 from normgrad.cli import COMMANDS, demo, demo_cases, info, main
-from normgrad.cpu import store
+from normgrad.cpu.compile import disk_cache
 from normgrad.operators import OPERATORS
 from support.terminal import run_on_terminal
 
@@ -271,13 +271,13 @@ def test_info_loses_nothing_on_a_narrow_terminal():
 def test_info_names_the_cache_that_is_used(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.delenv("NORMGRAD_CACHE_DIR", raising=False)
-    monkeypatch.setattr(store, "folders", lambda: iter([tmp_path / "file" / "cache", tmp_path / "cache"]))
+    monkeypatch.setattr(disk_cache, "folders", lambda: iter([tmp_path / "file" / "cache", tmp_path / "cache"]))
     assert (
         info._cache()
         == f"{tmp_path}/cache (no kernels), since {tmp_path}/file/cache cannot be written to: Not a directory"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # it was tried, and leaves no trace
-    store.keep("kernel", "key", b"code")
+    disk_cache.keep("kernel", "key", b"code")
     assert info._cache().startswith(f"{tmp_path}/cache (1 kernel, 0 kB), since ")
 
 
@@ -353,7 +353,7 @@ def cache(monkeypatch, tmp_path):
     folder = tmp_path / "cache"
     monkeypatch.setenv("NORMGRAD_CACHE_DIR", str(folder))
     for name, key in (("layer_norm-float32", "a"), ("layer_norm-float32", "b"), ("group_norm", "a")):
-        store.keep(name, key, bytes(5000))
+        disk_cache.keep(name, key, bytes(5000))
     (folder / "notes.code").write_text("mine")
     return folder
 

@@ -18,7 +18,7 @@ import pytest
 
 import normgrad
 from normgrad import log
-from normgrad.cpu import native, store, variants
+from normgrad.cpu.compile import disk_cache, kernel_lookup, object_code
 from support.processes import run_python
 
 _CALL = """
@@ -44,7 +44,7 @@ def _kept(folder: Path) -> list[Path]:
 @pytest.fixture
 def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A user with a home and temporary files of the test's own, and no wishes."""
-    for name in (store.ENVIRONMENT, "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in (disk_cache.ENVIRONMENT, "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name in ("home", "temporary"):
         (tmp_path / name).mkdir()
@@ -98,14 +98,14 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
 
 def _cache_in(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let the environment name a cache folder in one of the ways that it can, and return the folder."""
-    for name in (store.ENVIRONMENT, "XDG_CACHE_HOME"):
+    for name in (disk_cache.ENVIRONMENT, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))  # below which there can be no folder
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     match where:
         case "environment":
-            monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path / "cache"))
+            monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path / "cache"))
             return tmp_path / "cache"
         case "XDG_CACHE_HOME":
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -125,9 +125,9 @@ def test_a_folder_that_others_may_have_written_to_is_not_used(
 ) -> None:
     folder = _cache_in(where, tmp_path, monkeypatch)
     monkeypatch.setattr(log, "_reported", set())
-    kept = store.keep("name", "key", b"code")
+    kept = disk_cache.keep("name", "key", b"code")
     assert kept is not None
-    assert (kept.parent, store.find("name", "key")) == (folder, b"code")
+    assert (kept.parent, disk_cache.find("name", "key")) == (folder, b"code")
     match fault:
         case "another's":
             user = os.geteuid()
@@ -141,8 +141,8 @@ def test_a_folder_that_others_may_have_written_to_is_not_used(
             folder.rename(tmp_path / "elsewhere")
             folder.symlink_to(tmp_path / "elsewhere")
     before = _kept(tmp_path)
-    assert store.find("name", "key") is None
-    assert [store.keep("name", "another", b"code") for _ in range(2)] == [None, None]
+    assert disk_cache.find("name", "key") is None
+    assert [disk_cache.keep("name", "another", b"code") for _ in range(2)] == [None, None]
     assert _kept(tmp_path) == before
     (record,) = caplog.records
     assert record.name == "normgrad"
@@ -155,8 +155,8 @@ def test_a_folder_that_others_may_have_written_to_is_not_used(
 def test_only_a_plain_file_of_the_users_own_is_read(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path / "cache"))
-    kept = store.keep("name", "key", b"code")
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path / "cache"))
+    kept = disk_cache.keep("name", "key", b"code")
     assert kept is not None
     match fault:
         case "a link":
@@ -176,10 +176,10 @@ def test_only_a_plain_file_of_the_users_own_is_read(
         case "a folder":
             kept.unlink()
             kept.mkdir()
-    assert store.find("name", "key") is None
+    assert disk_cache.find("name", "key") is None
     if fault != "a folder":
-        assert store.keep("name", "key", b"code") == kept
-        assert store.find("name", "key") == b"code"
+        assert disk_cache.keep("name", "key", b"code") == kept
+        assert disk_cache.find("name", "key") == b"code"
 
 
 # What is taken for a kernel
@@ -200,26 +200,26 @@ def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
     damaged = (b"", whole[:20], whole[:-1], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     for data in damaged:
         path.write_bytes(data)
-        assert store.find("", "") is None
+        assert disk_cache.find("", "") is None
         assert _start(NORMGRAD_CACHE_DIR=str(tmp_path)) == _COMPILED
         assert path.read_bytes() == whole  # the same source gives the same code
 
 
 def test_a_file_is_held_to_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
-    path = store.keep("name", "key", b"code")
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path))
+    path = disk_cache.keep("name", "key", b"code")
     assert path is not None
-    assert store.find("name", "key") == b"code"
-    assert store.find("name", "another") is None
-    (tmp_path / store._file("name", "another")).write_bytes(path.read_bytes())
-    assert store.find("name", "another") is None
+    assert disk_cache.find("name", "key") == b"code"
+    assert disk_cache.find("name", "another") is None
+    (tmp_path / disk_cache._file("name", "another")).write_bytes(path.read_bytes())
+    assert disk_cache.find("name", "another") is None
 
 
 def test_what_nobody_uses_any_more_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
-    files = {name: tmp_path / store._file("name", name) for name in ("forgotten", "used", "recent")}
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path))
+    files = {name: tmp_path / disk_cache._file("name", name) for name in ("forgotten", "used", "recent")}
     for name in files:
-        store.keep("name", name, b"code")
+        disk_cache.keep("name", name, b"code")
     files |= {name: tmp_path / name for name in (".unfinished-old", ".unfinished-new", "another's")}
     for path in files.values():
         path.touch()
@@ -227,22 +227,22 @@ def test_what_nobody_uses_any_more_is_removed(tmp_path: Path, monkeypatch: pytes
     for name, age in days.items():
         then = time.time() - age * 24 * 60 * 60
         os.utime(files[name], (then, then))
-    assert store.find("name", "used") == b"code"
+    assert disk_cache.find("name", "used") == b"code"
     assert all(path.exists() for path in files.values())
-    store.keep("name", "new", b"code")
+    disk_cache.keep("name", "new", b"code")
     assert {name for name, path in files.items() if not path.exists()} == {"forgotten", ".unfinished-old"}
-    assert store.find("name", "new") == b"code"
+    assert disk_cache.find("name", "new") == b"code"
 
 
 def test_the_folder_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
-    monkeypatch.setattr(store, "_MOST_BYTES", 10_000)
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setattr(disk_cache, "_MOST_BYTES", 10_000)
     for number in range(20):
-        kept = store.keep("name", str(number), bytes(2000))
+        kept = disk_cache.keep("name", str(number), bytes(2000))
         assert kept is not None
         os.utime(kept, (number, time.time() - 100 + number))
-        assert store.find("name", str(number)) == bytes(2000)
-    assert [key for key in map(str, range(20)) if store.find("name", key)] == ["16", "17", "18", "19"]
+        assert disk_cache.find("name", str(number)) == bytes(2000)
+    assert [key for key in map(str, range(20)) if disk_cache.find("name", key)] == ["16", "17", "18", "19"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
@@ -263,18 +263,18 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 def test_a_process_that_is_killed_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import os, signal
-from normgrad.cpu import store
+from normgrad.cpu.compile import disk_cache
 os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
-store.keep("name", "key", b"code")
+disk_cache.keep("name", "key", b"code")
 """
     path = os.pathsep.join(part for part in sys.path if part)
-    environment = {**os.environ, "PYTHONPATH": path, store.ENVIRONMENT: str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": path, disk_cache.ENVIRONMENT: str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
-    monkeypatch.setenv(store.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 1
-    assert store.find("name", "key") is None
-    store.keep("name", "key", b"code")
-    assert store.find("name", "key") == b"code"
+    assert disk_cache.find("name", "key") is None
+    disk_cache.keep("name", "key", b"code")
+    assert disk_cache.find("name", "key") == b"code"
 
 
 def test_another_source_is_another_kernel(tmp_path: Path) -> None:
@@ -283,10 +283,25 @@ def test_another_source_is_another_kernel(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(package.parent)!r})\n{_CALL}"
     where = {"NORMGRAD_BACKEND": "cpu", "NORMGRAD_CACHE_DIR": str(tmp_path / "cache")}
     assert _COMPILED in run_python(code, **where)
-    with (package / "cpu" / "vectors.py").open("a") as source:  # a module that the kernel's own module imports
-        source.write("\n# changed\n")
+    source = package / "cpu" / "intrinsics" / "vectors.py"  # a module that the kernel's own module imports
+    source.write_text(source.read_text() + "\n# changed\n")
     assert _COMPILED in run_python(code, **where)
     assert len(_kept(tmp_path / "cache")) == 2
+
+
+def test_every_source_file_of_the_backend_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in folders too: a kernel that is not compiled again after a change would silently be the old one."""
+    copy = tmp_path / "cpu"
+    shutil.copytree(kernel_lookup._BACKEND, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernel_lookup, "_BACKEND", copy)
+    digest = kernel_lookup._sources.__wrapped__
+    files = sorted(copy.rglob("*.py"))
+    assert {path.parent.name for path in files} >= {"cpu", "kernels", "common", "intrinsics", "compile"}
+    for path in files:
+        before, source = digest("normgrad"), path.read_bytes()
+        path.write_bytes(source + b"#")
+        assert digest("normgrad") != before, path
+        path.write_bytes(source)
 
 
 @pytest.mark.parametrize("changed", ["numba", "machine"])
@@ -294,28 +309,30 @@ def test_another_numba_or_machine_is_another_kernel(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the keys are of interest here: nothing is compiled."""
-    from normgrad.cpu import compilation
+    from normgrad.cpu.compile import compiler
 
     keys: list[str] = []
-    monkeypatch.setattr(compilation, "compiled", lambda *kernel: b"")
-    monkeypatch.setattr(native, "loaded", lambda code, symbol: len)
-    monkeypatch.setattr(store, "find", lambda name, key: keys.append(key))
-    monkeypatch.setattr(store, "keep", lambda name, key, code: None)
-    kernel = variants.Kernel("normgrad.cpu.copies", "fill")
-    variants._load(kernel, ())
-    monkeypatch.setattr(*((variants, "_numba") if changed == "numba" else (native, "_processor")), lambda: "another")
-    native.identity.cache_clear()
-    variants._load(kernel, ())
-    native.identity.cache_clear()
+    monkeypatch.setattr(compiler, "compiled", lambda *kernel: b"")
+    monkeypatch.setattr(object_code, "loaded", lambda code, symbol: len)
+    monkeypatch.setattr(disk_cache, "find", lambda name, key: keys.append(key))
+    monkeypatch.setattr(disk_cache, "keep", lambda name, key, code: None)
+    kernel = kernel_lookup.Kernel("normgrad.cpu.kernels.copy", "fill")
+    kernel_lookup._load(kernel, ())
+    monkeypatch.setattr(
+        *((kernel_lookup, "_numba") if changed == "numba" else (object_code, "_processor")), lambda: "another"
+    )
+    object_code.identity.cache_clear()
+    kernel_lookup._load(kernel, ())
+    object_code.identity.cache_clear()
     assert keys[0] != keys[1]
 
 
 def test_code_that_needs_more_than_c_runs_and_is_not_kept(tmp_path: Path) -> None:
     code = """
 import numpy as np
-from normgrad.cpu import variants
+from normgrad.cpu.compile import kernel_lookup
 descriptor = np.array([5, 0], np.int64)
-assert variants.Kernel("support.needy", "needy").entry(())(descriptor.ctypes.data) == 0
+assert kernel_lookup.Kernel("support.needy", "needy").entry(())(descriptor.ctypes.data) == 0
 print(descriptor.tolist())
 """
     assert run_python(code, NORMGRAD_CACHE_DIR=str(tmp_path)) == "[5, 5]\n"
@@ -336,26 +353,26 @@ define i32 @symbol(i64 %descriptor) {
 def test_kept_code_that_needs_more_than_c_is_not_loaded(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import llvmlite.binding as llvm
 
-    from normgrad.cpu import compilation
+    from normgrad.cpu.compile import compiler
 
-    code = bytes(native.target_machine().emit_object(llvm.parse_assembly(_SYSTEM)))
-    assert native.needs(code) == ["system"]
+    code = bytes(object_code.target_machine().emit_object(llvm.parse_assembly(_SYSTEM)))
+    assert object_code.needs(code) == ["system"]
     loaded: list[bytes] = []
-    monkeypatch.setattr(store, "find", lambda name, key: code if planted == "calls system" else code[:100])
-    monkeypatch.setattr(store, "keep", lambda name, key, code: None)
-    monkeypatch.setattr(compilation, "compiled", lambda *kernel: b"compiled here")
-    monkeypatch.setattr(native, "loaded", lambda code, symbol: loaded.append(code))
-    variants._load(variants.Kernel("normgrad.cpu.copies", "fill"), ())
+    monkeypatch.setattr(disk_cache, "find", lambda name, key: code if planted == "calls system" else code[:100])
+    monkeypatch.setattr(disk_cache, "keep", lambda name, key, code: None)
+    monkeypatch.setattr(compiler, "compiled", lambda *kernel: b"compiled here")
+    monkeypatch.setattr(object_code, "loaded", lambda code, symbol: loaded.append(code))
+    kernel_lookup._load(kernel_lookup.Kernel("normgrad.cpu.kernels.copy", "fill"), ())
     assert loaded == [b"compiled here"]
 
 
 def test_names_that_code_looks_for(tmp_path: Path) -> None:
-    from normgrad.cpu.compilation import compiled
+    from normgrad.cpu.compile.compiler import compiled
 
-    assert native.needs(b"\xcf\xfa\xed\xfe of another format") == []
+    assert object_code.needs(b"\xcf\xfa\xed\xfe of another format") == []
     if sys.platform == "linux":
-        assert native.needs(compiled("support.needy", "needy", (), "symbol")) == ["PyGILState_Check"]
-        assert native.needs(compiled("normgrad.cpu.copies", "copy", (), "symbol")) == ["sched_yield"]
+        assert object_code.needs(compiled("support.needy", "needy", (), "symbol")) == ["PyGILState_Check"]
+        assert object_code.needs(compiled("normgrad.cpu.kernels.copy", "copy", (), "symbol")) == ["sched_yield"]
 
 
 # Processes and threads
@@ -379,12 +396,12 @@ def test_a_fork_while_a_kernel_is_compiled(tmp_path: Path) -> None:
     code = """
 import os, threading, time, numpy as np, normgrad, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is the point
-from normgrad.cpu import variants
+from normgrad.cpu.compile import kernel_lookup
 x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 thread = threading.Thread(target=normgrad.batch_norm_stats, args=(x,))
 thread.start()
-while variants._lock.acquire(blocking=False):  # until the thread has it
-    variants._lock.release()
+while kernel_lookup._lock.acquire(blocking=False):  # until the thread has it
+    kernel_lookup._lock.release()
     time.sleep(0.001)
 child = os.fork()
 if child == 0:
@@ -401,7 +418,7 @@ def test_a_line_tells_on_a_terminal_what_takes_so_long(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     environment = {**os.environ, "NORMGRAD_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
-    code = "from normgrad.cpu import variants; variants._ANNOUNCE_AFTER = 0.01\n" + _CALL
+    code = "from normgrad.cpu.compile import kernel_lookup; kernel_lookup._ANNOUNCE_AFTER = 0.01\n" + _CALL
     said = []
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=slave, stdout=subprocess.PIPE)
@@ -418,7 +435,7 @@ def test_a_line_tells_on_a_terminal_what_takes_so_long(tmp_path: Path) -> None:
 def test_a_function_is_translated_once_for_all_constants() -> None:
     from numba.core import types
 
-    from normgrad.cpu.jit import device
+    from normgrad.cpu.compile.jit import device
 
     @device
     def moved(address, field):  # type: ignore[no-untyped-def]
@@ -431,12 +448,12 @@ def test_a_function_is_translated_once_for_all_constants() -> None:
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_is_collected_after_compiling_as_it_was_before(collects: bool) -> None:
-    from normgrad.cpu.compilation import compiled
+    from normgrad.cpu.compile.compiler import compiled
 
     was = gc.isenabled()
     (gc.enable if collects else gc.disable)()
     try:
-        compiled("normgrad.cpu.waiting", "serve", (), "serve_again")
+        compiled("normgrad.cpu.threads.worker_loop", "serve", (), "serve_again")
         assert gc.isenabled() == collects
     finally:
         (gc.enable if was else gc.disable)()

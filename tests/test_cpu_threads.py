@@ -118,8 +118,8 @@ def test_many_python_threads_at_once() -> None:
         worker.join(timeout=60)
         assert not worker.is_alive()
     assert not wrong
-    helpers = [thread for thread in threading.enumerate() if thread.name == "normgrad-helper"]
-    assert len(helpers) <= max(THREADS) - 1, "as many callers as there are, the helpers are the same few"
+    started = [thread for thread in threading.enumerate() if thread.name == "normgrad-worker"]
+    assert len(started) <= max(THREADS) - 1, "however many callers there are, the worker threads are the same few"
 
 
 def test_beside_the_threads_of_torch() -> None:
@@ -162,7 +162,7 @@ _LATE = """
 import os
 import ml_dtypes, numpy as np
 import normgrad
-from normgrad.cpu.steps import Step
+from normgrad.cpu.prepare.launch import Step
 
 seen, call = set(), Step.call
 
@@ -213,7 +213,7 @@ x = np.random.default_rng(1).normal(size=(1024, 1024)).astype(np.float32)
 alone = [normgrad.layer_norm(x, [1024])[0] for _ in range(2)]
 threading.Thread.start = usual
 assert all((each == normgrad.layer_norm(x, [1024])[0]).all() for each in alone)
-print(sum(thread.name == "normgrad-helper" for thread in threading.enumerate()))
+print(sum(thread.name == "normgrad-worker" for thread in threading.enumerate()))
 """
 
 

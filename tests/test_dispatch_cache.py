@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import normgrad
 from normgrad.contract import arrays
-from normgrad.cpu.steps import Step
+from normgrad.cpu.prepare.launch import Step
 from normgrad.operators import OPERATORS, dispatch
 from support.processes import run_python
 from support.recipes import RECIPES, valid_calls

@@ -1,7 +1,8 @@
 """How much of the bound float32 results take on the backend ``cpu``: as much as the roundings made, no more.
 
 A rounding takes at most 1/9 of the bound (½ ulp of the ½ ulp + 8·2⁻²⁴·T, where all of T is one term), and the last one
-cannot be spared. PyTorch's kernels have three or four, so a budget of two keeps ours the more accurate.
+cannot be spared. PyTorch's kernels have three or four. Gradients have a budget of two. The outputs of GroupNorm and
+BatchNorm have one of three: of x - mean, of rstd*weight and of the result.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from normgrad.testing.expected import as_tuple, checked, exact_results, magnitud
 
 ONE = 1 / 9 + 0.001
 TWO = 2 / 9 + 0.005  # the terms that are small beside the others are rounded too
+THREE = 3 / 9 + 0.005
 
 BUDGETS = {
     ("layer_norm_backward", "long-rows"): {"grad_input": TWO, "grad_weight": ONE, "grad_bias": ONE},
     ("layer_norm_backward", "normal"): {"grad_input": TWO, "grad_weight": ONE, "grad_bias": ONE},
     ("group_norm_backward", "long-rows"): {"grad_input": TWO},
-    ("group_norm", "long-rows"): {"output": ONE, "mean": ONE, "rstd": ONE},
-    ("group_norm", "offset"): {"output": ONE, "mean": ONE, "rstd": ONE},
-    ("batch_norm_elemt", "normal"): {"output": ONE},
+    ("group_norm", "long-rows"): {"output": THREE, "mean": ONE, "rstd": ONE},
+    ("group_norm", "offset"): {"output": THREE, "mean": ONE, "rstd": ONE},
+    ("batch_norm_elemt", "normal"): {"output": THREE},
     ("batch_norm_reduce_backward", "normal"): {"sum_dy": ONE, "sum_dy_xmu": ONE, "grad_weight": ONE, "grad_bias": ONE},
 }
 

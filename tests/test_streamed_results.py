@@ -7,7 +7,7 @@ import pytest
 
 import normgrad
 from normgrad.contract.arrays import aligned_empty
-from normgrad.cpu.operands import goes_past_caches
+from normgrad.cpu.prepare.staging import uses_streaming_stores
 from support.dtypes import FLOATS, NUMPY
 
 ROWS, COLUMNS = 4352, 1024
@@ -21,7 +21,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def _places(dtype: str, shape: tuple[int, ...], read: int) -> list[np.ndarray]:
     """Arrays for the same result, large enough to be streamed: at a multiple of 64 bytes, and one element after one."""
     size = int(np.prod(shape))
-    assert goes_past_caches(size * np.dtype(NUMPY[dtype]).itemsize, read)
+    assert uses_streaming_stores(size * np.dtype(NUMPY[dtype]).itemsize, read)
     aligned = aligned_empty(shape, np.dtype(NUMPY[dtype]))
     shifted = aligned_empty((size + 64,), np.dtype(NUMPY[dtype]))[1 : size + 1].reshape(shape)
     assert aligned.ctypes.data % 64 == 0

@@ -20,7 +20,7 @@ import normgrad
 from normgrad.bench.cases import GATHER, Case
 from normgrad.bench.report import print_whole, time_text
 from normgrad.bench.workload import workload
-from normgrad.cpu import store
+from normgrad.cpu.compile import disk_cache
 
 _TIME_LIMIT = 300  # seconds for one process
 
@@ -78,7 +78,7 @@ def _process(operator: str, data: Path, cache: Path) -> tuple[float, float]:
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, operator, str(data)],
-        env={**os.environ, store.ENVIRONMENT: str(cache), "PYTHONPATH": path},
+        env={**os.environ, disk_cache.ENVIRONMENT: str(cache), "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from normgrad.cli.errors import BadInput, reason
 from normgrad.cli.terminal import Console
-from normgrad.cpu import store
+from normgrad.cpu.compile import disk_cache
 
 NAME = "cache"
 HELP = "list or clear the compiled kernels that are kept on disk"
@@ -37,8 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
         console.print(f"not used: {problem}", style="bold yellow")
     if used is None:
         console.print("Every process compiles its kernels.", style="bold yellow")
-    for folder in store.folders():
-        files = store.stored(folder)
+    for folder in disk_cache.folders():
+        files = disk_cache.stored(folder)
         if not files and folder != used:
             continue
         if arguments.action == "clear":
@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def amount(files: Sequence[store.Stored]) -> str:
+def amount(files: Sequence[disk_cache.Stored]) -> str:
     """The number of kernels and their size."""
     kilobytes = sum(file.nbytes for file in files) / 1000
     size = f"{kilobytes / 1000:.1f} MB" if kilobytes >= 1000 else f"{kilobytes:.0f} kB"
@@ -61,15 +61,15 @@ def amount(files: Sequence[store.Stored]) -> str:
 def used_folder() -> tuple[Path | None, list[str]]:
     """The folder where kernels are kept, None where there is none, and why those that are preferred are not used."""
     problems: list[str] = []
-    for folder in store.folders():
-        problem = store.problem_of(folder)
+    for folder in disk_cache.folders():
+        problem = disk_cache.problem_of(folder)
         if problem is None:
             return folder, problems
         problems.append(f"{folder} {problem}")
     return None, problems
 
 
-def _remove(files: Sequence[store.Stored]) -> None:
+def _remove(files: Sequence[disk_cache.Stored]) -> None:
     try:
         for file in files:
             file.path.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def _remove(files: Sequence[store.Stored]) -> None:
         raise BadInput(f"{error.filename}: cannot be removed: {reason(error)}") from None
 
 
-def _table(files: Sequence[store.Stored]) -> Table:
+def _table(files: Sequence[disk_cache.Stored]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("  kernel", overflow="fold")
     for name in ("variants", "size", "last used"):

@@ -22,7 +22,7 @@ from normgrad.cli.errors import reason
 from normgrad.cli.terminal import Console
 from normgrad.contract import products
 from normgrad.contract.products import Family, Product
-from normgrad.cpu import store
+from normgrad.cpu.compile import disk_cache
 from normgrad.cuda import devices
 
 NAME = "info"
@@ -106,7 +106,7 @@ def _cache() -> str:
     because = "; ".join(problems)
     if folder is None:
         return f"none, so every process compiles its kernels: {because}"
-    return f"{folder} ({amount(store.stored(folder))})" + (f", since {because}" if because else "")
+    return f"{folder} ({amount(disk_cache.stored(folder))})" + (f", since {because}" if because else "")
 
 
 def _machine() -> Section:
@@ -187,7 +187,7 @@ def _environment() -> Section:
         products.ENVIRONMENT: products.current_product,
         backends.ENVIRONMENT: lambda: backends.chosen("cpu"),
         threads.ENVIRONMENT: threads.get_num_threads,
-        store.ENVIRONMENT: _try_cache,
+        disk_cache.ENVIRONMENT: _try_cache,
     }
     found = {variable: _judged(variable, judge) for variable, judge in judges.items()}
     found |= {variable: os.environ[variable] for variable in _OTHERS if os.environ.get(variable)}
@@ -195,10 +195,10 @@ def _environment() -> Section:
 
 
 def _try_cache() -> None:
-    (folder,) = store.folders()
-    problem = store.problem_of(folder)
+    (folder,) = disk_cache.folders()
+    problem = disk_cache.problem_of(folder)
     if problem:
-        raise ValueError(f"{store.ENVIRONMENT} is {str(folder)!r}, which {problem}")
+        raise ValueError(f"{disk_cache.ENVIRONMENT} is {str(folder)!r}, which {problem}")
 
 
 def _judged(variable: str, judge: Callable[[], Any]) -> str:

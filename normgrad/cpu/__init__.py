@@ -1,1 +1,1 @@
-"""The backend ``cpu``: Numba kernels on threads of our own."""
+"""The backend ``cpu``. ``docs/dev/architecture.md`` says what is in which folder."""

@@ -1,4 +1,4 @@
-"""The backend ``cpu``: Numba kernels on threads of our own."""
+"""The backend ``cpu``: Numba kernels on worker threads or PyTorch's. Maps an operator's name to its ``prepare``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from normgrad.contract.plan import Kernel, Problem
 from normgrad.contract.view import Memory
-from normgrad.cpu import batch_norm, group_norm, layer_norm
-from normgrad.cpu.steps import holds_workspace
+from normgrad.cpu.prepare import batch_norm, group_norm, layer_norm
+from normgrad.cpu.prepare.launch import holds_workspace
 
 _PREPARE: dict[str, Callable[[Problem], Kernel]] = {
     "layer_norm_backward": layer_norm.prepare_backward,
@@ -41,7 +41,7 @@ class _CPU:
         return _PREPARE[problem.signature.name](problem)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
-        """Memory for one launch: the calling thread's own, which saves the cost of fresh pages."""
+        """Return memory for one launch. It belongs to the calling thread, which saves the page faults of new memory."""
         kept: Memory | None = getattr(self._kept, "memory", None)
         if kept is None or kept.nbytes < nbytes or holds_workspace():
             owner = np.empty(nbytes, np.uint8)

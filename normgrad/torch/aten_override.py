@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from normgrad.cpu.pool import THREAD_NAME
+from normgrad.cpu.threads.pool import THREAD_NAME
 from normgrad.torch.functional import (
     are_plain,
     run_group_norm,

@@ -2,7 +2,7 @@
 
 from numba.core import types
 
-from normgrad.cpu.jit import kernel
+from normgrad.cpu.compile.jit import kernel
 
 _holds_the_lock = types.ExternalFunction("PyGILState_Check", types.int32())
 

@@ -378,7 +378,7 @@ def test_threads_get_what_each_asked_for() -> None:
 
 
 def test_a_kernel_that_fails_is_the_contracts_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from normgrad.cpu.steps import Step
+    from normgrad.cpu.prepare.launch import Step
 
     def fails(self: Step, *given: Any) -> None:
         raise MemoryError("no room")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import normgrad
-from normgrad.cpu import pool, torch_threads
+from normgrad.cpu.threads import pool, torch_pool
 from support.processes import run_python
 
-LENT = torch_threads.found()
+LENT = torch_pool.found()
 lends = pytest.mark.skipif(LENT is None, reason="this PyTorch lends no threads")
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 COUNTS = (1, 2, 3, 8)
@@ -36,13 +36,13 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of every call that PyTorch's threads serve, how many of them may."""
     counts: list[int] = []
-    run = torch_threads.TorchThreads.run
+    run = torch_pool.TorchThreads.run
 
-    def noted(self: torch_threads.TorchThreads, entry: Any, threads: int, descriptor: int) -> int:
+    def noted(self: torch_pool.TorchThreads, entry: Any, threads: int, descriptor: int) -> int:
         counts.append(threads)
         return run(self, entry, threads, descriptor)
 
-    monkeypatch.setattr(torch_threads.TorchThreads, "run", noted)
+    monkeypatch.setattr(torch_pool.TorchThreads, "run", noted)
     return counts
 
 
@@ -80,7 +80,7 @@ def test_the_smaller_number_of_threads_and_the_same_bits(
 
 
 def test_the_same_bits_on_our_own_threads(alone: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_threads, "found", lambda: None)
+    monkeypatch.setattr(torch_pool, "found", lambda: None)
     normgrad.set_num_threads(3)
     assert all(_bits() == alone for _ in range(5))
 
@@ -146,7 +146,7 @@ _PREAMBLE = """
 import os, sys
 import numpy as np
 import normgrad
-from normgrad.cpu import torch_threads
+from normgrad.cpu.threads import torch_pool
 normgrad.set_num_threads(2)
 x = np.random.default_rng(0).normal(size=(16, 32, 1024)).astype(np.float32)
 statistics = np.ones((16, 4), np.float32)
@@ -157,7 +157,7 @@ expected = call()
 
 
 def test_without_pytorch_nothing_is_looked_for() -> None:
-    code = "assert 'torch' not in sys.modules and torch_threads.found() is None\nprint('fine')"
+    code = "assert 'torch' not in sys.modules and torch_pool.found() is None\nprint('fine')"
     assert run_python(_PREAMBLE + code, NORMGRAD_BACKEND="cpu").strip() == "fine"
 
 
@@ -167,7 +167,7 @@ def test_pytorch_may_come_later_and_its_threads_may_sleep(policy: str) -> None:
     code = """
 import torch
 torch.set_num_threads(2)
-assert call() == expected and torch_threads.found() is not None
+assert call() == expected and torch_pool.found() is not None
 torch.ones(1 << 20).add_(1)
 assert all(call() == expected for _ in range(20))
 print("fine")
@@ -187,7 +187,7 @@ for threads in (1, 2, 3):
     child = os.fork()
     if child == 0:
         torch.set_num_threads(threads)
-        lent = torch_threads.found()
+        lent = torch_pool.found()
         right = all(call() == expected for _ in range(5)) and (lent is None or not lent.are_here())
         os._exit(0 if right else 1)
     children.append(child)

@@ -17,8 +17,8 @@ from normgrad.bench.contenders.contender import Contender, Role
 from normgrad.bench.tensors import as_torch
 from normgrad.bench.workload import Traffic, Workload
 from normgrad.contract.arrays import numpy_address
-from normgrad.cpu import pool
-from normgrad.cpu.variants import Kernel
+from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.threads import pool
 from normgrad.threads import get_num_threads
 
 _MODULE = "normgrad.bench.contenders.stream_kernels"

@@ -1,0 +1,1 @@
+"""LLVM intrinsics that kernels are written with: loads, stores, atomics, vectors."""

@@ -1,0 +1,126 @@
+"""LLVM types, conversions and pointers that the intrinsics are built of.
+
+Addresses are in bytes, indices in elements.
+"""
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba.core import cgutils, types
+
+from normgrad.cpu.tags import BF16, F16, F32, I32
+
+LANES = 16
+_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+
+I16_TYPE, I32_TYPE, I64_TYPE = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+
+
+class BFloatType(ir.Type):
+    """LLVM's bfloat, which its binding has no class for; met only between two instructions."""
+
+    def _to_string(self):
+        return "bfloat"
+
+
+#: How elements are stored, by the tag of their dtype.
+STORAGE = {F32: FLOAT_TYPE, F16: HALF_TYPE, BF16: I16_TYPE, I32: I32_TYPE}
+
+
+def vector_of(element, lanes=LANES):
+    return ir.VectorType(element, lanes)
+
+
+def splat_constant(vector_type, value):
+    return ir.Constant(vector_type, [value] * vector_type.count)
+
+
+def splatted(builder, scalar):
+    """Return a vector with one value in all lanes."""
+    single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
+    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+
+
+def same_shape(like, element):
+    return vector_of(element, like.count) if isinstance(like, ir.VectorType) else element
+
+
+def _int_constant(like, value):
+    return splat_constant(like, value) if isinstance(like, ir.VectorType) else ir.Constant(like, value)
+
+
+def _bfloat_to_float(builder, raw):
+    wide = same_shape(raw.type, I32_TYPE)
+    shifted = builder.shl(builder.zext(raw, wide), _int_constant(wide, 16))
+    return builder.bitcast(shifted, same_shape(raw.type, FLOAT_TYPE))
+
+
+def _float_to_bfloat(builder, value):
+    """Round to nearest even; a NaN keeps its high half with the quiet bit set, so it stays a NaN."""
+    int_type = same_shape(value.type, I32_TYPE)
+    bits = builder.bitcast(value, int_type)
+    high = builder.lshr(bits, _int_constant(int_type, 16))
+    odd = builder.and_(high, _int_constant(int_type, 1))
+    rounded = builder.lshr(
+        builder.add(builder.add(bits, _int_constant(int_type, 0x7FFF)), odd), _int_constant(int_type, 16)
+    )
+    quiet = builder.or_(high, _int_constant(int_type, 0x40))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, quiet, rounded), same_shape(value.type, I16_TYPE))
+
+
+def _half_to_float(builder, raw):
+    """float16 -> float32. Vectors by an intrinsic that LLVM does not see through: it would merge this and a conversion
+    to float64 after it into one instruction, which takes three times as long as the two.
+    """
+    if not (_HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
+        return builder.fpext(raw, same_shape(raw.type, FLOAT_TYPE))
+    bits, singles = builder.bitcast(raw, vector_of(I16_TYPE)), vector_of(FLOAT_TYPE)
+    usual_rounding = ir.Constant(I32_TYPE, 4)
+    arguments = [bits, ir.Constant(singles, None), ir.Constant(I16_TYPE, 0xFFFF), usual_rounding]
+    return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", singles, arguments)
+
+
+def widened(builder, tag, raw):
+    """Convert stored value(s) to float32."""
+    if tag == BF16:
+        return _bfloat_to_float(builder, raw)
+    if tag == F16:
+        return _half_to_float(builder, raw)
+    if tag == I32:
+        return builder.sitofp(raw, same_shape(raw.type, FLOAT_TYPE))
+    return raw
+
+
+def narrowed(builder, tag, value):
+    """Convert float32 to the values that are stored."""
+    if tag == BF16:
+        return _float_to_bfloat(builder, value)
+    if tag == F16:
+        return builder.fptrunc(value, same_shape(value.type, HALF_TYPE))
+    return value
+
+
+def pointer_to(builder, address, index, element, vector_type=None):
+    """Pointer to element `index` after byte `address`."""
+    pointer = builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
+    return pointer if vector_type is None else builder.bitcast(pointer, vector_type.as_pointer())
+
+
+def size_of(element):
+    return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[element]
+
+
+def as_i64(context, builder, value, from_type):
+    return context.cast(builder, value, from_type, types.int64)
+
+
+def call_intrinsic(builder, name, return_type, args):
+    function_type = ir.FunctionType(return_type, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def type_suffix(llvm_type):
+    element = llvm_type.element if isinstance(llvm_type, ir.VectorType) else llvm_type
+    lanes = f"v{llvm_type.count}" if isinstance(llvm_type, ir.VectorType) else ""
+    return lanes + {HALF_TYPE: "f16", I16_TYPE: "i16", FLOAT_TYPE: "f32", I32_TYPE: "i32", DOUBLE_TYPE: "f64"}[element]

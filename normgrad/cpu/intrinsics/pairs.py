@@ -1,0 +1,323 @@
+"""Pairs of vectors: 32 elements at a time, in the lane order that converts fastest.
+
+A bfloat16 pair is one 64-byte load split into even and odd columns (a shift and a mask, no shuffles). So vectors that
+meet the data lane by lane (weight, weight gradients) are kept in the same order in the workspace.
+"""
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba.core import types
+from numba.extending import intrinsic
+
+from normgrad.cpu.intrinsics.llvm import (
+    FLOAT_TYPE,
+    I16_TYPE,
+    I32_TYPE,
+    I64_TYPE,
+    LANES,
+    STORAGE,
+    BFloatType,
+    as_i64,
+    call_intrinsic,
+    narrowed,
+    pointer_to,
+    size_of,
+    splat_constant,
+    splatted,
+    type_suffix,
+    vector_of,
+    widened,
+)
+from normgrad.cpu.intrinsics.vectors import f32x16
+from normgrad.cpu.tags import BF16, CODES, F16, F32, TAGS
+
+PAIR = 2 * LANES
+_FEATURES = get_host_cpu_features()
+_HAS_AVX512 = bool(_FEATURES.get("avx512f"))
+_ROUNDS_BFLOAT = _HAS_AVX512 and bool(_FEATURES.get("avx512bf16"))
+pair_type = types.UniTuple(f32x16, 2)
+
+
+def _lanes_below(builder, count, lanes, first=0, step=1):
+    narrow = builder.trunc(count, I32_TYPE)
+    vector_type = vector_of(I32_TYPE, lanes)
+    single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), narrow, ir.Constant(I32_TYPE, 0))
+    splat = builder.shuffle_vector(single, single, splat_constant(vector_type, 0))
+    return builder.icmp_signed("<", ir.Constant(vector_type, list(range(first, first + step * lanes, step))), splat)
+
+
+def _split(builder, tag, raw):
+    """32 storage elements -> two f32x16."""
+    if tag == BF16:
+        words = builder.bitcast(raw, vector_of(I32_TYPE))
+        even = builder.shl(words, splat_constant(words.type, 16))
+        odd = builder.and_(words, splat_constant(words.type, 0xFFFF0000))
+        return [builder.bitcast(v, vector_of(FLOAT_TYPE)) for v in (even, odd)]
+    undefined = ir.Constant(raw.type, ir.Undefined)
+    halves = [
+        builder.shuffle_vector(raw, undefined, ir.Constant(vector_of(I32_TYPE), list(range(f, f + LANES))))
+        for f in (0, LANES)
+    ]
+    return [widened(builder, tag, half) for half in halves]
+
+
+def _round_bits(builder, value):
+    """float32 bits rounded to bfloat16 in the high half. A NaN gets its quiet bit, so that it stays a NaN."""
+    bits = builder.bitcast(value, vector_of(I32_TYPE))
+    odd = builder.and_(builder.lshr(bits, splat_constant(bits.type, 16)), splat_constant(bits.type, 1))
+    rounded = builder.add(builder.add(bits, splat_constant(bits.type, 0x7FFF)), odd)
+    quiet = builder.or_(bits, splat_constant(bits.type, 0x400000))
+    return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+
+
+def _join(builder, tag, low, high):
+    """Two f32x16 -> 32 storage elements. The instruction that rounds to bfloat16 flushes subnormal numbers to zero."""
+    if tag == BF16 and _ROUNDS_BFLOAT:
+        name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
+        words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
+        order = [start + i for i in range(LANES) for start in (0, LANES)]
+        return builder.shuffle_vector(words, words, ir.Constant(vector_of(I32_TYPE, PAIR), order))
+    if tag == BF16:
+        even = builder.lshr(_round_bits(builder, low), splat_constant(vector_of(I32_TYPE), 16))
+        odd = builder.and_(_round_bits(builder, high), splat_constant(vector_of(I32_TYPE), 0xFFFF0000))
+        return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
+    low, high = narrowed(builder, tag, low), narrowed(builder, tag, high)
+    return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+
+
+def _float_to_half_bits(builder, value):
+    """f32x16 -> the bits of 16 float16, rounded to nearest even."""
+    half_bits = vector_of(I16_TYPE)
+    arguments = [value, ir.Constant(I32_TYPE, 0), ir.Constant(half_bits, None), ir.Constant(I16_TYPE, 0xFFFF)]
+    return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", half_bits, arguments)
+
+
+def _store_halves(builder, pointer, values, align):
+    """Store two f32x16 as float16, one after the other: the conversion stores half a pair at half the cost of a pair
+    that is joined first. As integers: LLVM has no non-temporal store of float16, and would fold a bitcast.
+    """
+    halves = builder.bitcast(pointer, vector_of(I16_TYPE).as_pointer())
+    return [
+        builder.store(_float_to_half_bits(builder, value), builder.gep(halves, [ir.Constant(I32_TYPE, i)]), align=align)
+        for i, value in enumerate(values)
+    ]
+
+
+def _masked_load(builder, pointer, element, count):
+    """The first `count` of 32 elements, zeros after."""
+    vector_type = vector_of(element, PAIR)
+    return call_intrinsic(
+        builder,
+        f"llvm.masked.load.{type_suffix(vector_type)}.p0",
+        vector_type,
+        [
+            pointer,
+            ir.Constant(I32_TYPE, size_of(element)),
+            _lanes_below(builder, count, PAIR),
+            ir.Constant(vector_type, None),
+        ],
+    )
+
+
+def _pair_pointer(context, builder, args, arg_types, element):
+    address, index = (as_i64(context, builder, a, t) for a, t in zip(args, arg_types))
+    return pointer_to(builder, address, index, element, vector_of(element, PAIR))
+
+
+@intrinsic
+def load_pair(typingctx, dtype, address, index):
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        raw = builder.load(_pair_pointer(context, builder, args[1:], sig.args[1:], element), align=size_of(element))
+        return context.make_tuple(builder, pair_type, _split(builder, dtype.tag, raw))
+
+    return pair_type(dtype, address, index), codegen
+
+
+@intrinsic
+def prefetch_pair(typingctx, dtype, address, index):
+    """Prefetch 32 elements into the L2 cache; any address is safe."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
+        read, locality, data = (ir.Constant(I32_TYPE, v) for v in (0, 2, 1))
+        for line in range(0, PAIR, 64 // size_of(element)):
+            at = builder.add(index, ir.Constant(index.type, line))
+            pointer = builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer())
+            call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, read, locality, data])
+        return context.get_dummy_value()
+
+    return types.void(dtype, address, index), codegen
+
+
+@intrinsic
+def load_pair_first(typingctx, dtype, address, index, count):
+    """Load the first `count` of 32 elements, zeros after; nothing beyond is read."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        return context.make_tuple(
+            builder, pair_type, _split(builder, dtype.tag, _masked_load(builder, pointer, element, args[3]))
+        )
+
+    return pair_type(dtype, address, index, types.int64), codegen
+
+
+def _positions(tag):
+    """Return the first element and the step of each vector of a pair: contiguous, or for bfloat16 even and odd."""
+    return ((0, 2), (1, 2)) if tag == BF16 else ((0, 1), (LANES, 1))
+
+
+@intrinsic
+def load_pair_or(typingctx, dtype, address, index, count, other):
+    """Load the first `count` of 32 elements, `other` in the lanes after; nothing beyond is read."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = _masked_load(builder, pointer, element, args[3])
+        filling = splatted(builder, args[4])
+        halves = [
+            builder.select(_lanes_below(builder, args[3], LANES, start, step), half, filling)
+            for (start, step), half in zip(_positions(dtype.tag), _split(builder, dtype.tag, raw))
+        ]
+        return context.make_tuple(builder, pair_type, halves)
+
+    return pair_type(dtype, address, index, types.int64, types.float32), codegen
+
+
+@intrinsic
+def split_pair(typingctx, dtype, columns, first, second):
+    """Return a pair with one value in the first `columns` elements, another in those after."""
+
+    def codegen(context, builder, sig, args):
+        before, after = (splatted(builder, value) for value in args[2:])
+        halves = [
+            builder.select(_lanes_below(builder, args[1], LANES, start, step), before, after)
+            for start, step in _positions(dtype.tag)
+        ]
+        return context.make_tuple(builder, pair_type, halves)
+
+    return pair_type(dtype, types.int64, types.float32, types.float32), codegen
+
+
+@intrinsic
+def store_pair(typingctx, dtype, address, index, low, high):
+    """Store 32 elements."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        if dtype.tag == F16 and _HAS_AVX512:
+            _store_halves(builder, pointer, args[3:], size_of(element))
+        else:
+            builder.store(_join(builder, dtype.tag, args[3], args[4]), pointer, align=size_of(element))
+        return context.get_dummy_value()
+
+    return types.void(dtype, address, index, f32x16, f32x16), codegen
+
+
+@intrinsic
+def store_pair_first(typingctx, dtype, address, index, low, high, count):
+    """Store the first `count` of 32 elements."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        raw = _join(builder, dtype.tag, args[3], args[4])
+        call_intrinsic(
+            builder,
+            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
+            ir.VoidType(),
+            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
+        )
+        return context.get_dummy_value()
+
+    return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
+
+
+@intrinsic
+def stream_pair(typingctx, dtype, address, index, low, high):
+    """Store 32 elements by non-temporal stores; the address must be a multiple of 64."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
+        if dtype.tag == F16 and _HAS_AVX512:
+            stores = _store_halves(builder, pointer, args[3:], 32)
+        else:
+            lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
+            raw = builder.bitcast(_join(builder, dtype.tag, args[3], args[4]), lanes)
+            stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
+        for stored in stores:
+            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(dtype, address, index, f32x16, f32x16), codegen
+
+
+def _lane_order(tag, inverse=False):
+    """Return the elements in the order of lanes, or the lanes in the order of elements."""
+    columns = list(range(PAIR)) if tag != BF16 else [*range(0, PAIR, 2), *range(1, PAIR, 2)]
+    return [columns.index(c) for c in range(PAIR)] if inverse else columns
+
+
+def _shuffled(builder, low, high, order):
+    return [
+        builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE), half))
+        for half in (order[:LANES], order[LANES:])
+    ]
+
+
+@intrinsic
+def load_ordered(typingctx, dtype, address, index):
+    """Load 32 float32 in the lane order of a dtype's pairs."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
+        low, high = _split(builder, F32, builder.load(pointer, align=4))
+        return context.make_tuple(builder, pair_type, _shuffled(builder, low, high, _lane_order(dtype.tag)))
+
+    return pair_type(dtype, address, index), codegen
+
+
+@intrinsic
+def store_ordered(typingctx, dtype, address, index, low, high):
+    """Store 32 float32 that are in the lane order of a dtype's pairs in the order of elements."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
+        low, high = _shuffled(builder, args[3], args[4], _lane_order(dtype.tag, inverse=True))
+        builder.store(_join(builder, F32, low, high), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(dtype, address, index, f32x16, f32x16), codegen
+
+
+@intrinsic
+def is_bfloat16(typingctx, dtype):
+    answer = int(dtype.tag == BF16)
+    return types.boolean(dtype), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), answer)
+
+
+@intrinsic
+def code_of(typingctx, dtype):
+    """Return the number that a dtype has in descriptors."""
+    code = next(CODES[known] for known, tag in TAGS.items() if tag == dtype.tag)
+    return types.int64(dtype), lambda context, builder, sig, args: ir.Constant(I64_TYPE, code)
+
+
+@intrinsic
+def copy_element(typingctx, dtype, source, source_index, target, target_index):
+    """Copy an element bit for bit."""
+
+    def codegen(context, builder, sig, args):
+        element = STORAGE[dtype.tag]
+        value = builder.load(pointer_to(builder, args[1], args[2], element), align=size_of(element))
+        builder.store(value, pointer_to(builder, args[3], args[4], element), align=size_of(element))
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(dtype, i, i, i, i), codegen

@@ -1,0 +1,81 @@
+"""Descriptors and tags as Numba types, so that a kernel reads ``desc.input.channel_stride`` as it is declared.
+
+A descriptor is a pointer in a kernel. A field of type int or float is loaded; a counter and an array are addresses; a
+part of the descriptor is a pointer again. A tag has no value, only a type, by its name.
+"""
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.datamodel import models
+from numba.core.imputils import lower_constant
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import lower_getattr_generic, register_model, typeof_impl
+
+from normgrad.cpu.descriptors import Counter, layout
+from normgrad.cpu.intrinsics.llvm import DOUBLE_TYPE, I64_TYPE
+from normgrad.cpu.tags import Tag
+
+
+class StructPointer(types.Type):
+    """The Numba type of a descriptor, or of a part of one."""
+
+    def __init__(self, struct):
+        self.struct = struct
+        super().__init__(name=f"StructPointer({struct.__name__})")
+
+
+@register_model(StructPointer)
+class _StructModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, I64_TYPE.as_pointer())
+
+
+def _type_of(field):
+    if field.is_struct:
+        return StructPointer(field.type)
+    return types.CPointer(types.int64) if field.type is tuple else types.float64 if field.type is float else types.int64
+
+
+@infer_getattr
+class _StructAttributes(AttributeTemplate):
+    key = StructPointer
+
+    def generic_resolve(self, pointer, name):
+        field = layout(pointer.struct).get(name)
+        return None if field is None else _type_of(field)
+
+
+@lower_getattr_generic(StructPointer)
+def _load_field(context, builder, pointer, value, name):
+    field = layout(pointer.struct)[name]
+    address = builder.gep(value, [ir.Constant(I64_TYPE, field.offset)])
+    if field.is_struct or field.type is tuple:
+        return address
+    if field.type is Counter:
+        return builder.ptrtoint(address, I64_TYPE)
+    if field.type is float:
+        return builder.load(builder.bitcast(address, DOUBLE_TYPE.as_pointer()))
+    return builder.load(address)
+
+
+class TagType(types.Type):
+    """The Numba type of a tag: one for each."""
+
+    def __init__(self, tag):
+        self.tag = tag
+        super().__init__(name=f"Tag({tag.name})")
+
+
+@register_model(TagType)
+class _TagModel(models.OpaqueModel):
+    pass
+
+
+@typeof_impl.register(Tag)
+def _type_of_tag(tag, context):
+    return TagType(tag)
+
+
+@lower_constant(TagType)
+def _tag_constant(context, builder, tag_type, tag):
+    return context.get_dummy_value()

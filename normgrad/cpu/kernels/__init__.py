@@ -1,0 +1,1 @@
+"""The kernels, compiled by Numba. Only :mod:`normgrad.cpu.compile` imports these modules."""

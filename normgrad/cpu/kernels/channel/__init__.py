@@ -1,0 +1,1 @@
+"""What GroupNorm and BatchNorm share: samples x channels x positions, with coefficients per channel."""

@@ -1,0 +1,320 @@
+"""GroupNorm and BatchNorm in columns: a chunk has some positions of one sample with all channels, which are contiguous.
+
+A vector holds channels, in the lane order of pairs; so do the partials and the coefficients. 32 channels and a run of
+positions are processed at a time, so that coefficients and sums stay in registers.
+"""
+
+import numpy as np
+
+from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store_f64
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
+from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
+from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
+from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
+from normgrad.cpu.kernels.common.reduce import about_mean, moments
+from normgrad.cpu.limits import (
+    CHANNEL_BLOCK,
+    COLUMN_RUN,
+    CONFLICTING_STRIDE,
+    OUTPUT_RUN,
+    POSITIONWISE_CHANNELS,
+    POSITIONWISE_FROM,
+    PREFETCH_POSITIONS,
+)
+from normgrad.cpu.tags import F32
+
+_SUM_RUN = 2  # positions of all channels that are summed at a time
+_sums_of_run = stack_space(2 * CHANNEL_BLOCK * 4)
+
+
+@inline
+def load_channels(dtype, address, whole, count):
+    """Load 32 channels, or the first ones of them."""
+    if whole:
+        return load_pair(dtype, address, 0)
+    return load_pair_first(dtype, address, 0, count)
+
+
+@inline
+def prefetch_channels(dtype, address):
+    """Prefetch 32 channels into the L2 cache."""
+    prefetch_l2(address)
+    if item_size(dtype) == 4:
+        prefetch_l2(address + 64)
+
+
+@inline
+def _store(dtype, address, low, high, whole, count, stream):
+    if not whole:
+        store_pair_first(dtype, address, 0, low, high, count)
+    elif stream:
+        stream_pair(dtype, address, 0, low, high)
+    else:
+        store_pair(dtype, address, 0, low, high)
+
+
+@inline
+def add_pair(sums, c, low, high):
+    """Add 32 float32 to sums in float64."""
+    vstore_f64(sums, c, vload_f64(sums, c) + widen(low))
+    vstore_f64(sums, c + 16, vload_f64(sums, c + 16) + widen(high))
+
+
+@device
+def clear_sums(desc, n, chunk):
+    sums = partials_of(desc, n, chunk)
+    for c in range(0, 2 * desc.padded_channels, 16):
+        vstore_f64(sums, c, splat_f64(0.0))
+
+
+# Sums of gradients.
+
+
+@inline
+def _add_terms(dtype, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s):
+    """Add grad_out and grad_out*deviation of 32 channels at a position to s, both in pairs."""
+    prefetch_channels(dtype, grad_out + ahead)
+    prefetch_channels(dtype, x + x_ahead)
+    g, v = load_channels(dtype, grad_out, whole, count), load_channels(dtype, x, whole, count)
+    x0, x1 = deviation(v[0], scale[0], shift[0]), deviation(v[1], scale[1], shift[1])
+    return s[0] + g[0], s[1] + g[1], fma(g[0], x0, s[2]), fma(g[1], x1, s[3])
+
+
+@inline
+def _sum_columns(dtype, grad_out, go_step, x, x_step, rows, sums, pitch, c, coefficients, whole, count):
+    """Sum 32 channels over up to 16 positions: two sequences of up to 8 terms in float32, float64 beyond."""
+    scale, at = (vload(F32, coefficients, c), vload(F32, coefficients, c + 16)), pitch + c
+    shift, zero = (vload(F32, coefficients, at), vload(F32, coefficients, at + 16)), splat_f32(np.float32(0))
+    s, t = (zero, zero, zero, zero), (zero, zero, zero, zero)
+    ahead, x_ahead = COLUMN_RUN * go_step, COLUMN_RUN * x_step
+    for _ in range(rows // 2):
+        s = _add_terms(dtype, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s)
+        t = _add_terms(dtype, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, scale, shift, t)
+        grad_out, x = grad_out + 2 * go_step, x + 2 * x_step
+    if rows % 2:
+        s = _add_terms(dtype, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s)
+    add_pair(sums, c, s[0] + t[0], s[1] + t[1])
+    add_pair(sums, pitch + c, s[2] + t[2], s[3] + t[3])
+
+
+@device
+def sum_columns(dtype, desc, n, chunk, first, last, coefficients):
+    """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
+    size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
+    sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
+    go_step, x_step = size * desc.grad_out.position_stride, size * desc.input.position_stride
+    whole, left = channels & ~31, channels & 31
+    while first < last:
+        rows = min(COLUMN_RUN, last - first)
+        g = address_of(desc.grad_out, size, n, 0, position + first)
+        x = address_of(desc.input, size, n, 0, position + first)
+        for c in range(0, whole, 32):
+            _sum_columns(dtype, g, go_step, x, x_step, rows, sums, pitch, c, coefficients, True, 32)
+            g, x = g + 32 * size, x + 32 * size
+        if left > 0:
+            _sum_columns(dtype, g, go_step, x, x_step, rows, sums, pitch, whole, coefficients, False, left)
+        first += rows
+
+
+@inline
+def _sum_positions(grad_out, go_step, x, x_step, rows, sums, shifts, whole, count):
+    """Add the terms of up to _SUM_RUN positions to the float32 sums of 32 channels."""
+    one, zero = splat_f32(np.float32(1)), splat_f32(np.float32(0))
+    shift, s = (vload(F32, shifts, 0), vload(F32, shifts, 16)), (zero, zero, zero, zero)
+    ahead, x_ahead = PREFETCH_POSITIONS * go_step, PREFETCH_POSITIONS * x_step
+    for _ in range(rows):
+        s = _add_terms(F32, grad_out, ahead, x, x_ahead, whole, count, (one, one), shift, s)
+        grad_out, x = grad_out + go_step, x + x_step
+    vstore(F32, sums, 0, vload(F32, sums, 0) + s[0])
+    vstore(F32, sums, 16, vload(F32, sums, 16) + s[1])
+    vstore(F32, sums, 32, vload(F32, sums, 32) + s[2])
+    vstore(F32, sums, 48, vload(F32, sums, 48) + s[3])
+
+
+@inline
+def _flush_sums(run_sums, sums, sums_x, channels):
+    """Add the float32 sums of some channels to those in float64, and clear them."""
+    for c in range(0, channels, 32):
+        at = run_sums + 8 * c
+        add_pair(sums, c, vload(F32, at, 0), vload(F32, at, 16))
+        add_pair(sums_x, c, vload(F32, at, 32), vload(F32, at, 48))
+        for i in range(0, 64, 16):
+            vstore(F32, at, i, splat_f32(np.float32(0)))
+
+
+@device
+def _sum_block(grad_out, go_step, x, x_step, positions, sums, sums_x, shifts, channels):
+    """Sum some channels over positions: COLUMN_RUN of them in float32, float64 beyond."""
+    run_sums, whole = _sums_of_run(), channels & ~31
+    for i in range(0, 2 * CHANNEL_BLOCK, 16):
+        vstore(F32, run_sums, i, splat_f32(np.float32(0)))
+    first = 0
+    while first < positions:
+        rows = min(_SUM_RUN, positions - first)
+        for c in range(0, whole, 32):
+            g, v, s, m = grad_out + 4 * c, x + 4 * c, run_sums + 8 * c, shifts + 4 * c
+            _sum_positions(g, go_step, v, x_step, rows, s, m, True, 32)
+        if whole < channels:
+            g, v, s, m = grad_out + 4 * whole, x + 4 * whole, run_sums + 8 * whole, shifts + 4 * whole
+            _sum_positions(g, go_step, v, x_step, rows, s, m, False, channels - whole)
+        grad_out, x, first = grad_out + rows * go_step, x + rows * x_step, first + rows
+        if first % COLUMN_RUN == 0 or first == positions:
+            _flush_sums(run_sums, sums, sums_x, channels)
+
+
+@device
+def sum_all_channels(desc, n, chunk, shifts):
+    """Add grad_out, and grad_out*(x - mean), of a chunk of float32 to its partials; the shifts are the negative means.
+
+    It goes through memory in order, two positions at a time. COLUMN_RUN positions of 32 channels would be cache lines
+    some kB apart, which share few sets of the L1 cache.
+    """
+    sums, position, channels = partials_of(desc, n, chunk), chunk * desc.chunk_positions, desc.channels
+    sums_x, positions = sums + 8 * desc.padded_channels, positions_of(desc, chunk)
+    go_step, x_step = 4 * desc.grad_out.position_stride, 4 * desc.input.position_stride
+    for c in range(0, channels, CHANNEL_BLOCK):
+        grad_out, x = address_of(desc.grad_out, 4, n, c, position), address_of(desc.input, 4, n, c, position)
+        some, s, s_x, m = min(CHANNEL_BLOCK, channels - c), sums + 8 * c, sums_x + 8 * c, shifts + 4 * c
+        _sum_block(grad_out, go_step, x, x_step, positions, s, s_x, m, some)
+
+
+# Moments.
+
+
+@inline
+def _add_moments(v, m, s, q):
+    a = widen(v) - widen(m)
+    return s + a, fma(a, a, q)
+
+
+@inline
+def _load_at(dtype, address, c, channels):
+    if c + 32 <= channels:
+        return load_pair(dtype, address, c)
+    return load_pair_first(dtype, address, c, channels - c)
+
+
+@device
+def sum_moments(dtype, desc, n, chunk, first, last):
+    """Add x - shift and its square at positions of a chunk to its partials; the shift is the chunk's first position."""
+    size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
+    sums = partials_of(desc, n, chunk)
+    squares = sums + 8 * desc.padded_channels
+    step, shift = size * desc.input.position_stride, address_of(desc.input, size, n, 0, position)
+    x = address_of(desc.input, size, n, 0, position + first)
+    for c in range(0, channels, 32):
+        m = _load_at(dtype, shift, c, channels)
+        s0, s1 = vload_f64(sums, c), vload_f64(sums, c + 16)
+        q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
+        for r in range(last - first):
+            prefetch_channels(dtype, x + (r + COLUMN_RUN) * step + c * size)
+            v = _load_at(dtype, x + r * step, c, channels)
+            s0, q0 = _add_moments(v[0], m[0], s0, q0)
+            s1, q1 = _add_moments(v[1], m[1], s1, q1)
+        vstore_f64(sums, c, s0)
+        vstore_f64(sums, c + 16, s1)
+        vstore_f64(squares, c, q0)
+        vstore_f64(squares, c + 16, q1)
+
+
+@device
+def finish_moments(dtype, desc, n, chunk):
+    """Turn the moments of a chunk about its first position into the sum and M2."""
+    size, channels, count = item_size(dtype), desc.channels, splat_f64(np.float64(positions_of(desc, chunk)))
+    sums = partials_of(desc, n, chunk)
+    squares = sums + 8 * desc.padded_channels
+    first = address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
+    for c in range(0, channels, 32):
+        shift = _load_at(dtype, first, c, channels)
+        for half in range(2):
+            at = c + 16 * half
+            s, q = vload_f64(sums, at), vload_f64(squares, at)
+            s, q = about_mean(s, q, count, widen(shift[0] if half == 0 else shift[1]))
+            vstore_f64(sums, at, s)
+            vstore_f64(squares, at, q)
+
+
+@device
+def contiguous_moments(dtype, desc, n, chunk):
+    """Compute the sum and M2 of all elements of a chunk, to the partials of the first channel."""
+    size, partials = item_size(dtype), partials_of(desc, n, chunk)
+    x = address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
+    total, squares = moments(dtype, x, positions_of(desc, chunk) * desc.channels, size)
+    store_f64(partials, 0, total)
+    store_f64(partials, desc.padded_channels, squares)
+
+
+# Results.
+
+
+@inline
+def _gradient_columns(dtype, desc, c, rows, grad_out, x, result, coefficients, stream, whole, count):
+    """Compute grad_input of 32 channels at some positions."""
+    size, pitch = item_size(dtype), desc.padded_channels
+    go_step, x_step = size * desc.grad_out.position_stride, size * desc.input.position_stride
+    step = size * desc.result.position_stride
+    low, high = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)
+    ahead, x_ahead = COLUMN_RUN * go_step, COLUMN_RUN * x_step
+    for _ in range(rows):
+        prefetch_channels(dtype, grad_out + ahead)
+        prefetch_channels(dtype, x + x_ahead)
+        g, v = load_channels(dtype, grad_out, whole, count), load_channels(dtype, x, whole, count)
+        a, b = gradient(g[0], v[0], low), gradient(g[1], v[1], high)
+        _store(dtype, result, a, b, whole, count, stream)
+        grad_out, x, result = grad_out + go_step, x + x_step, result + step
+
+
+@device
+def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
+    """Compute grad_input at positions [first, last) of a chunk."""
+    size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
+    whole, left = channels & ~31, channels & 31
+    run = OUTPUT_RUN if size * desc.input.position_stride % CONFLICTING_STRIDE == 0 else COLUMN_RUN
+    for start in range(position + first, position + last, run):
+        g, x = address_of(desc.grad_out, size, n, 0, start), address_of(desc.input, size, n, 0, start)
+        result, rows = address_of(desc.result, size, n, 0, start), min(run, position + last - start)
+        stream = desc.stream != 0 and (result | size * desc.result.position_stride) % 64 == 0
+        for c in range(0, whole, 32):
+            at = c * size
+            _gradient_columns(dtype, desc, c, rows, g + at, x + at, result + at, coefficients, stream, True, 32)
+        if left > 0:
+            at = whole * size
+            _gradient_columns(dtype, desc, whole, rows, g + at, x + at, result + at, coefficients, False, False, left)
+
+
+@inline
+def _output_columns(dtype, c, pitch, positions, x, x_step, result, step, coefficients, stream, whole, count):
+    """Compute the output of 32 channels at some positions."""
+    low, high = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)
+    for _ in range(positions):
+        if item_size(dtype) == 2:
+            prefetch_channels(dtype, x + PREFETCH_POSITIONS * x_step)
+        v = load_channels(dtype, x, whole, count)
+        _store(dtype, result, output(v[0], low), output(v[1], high), whole, count, stream)
+        x, result = x + x_step, result + step
+
+
+@device
+def output_columns(dtype, desc, n, chunk, first, last, coefficients):
+    """Compute the output at positions [first, last) of a chunk."""
+    size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
+    start = chunk * desc.chunk_positions + first
+    x, result = address_of(desc.input, size, n, 0, start), address_of(desc.result, size, n, 0, start)
+    x_step, step = size * desc.input.position_stride, size * desc.result.position_stride
+    stream = desc.stream != 0 and (result | step) % 64 == 0
+    whole, left = channels & ~31, channels & 31
+    elements = desc.samples * desc.positions * channels
+    one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS and elements > POSITIONWISE_FROM
+    while first < last:
+        positions = 1 if one_by_one else min(OUTPUT_RUN, last - first)
+        for c in range(0, whole, 32):
+            i, o = x + c * size, result + c * size
+            if one_by_one:  # a constant, which makes coefficients operands in memory
+                _output_columns(dtype, c, pitch, 1, i, x_step, o, step, coefficients, stream, True, 32)
+            else:
+                _output_columns(dtype, c, pitch, positions, i, x_step, o, step, coefficients, stream, True, 32)
+        if left > 0:
+            i, o = x + whole * size, result + whole * size
+            _output_columns(dtype, whole, pitch, positions, i, x_step, o, step, coefficients, False, False, left)
+        first, x, result = first + positions, x + positions * x_step, result + positions * step

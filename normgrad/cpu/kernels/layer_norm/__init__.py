@@ -1,0 +1,1 @@
+"""LayerNorm: the kernels `layer_norm` and `layer_norm_backward`."""

@@ -1,0 +1,379 @@
+"""LayerNorm backward: the kernel `layer_norm_backward`.
+
+Phases: the weight in lane order; for few long rows (`splits_columns`) the sums of their segments; the gradients, by
+blocks of rows or, for long rows, by chunks of columns, with partial weight gradients in float64; the sum of these.
+
+Within a block, rows come in groups of up to GROUP. A group's rows are summed (`sum_group`), then their gradients are
+computed (`rows_gradients`), tile by tile (:mod:`normgrad.cpu.kernels.layer_norm.backward_tile`), while they are in a
+cache. How rows are split depends on the shape alone.
+"""
+
+import numpy as np
+
+from normgrad.cpu.compile.jit import device, inline, kernel
+from normgrad.cpu.descriptors import (
+    GROUP_SUMS,
+    MEANS,
+    MEANS_G,
+    MEANS_GX,
+    RSTDS,
+    SUMS_G,
+    SUMS_GX,
+    LayerNormBackward,
+)
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, stack_space, store, store_f64
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair, split_pair
+from normgrad.cpu.intrinsics.vectors import (
+    fma,
+    hsum,
+    narrow,
+    splat_f32,
+    splat_f64,
+    store_sums,
+    vload,
+    vload_f64,
+    vstore,
+    vstore_f64,
+    widen,
+)
+from normgrad.cpu.kernels.common.lanes import from_lanes, to_lanes
+from normgrad.cpu.kernels.common.reduce import sum_partials
+from normgrad.cpu.kernels.common.work import finish_phase, take, take_next
+from normgrad.cpu.kernels.copy import load_by_code
+from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
+from normgrad.cpu.kernels.layer_norm.backward_tile import add_sums, tile_gradients
+from normgrad.cpu.kernels.layer_norm.rows import gather_rows, row_address, scatter_rows, uniform_rows
+from normgrad.cpu.limits import (
+    COLUMN_CHUNK,
+    GROUP,
+    PREFETCH_BYTES,
+    REDUCED_COLUMNS,
+    SEGMENT,
+    STAGED_ROWS,
+    STRIP,
+    TILE,
+)
+from normgrad.cpu.tags import CODE_F32, F32
+
+_lanes, _before = stack_space(2 * GROUP * 16 * 8), stack_space(2 * GROUP * 8)
+
+
+@inline
+def _pair_terms(d, x, weight, j, mean, rstd):
+    g0, g1 = d[0] * vload(F32, weight, j), d[1] * vload(F32, weight, j + 16)
+    return g0 + g1, fma(g1, (x[1] - mean) * rstd[1], g0 * ((x[0] - mean) * rstd[0]))
+
+
+@inline
+def _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead):
+    prefetch_pair(dtype, ahead, j)
+    return _pair_terms(load_pair(dtype, grad_out, j), load_pair(dtype, x, j), weight, j, mean, rstd)
+
+
+@device
+def lane_sums(dtype, grad_out, x, weight, first, last, mean, rstd, ahead):
+    """Return sum(g), sum(g*x_hat) over columns in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
+
+    Prefetch the elements of another row.
+    """
+    vm, vr = splat_f32(mean), (splat_f32(rstd), splat_f32(rstd))
+    s1, s2 = splat_f64(0.0), splat_f64(0.0)
+    j = first
+    while j + 256 <= last:
+        a0, b0 = _terms(dtype, grad_out, x, weight, j, vm, vr, ahead)
+        a1, b1 = _terms(dtype, grad_out, x, weight, j + 32, vm, vr, ahead)
+        a2, b2 = _terms(dtype, grad_out, x, weight, j + 64, vm, vr, ahead)
+        a3, b3 = _terms(dtype, grad_out, x, weight, j + 96, vm, vr, ahead)
+        a, b = (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
+        a0, b0 = _terms(dtype, grad_out, x, weight, j + 128, vm, vr, ahead)
+        a1, b1 = _terms(dtype, grad_out, x, weight, j + 160, vm, vr, ahead)
+        a2, b2 = _terms(dtype, grad_out, x, weight, j + 192, vm, vr, ahead)
+        a3, b3 = _terms(dtype, grad_out, x, weight, j + 224, vm, vr, ahead)
+        s1 = s1 + widen(a + ((a0 + a1) + (a2 + a3)))
+        s2 = s2 + widen(b + ((b0 + b1) + (b2 + b3)))
+        j += 256
+    while j + 32 <= last:
+        a0, b0 = _terms(dtype, grad_out, x, weight, j, vm, vr, ahead)
+        s1, s2 = s1 + widen(a0), s2 + widen(b0)
+        j += 32
+    if j < last:
+        # rstd is 0 in the lanes beyond the last column: (0 - mean)*rstd may overflow where no column's x_hat does.
+        d, v = load_pair_first(dtype, grad_out, j, last - j), load_pair_first(dtype, x, j, last - j)
+        a0, b0 = _pair_terms(d, v, weight, j, vm, split_pair(dtype, last - j, rstd, np.float32(0)))
+        s1, s2 = s1 + widen(a0), s2 + widen(b0)
+    return s1, s2
+
+
+@device
+def segment_sums(dtype, grad_out, x, weight, first, last, mean, rstd):
+    """Return sum(g) and sum(g*x_hat) over columns."""
+    s1, s2 = lane_sums(dtype, grad_out, x, weight, first, last, mean, rstd, x + PREFETCH_BYTES)
+    return hsum(s1), hsum(s2)
+
+
+@inline
+def rows_from(tensors, r):
+    """Return the addresses and pitches of three tensors' rows, from row r on."""
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+    return grad_out + r * go_pitch, go_pitch, x + r * x_pitch, x_pitch, grad_input + r * gi_pitch, gi_pitch
+
+
+@device
+def load_statistics(desc, row, rows, scratch, r):
+    """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
+    code, means, rstds = desc.mean.dtype, desc.mean.address, desc.rstd.address
+    if code == CODE_F32 and desc.rstd.dtype == CODE_F32 and rows == GROUP:
+        vstore(F32, scratch + MEANS, r, vload(F32, means, row))
+        vstore(F32, scratch + RSTDS, r, vload(F32, rstds, row))
+        return
+    for i in range(rows):
+        store(F32, scratch + MEANS, r + i, load_by_code(code, means, row + i))
+        store(F32, scratch + RSTDS, r + i, load_by_code(desc.rstd.dtype, rstds, row + i))
+
+
+@device
+def read_sums(desc, row, rows, scratch, r):
+    """Add up the sums of the segments of rows."""
+    segments = (desc.columns + SEGMENT - 1) // SEGMENT
+    for i in range(rows):
+        s1, s2 = 0.0, 0.0
+        for at in range(2 * (row + i) * segments, 2 * (row + i + 1) * segments, 2):
+            s1, s2 = s1 + load_f64(desc.row_sums, at), s2 + load_f64(desc.row_sums, at + 1)
+        store_f64(scratch + SUMS_G, r + i, s1)
+        store_f64(scratch + SUMS_GX, r + i, s2)
+
+
+@device
+def sum_row(dtype, desc, row, grad_out, x, lanes, ahead):
+    """Sum a row: return the sums but for its last segment, and leave the lanes of that one in memory."""
+    mean = load_by_code(desc.mean.dtype, desc.mean.address, row)
+    rstd = load_by_code(desc.rstd.dtype, desc.rstd.address, row)
+    s1, s2, first, n = 0.0, 0.0, 0, desc.columns
+    while first + SEGMENT < n:
+        a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, first + SEGMENT, mean, rstd, ahead)
+        s1, s2 = s1 + hsum(a), s2 + hsum(b)
+        first += SEGMENT
+    a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, n, mean, rstd, ahead)
+    vstore_f64(lanes, 0, a)
+    vstore_f64(lanes, 16 * GROUP, b)
+    return s1, s2
+
+
+@inline
+def _add_lanes(lanes, first, last, sums):
+    """Add up the lanes of TILE rows; the last row takes the place of those that are not there."""
+    a, b = vload_f64(lanes, 16 * first), vload_f64(lanes, 16 * min(first + 1, last))
+    c, d = vload_f64(lanes, 16 * min(first + 2, last)), vload_f64(lanes, 16 * min(first + 3, last))
+    store_sums(sums + 8 * first, a, b, c, d)
+
+
+@device
+def sum_group(dtype, desc, row, rows, tensors, scratch, r):
+    """Sum rows from `row` on, which are those from r on of their group."""
+    grad_out, go_pitch, x, x_pitch, _, _ = tensors
+    lanes, before = _lanes(), _before()
+    for i in range(rows):  # all rows first: the sum over a row's lanes would wait for its columns
+        d, v = grad_out + i * go_pitch, x + i * x_pitch
+        s1, s2 = sum_row(dtype, desc, row + i, d, v, lanes + 128 * i, v + rows * x_pitch)
+        store_f64(before, i, s1)
+        store_f64(before, GROUP + i, s2)
+    for i in range(0, rows, TILE):
+        _add_lanes(lanes, i, rows - 1, scratch + SUMS_G + 8 * r)
+        _add_lanes(lanes + 128 * GROUP, i, rows - 1, scratch + SUMS_GX + 8 * r)
+    if desc.columns > SEGMENT:
+        for i in range(rows):
+            first, second = load_f64(scratch + SUMS_G, r + i), load_f64(scratch + SUMS_GX, r + i)
+            store_f64(scratch + SUMS_G, r + i, load_f64(before, i) + first)
+            store_f64(scratch + SUMS_GX, r + i, load_f64(before, GROUP + i) + second)
+
+
+@device
+def prepare_rows(dtype, desc, row, rows, tensors, scratch, r):
+    """Store the statistics of rows, and the means of g and of g*x_hat where grad_input is wanted."""
+    n = desc.columns
+    load_statistics(desc, row, rows, scratch, r)
+    if desc.wants_input == 0:
+        return
+    if desc.splits_columns != 0:
+        read_sums(desc, row, rows, scratch, r)
+    elif item_size(dtype) == 4 and n == SHORT:
+        sum_short_rows(desc.weight_lanes, rows, tensors, scratch, r)
+    else:
+        sum_group(dtype, desc, row, rows, tensors, scratch, r)
+    per_column = splat_f64(1.0 / n)
+    vstore(F32, scratch + MEANS_G, r, narrow(vload_f64(scratch + SUMS_G, r) * per_column))
+    vstore(F32, scratch + MEANS_GX, r, narrow(vload_f64(scratch + SUMS_GX, r) * per_column))
+
+
+@device
+def rows_gradients(dtype, desc, rows, first, last, tensors, scratch, sums, r):
+    """Compute columns [first, last) of rows that are prepared, from the group's row r on."""
+    weight, want_input = desc.weight_lanes, desc.wants_input != 0
+    stream = desc.stream != 0 and desc.grad_input.address % 64 == 0
+    short = item_size(dtype) == 4 and desc.columns == SHORT and want_input
+    for i in range(0, rows, TILE):
+        here = rows_from(tensors, i)
+        ahead_go, ahead_x = rows * tensors[1], 0  # the next rows; of x, the sums have prefetched them
+        if desc.splits_columns != 0:
+            ahead = TILE if i + TILE < rows else -i
+            strip = 0 if i + TILE < rows else STRIP * item_size(dtype)
+            ahead_go, ahead_x = ahead * tensors[1] + strip, ahead * tensors[3] + strip
+        if short and i + TILE <= rows:
+            short_tile_gradients(weight, here, scratch, sums, r + i, stream, rows)
+        else:
+            count = min(TILE, rows - i)
+            tile_gradients(
+                dtype, count, first, last, here, weight, scratch, sums, r + i, want_input, stream, ahead_go, ahead_x
+            )
+
+
+@device
+def run_group(dtype, desc, row, rows, first, last, tensors, scratch, dw, db, dw_first):
+    """Compute columns [first, last) of up to GROUP rows.
+
+    `cached_rows` of them stay in a cache between their sums and their gradients. Where that is fewer than GROUP, the
+    float32 weight gradients of whole rows are kept meanwhile.
+    """
+    cached, want_sums = desc.cached_rows, (desc.wants_weight | desc.wants_bias) != 0
+    for r in range(0, rows, cached):
+        here, count = rows_from(tensors, r), min(cached, rows - r)
+        prepare_rows(dtype, desc, row + r, count, here, scratch, r)
+        for j in range(first, last, STRIP):
+            end, sums = min(last, j + STRIP), scratch + GROUP_SUMS + (8 * (j - first) if cached < GROUP else 0)
+            rows_gradients(dtype, desc, count, j, end, here, scratch, sums, r)
+            if want_sums and r + cached >= rows:
+                in_float64 = desc.float64_terms != 0
+                add_sums(dtype, in_float64, j, end, tensors, scratch, sums, rows, dw, db, dw_first)
+
+
+@inline
+def process_rows(dtype, desc, first_row, last_row, first, last, scratch, dw, db, dw_first):
+    """Compute columns [first, last) of some rows.
+
+    Rows with other column strides, or whose gradient overwrites its input, go through contiguous copies.
+    """
+    n, size, staged = desc.columns, item_size(dtype), desc.staged != 0
+    pitch = (n * size + 63) // 64 * 64
+    copies = scratch + GROUP_SUMS + desc.group_sums_size
+    row = first_row
+    while row < last_row:
+        rows = uniform_rows(desc.row_axes, row, min(STAGED_ROWS if staged else GROUP, last_row - row))
+        d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
+        result = o = row_address(desc.grad_input, desc.row_axes, row)
+        dp, xp, op = desc.grad_out.strides.inner, desc.input.strides.inner, desc.grad_input.strides.inner
+        if staged:
+            gather_rows(dtype, d, dp // size, desc.grad_out.column_stride, copies, pitch, rows, n)
+            gather_rows(dtype, x, xp // size, desc.input.column_stride, copies + STAGED_ROWS * pitch, pitch, rows, n)
+            d, x, o = copies, copies + STAGED_ROWS * pitch, copies + 2 * STAGED_ROWS * pitch
+            dp, xp, op = pitch, pitch, pitch
+        for r in range(0, rows, GROUP):
+            tensors = d + r * dp, dp, x + r * xp, xp, o + r * op, op
+            run_group(dtype, desc, row + r, min(GROUP, rows - r), first, last, tensors, scratch, dw, db, dw_first)
+        if staged and desc.wants_input:
+            row_stride = desc.grad_input.strides.inner // size
+            scatter_rows(dtype, o, pitch, result, row_stride, desc.grad_input.column_stride, rows, n)
+        row += rows
+
+
+@device
+def zero_f64(address, count):
+    for i in range(0, count, 16):
+        vstore_f64(address, i, splat_f64(0.0))
+
+
+@device
+def order_weight(dtype, desc):
+    """Phase 1: store the weight as float32 in lane order, padded with zeros."""
+    padded = (desc.columns + 31) // 32 * 32
+    chunks, done = (padded + COLUMN_CHUNK - 1) // COLUMN_CHUNK, 0
+    chunk = take_next(desc.weight_phase)
+    while chunk < chunks:
+        first, last = chunk * COLUMN_CHUNK, min(padded, (chunk + 1) * COLUMN_CHUNK)
+        to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, first, last, desc.columns)
+        done += 1
+        chunk = take_next(desc.weight_phase)
+    finish_phase(desc.weight_phase, done, chunks)
+
+
+@device
+def sum_segments(dtype, desc):
+    """Phase 2, for few long rows: sum them, a segment at a time."""
+    n, done = desc.columns, 0
+    segments = (n + SEGMENT - 1) // SEGMENT
+    items = desc.rows * segments if desc.wants_input and desc.splits_columns else 0
+    i = take_next(desc.row_sum_phase)
+    while i < items:
+        row, first = i // segments, (i % segments) * SEGMENT
+        d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
+        mean = load_by_code(desc.mean.dtype, desc.mean.address, row)
+        rstd = load_by_code(desc.rstd.dtype, desc.rstd.address, row)
+        s1, s2 = segment_sums(dtype, d, x, desc.weight_lanes, first, min(n, first + SEGMENT), mean, rstd)
+        store_f64(desc.row_sums, 2 * i, s1)
+        store_f64(desc.row_sums, 2 * i + 1, s2)
+        done += 1
+        i = take_next(desc.row_sum_phase)
+    finish_phase(desc.row_sum_phase, done, items)
+
+
+@inline
+def compute_gradients(dtype, desc, slot, scratch):
+    """Phase 3: blocks of rows, each with its own partial weight gradients; for long rows, chunks of columns."""
+    m, n, splits_columns, done = desc.rows, desc.columns, desc.splits_columns != 0, 0
+    padded = (n + 31) // 32 * 32
+    want_sums = (desc.wants_weight | desc.wants_bias) != 0
+    items = (n + COLUMN_CHUNK - 1) // COLUMN_CHUNK if splits_columns else desc.blocks
+    i = take(desc.gradient_phase, items, slot)
+    while i < items:
+        first_row, last_row, first, last = i * desc.block_rows, min(m, (i + 1) * desc.block_rows), 0, n
+        dw = desc.partials + i * padded * 16
+        if splits_columns:
+            first_row, last_row, first, last = 0, m, i * COLUMN_CHUNK, min(n, (i + 1) * COLUMN_CHUNK)
+            dw = desc.partials + first * 8
+        db = dw + padded * 8
+        if want_sums:
+            zero_f64(dw, (last - first + 31) // 32 * 32)
+            zero_f64(db, (last - first + 31) // 32 * 32)
+        process_rows(dtype, desc, first_row, last_row, first, last, scratch, dw, db, first)
+        done += 1
+        i = take(desc.gradient_phase, items, slot)
+    finish_phase(desc.gradient_phase, done, items)
+
+
+@device
+def _round_to_f32(address):
+    vstore_f64(address, 0, widen(narrow(vload_f64(address, 0))))
+    vstore_f64(address, 16, widen(narrow(vload_f64(address, 16))))
+
+
+@device
+def reduce_partials(dtype, desc):
+    """Phase 4: add up the partial weight gradients of the blocks, and write them."""
+    n, done, blocks = desc.columns, 0, 1 if desc.splits_columns else desc.blocks
+    padded = (n + 31) // 32 * 32
+    chunks = (n + REDUCED_COLUMNS - 1) // REDUCED_COLUMNS if desc.wants_weight | desc.wants_bias else 0
+    is_16_bit = desc.grad_weight.dtype != CODE_F32 or desc.grad_bias.dtype != CODE_F32
+    chunk = take_next(desc.reduce_phase)
+    while chunk < chunks:
+        for j in range(chunk * REDUCED_COLUMNS, min(n, (chunk + 1) * REDUCED_COLUMNS), 32):
+            dw, last = desc.partials + 8 * j, min(n, j + 32)
+            if blocks != 1:
+                sum_partials(dw, blocks, 16 * padded, padded)
+            if is_16_bit:  # rounded to float32 first
+                _round_to_f32(dw)
+                _round_to_f32(dw + 8 * padded)
+            from_lanes(dtype, True, desc.grad_weight, j, last, dw)
+            from_lanes(dtype, True, desc.grad_bias, j, last, dw + 8 * padded)
+        done += 1
+        chunk = take_next(desc.reduce_phase)
+    finish_phase(desc.reduce_phase, done, chunks)
+
+
+@kernel
+def layer_norm_backward(desc: LayerNormBackward, dtype):
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
+        return
+    order_weight(dtype, desc)
+    sum_segments(dtype, desc)
+    compute_gradients(dtype, desc, slot, desc.scratch + slot * desc.scratch_size)
+    reduce_partials(dtype, desc)

@@ -1,0 +1,154 @@
+"""LayerNorm backward on a tile: up to TILE rows whose weight gradients are added up in registers.
+
+`normgrad.cpu.kernels.layer_norm.backward` calls it for every tile of a group whose row sums are known.
+"""
+
+import numpy as np
+
+from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu.descriptors import MEANS, MEANS_G, MEANS_GX, RSTDS
+from normgrad.cpu.intrinsics.memory import load
+from normgrad.cpu.intrinsics.pairs import (
+    load_pair,
+    load_pair_first,
+    prefetch_pair,
+    store_pair,
+    store_pair_first,
+    stream_pair,
+)
+from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
+from normgrad.cpu.limits import TILE
+from normgrad.cpu.tags import F32
+
+
+@inline
+def splat_of(scratch, parameter, r):
+    return splat_f32(load(F32, scratch + parameter, r))
+
+
+@inline
+def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
+    """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
+    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
+    mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
+    x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
+    if begins:
+        sums = (d[0] * x0, d[1] * x1, d[0], d[1])
+    else:
+        sums = (fma(d[0], x0, s[0]), fma(d[1], x1, s[1]), s[2] + d[0], s[3] + d[1])
+    # The two means, usually small, are added first, so that g is rounded once.
+    o0, o1 = fma(d[0], w0, -fma(x0, mean_gx, mean_g)), fma(d[1], w1, -fma(x1, mean_gx, mean_g))
+    return o0 * rstd, o1 * rstd, sums
+
+
+@inline
+def keep_sums(sums, i, s, begins):
+    """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
+    if not begins:
+        s = (
+            s[0] + vload(F32, sums, 2 * i),
+            s[1] + vload(F32, sums, 2 * i + 16),
+            s[2] + vload(F32, sums, 2 * i + 32),
+            s[3] + vload(F32, sums, 2 * i + 48),
+        )
+    vstore(F32, sums, 2 * i, s[0])
+    vstore(F32, sums, 2 * i + 16, s[1])
+    vstore(F32, sums, 2 * i + 32, s[2])
+    vstore(F32, sums, 2 * i + 48, s[3])
+
+
+@inline
+def _whole_pairs(dtype, rows, first, last, tensors, weight, scratch, sums, r0, want_input, stream, ahead_go, ahead_x):
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+    zero, j = splat_f32(np.float32(0)), first
+    while j + 32 <= last:
+        w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
+        s = (zero, zero, zero, zero)
+        for r in range(rows):
+            d, v = load_pair(dtype, grad_out + r * go_pitch, j), load_pair(dtype, x + r * x_pitch, j)
+            prefetch_pair(dtype, grad_out + ahead_go + r * go_pitch, j)
+            if ahead_x:
+                prefetch_pair(dtype, x + ahead_x + r * x_pitch, j)
+            o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
+            if stream:
+                stream_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
+            elif want_input:
+                store_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
+        keep_sums(sums, j - first, s, r0 == 0)
+        j += 32
+    return j
+
+
+@inline
+def _last_pair(dtype, rows, j, last, i, tensors, weight, scratch, sums, r0, want_input):
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+    zero = splat_f32(np.float32(0))
+    w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
+    s = (zero, zero, zero, zero)
+    for r in range(rows):
+        d = load_pair_first(dtype, grad_out + r * go_pitch, j, last - j)
+        v = load_pair_first(dtype, x + r * x_pitch, j, last - j)
+        o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
+        if want_input:
+            store_pair_first(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j)
+    keep_sums(sums, i, s, r0 == 0)
+
+
+@device
+def tile_gradients(dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
+    """Compute columns [first, last) of up to TILE rows, r and following of their group.
+
+    Add their terms of the weight gradients, in float32, to the group's sums. Prefetch the data so many bytes ahead.
+    """
+    if rows == TILE and stream:
+        j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
+    elif rows == TILE and want_input:
+        j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, False, ahead_go, ahead_x)
+    else:
+        j = _whole_pairs(
+            dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x
+        )
+    if j < last:
+        _last_pair(dtype, rows, j, last, j - first, tensors, weight, scratch, sums, r, want_input)
+
+
+@inline
+def _float64_sums_pair(dtype, tensors, scratch, rows, j, count, dw, db, lane):
+    """Add the rows' terms of both weight gradients of 32 columns, in float64."""
+    grad_out, go_pitch, x, x_pitch, _, _ = tensors
+    w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
+    b0, b1 = vload_f64(db, lane), vload_f64(db, lane + 16)
+    for r in range(rows):
+        d = load_pair_first(dtype, grad_out + r * go_pitch, j, count)
+        v = load_pair_first(dtype, x + r * x_pitch, j, count)
+        m = splat_f64(np.float64(load(F32, scratch + MEANS, r)))
+        s = splat_f64(np.float64(load(F32, scratch + RSTDS, r)))
+        d0, d1 = widen(d[0]), widen(d[1])
+        w0, w1 = fma(d0, (widen(v[0]) - m) * s, w0), fma(d1, (widen(v[1]) - m) * s, w1)
+        b0, b1 = b0 + d0, b1 + d1
+    vstore_f64(dw, lane, w0)
+    vstore_f64(dw, lane + 16, w1)
+    vstore_f64(db, lane, b0)
+    vstore_f64(db, lane + 16, b1)
+
+
+@inline
+def _add_sums_pair(sums, dw, db, lane):
+    """Add the group's float32 sums of 32 columns."""
+    vstore_f64(dw, lane, vload_f64(dw, lane) + widen(vload(F32, sums, 0)))
+    vstore_f64(dw, lane + 16, vload_f64(dw, lane + 16) + widen(vload(F32, sums, 16)))
+    vstore_f64(db, lane, vload_f64(db, lane) + widen(vload(F32, sums, 32)))
+    vstore_f64(db, lane + 16, vload_f64(db, lane + 16) + widen(vload(F32, sums, 48)))
+
+
+@device
+def add_sums(dtype, in_float64, first, last, tensors, scratch, sums, rows, dw, db, dw_first):
+    """Add the sums of a group of rows over some columns to the block's in float64.
+
+    Where there are few rows in all, the terms too are computed in float64.
+    """
+    for j in range(first, last, 32):
+        if in_float64:
+            _float64_sums_pair(dtype, tensors, scratch, rows, j, min(32, last - j), dw, db, j - dw_first)
+        else:
+            _add_sums_pair(sums + 8 * (j - first), dw, db, j - dw_first)

@@ -1,0 +1,160 @@
+"""LayerNorm forward: the kernel `layer_norm`.
+
+Threads take blocks of rows. Of up to TILE short rows, or of one long row, the moments come first, then the outputs,
+while the rows are in a cache.
+"""
+
+import numpy as np
+
+from normgrad.cpu.compile.jit import device, inline, kernel
+from normgrad.cpu.descriptors import LayerNormForward
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, stack_space, store_f64
+from normgrad.cpu.intrinsics.pairs import (
+    is_bfloat16,
+    load_pair,
+    load_pair_first,
+    store_pair,
+    store_pair_first,
+    stream_pair,
+)
+from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, vload, vload_f64, vstore_f64
+from normgrad.cpu.kernels.common.lanes import to_lanes
+from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
+from normgrad.cpu.kernels.common.work import finish_phase, take_next
+from normgrad.cpu.kernels.copy import store_by_code
+from normgrad.cpu.kernels.layer_norm.rows import gather_rows, row_address, scatter_rows, uniform_rows
+from normgrad.cpu.limits import ALIGNED_ROW, STAGED_ROWS, TILE, TOGETHER_COLUMNS
+from normgrad.cpu.tags import F32
+
+_sums, _lanes = stack_space(2 * TILE * 8), stack_space(TILE * 2 * 16 * 8)
+
+
+@inline
+def _pair(dtype, v, weight, bias, j, high, factor, low, rest):
+    a = scaled(dtype, v[0] - high, factor, low, rest)
+    b = scaled(dtype, v[1] - high, factor, low, rest)
+    return (
+        fma(a, vload(F32, weight, j), vload(F32, bias, j)),
+        fma(b, vload(F32, weight, j + 16), vload(F32, bias, j + 16)),
+    )
+
+
+@device
+def normalise_row(dtype, x, y, n, weight, bias, mean, rstd, stream):
+    """Compute y = ((x - mean)*rstd + rest)*weight + bias.
+
+    The rest is what rounding the mean to float32 takes off it, for rows far from zero. Stores of a long row begin at
+    its first cache line; the columns before are stored with a mask. bfloat16 rows begin at column 0, as the lane order
+    of their weights does.
+    """
+    high, factor = np.float32(mean), np.float32(rstd)
+    rest, low = np.float32((high - mean) * rstd), np.float32(rstd - factor)
+    vh, vr, vc, vl, size = splat_f32(high), splat_f32(factor), splat_f32(rest), splat_f32(low), item_size(dtype)
+    head = (-y & 63) // size if n * size >= ALIGNED_ROW and not is_bfloat16(dtype) else 0
+    last = head + ((n - head) & ~31)
+    if head > 0:
+        a, b = _pair(dtype, load_pair_first(dtype, x, 0, head), weight, bias, 0, vh, vr, vl, vc)
+        store_pair_first(dtype, y, 0, a, b, head)
+    stream = stream and (y + head * size) % 64 == 0
+    for j in range(head, last, 32):
+        a, b = _pair(dtype, load_pair(dtype, x, j), weight, bias, j, vh, vr, vl, vc)
+        if stream:
+            stream_pair(dtype, y, j, a, b)
+        else:
+            store_pair(dtype, y, j, a, b)
+    if last < n:
+        a, b = _pair(dtype, load_pair_first(dtype, x, last, n - last), weight, bias, last, vh, vr, vl, vc)
+        store_pair_first(dtype, y, last, a, b, n - last)
+
+
+@device
+def sum_tile(dtype, x, pitch, rows, n, sums):
+    """Compute the sums and M2 of up to TILE short rows, all in flight before the lanes of the first are added up."""
+    lanes = _lanes()
+    for r in range(rows):
+        s, q = lane_moments(dtype, x + r * pitch, n, shift_of(dtype, x + r * pitch))
+        vstore_f64(lanes, 32 * r, s)
+        vstore_f64(lanes, 32 * r + 16, q)
+    for k in range(0, 32, 16):  # of rows that are not there nothing is read
+        a, b = vload_f64(lanes, k), vload_f64(lanes, k + 32)
+        store_sums(sums + 2 * k, a, b, vload_f64(lanes, k + 64), vload_f64(lanes, k + 96))
+    for r in range(rows):
+        shift = np.float64(shift_of(dtype, x + r * pitch))
+        total, squares = about_mean(load_f64(sums, r), load_f64(sums, TILE + r), n, shift)
+        store_f64(sums, r, total)
+        store_f64(sums, TILE + r, squares)
+
+
+@device
+def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch, eps):
+    """Process up to TILE rows, or one long row: the moments of all, then the output of each."""
+    n, sums, total, squares = desc.columns, _sums(), 0.0, 0.0
+    together = 0 < n <= TOGETHER_COLUMNS
+    if together:
+        sum_tile(dtype, x, x_pitch, rows, n, sums)
+    elif n > 0:
+        total, squares = moments(dtype, x, n, item_size(dtype))
+    for r in range(rows):
+        if together:
+            total, squares = load_f64(sums, r), load_f64(sums, TILE + r)
+        mean, variance = total / n, squares / n
+        rstd = 1.0 / np.sqrt(variance + eps)
+        if desc.mean.address != 0:
+            store_by_code(desc.mean.dtype, desc.mean.address, row + r, np.float32(mean))
+        if desc.rstd.address != 0:
+            store_by_code(desc.rstd.dtype, desc.rstd.address, row + r, np.float32(rstd))
+        weight, bias, stream = desc.weight_lanes, desc.bias_lanes, desc.stream != 0
+        normalise_row(dtype, x + r * x_pitch, y + r * y_pitch, n, weight, bias, mean, rstd, stream)
+
+
+@device
+def order_parameters(dtype, desc):
+    """Store weight and bias in lane order, each by one thread."""
+    done, k, padded = 0, take_next(desc.parameter_phase), desc.padded_columns
+    while k < 2:
+        if k == 0:
+            to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, padded, desc.columns)
+        else:
+            to_lanes(dtype, True, desc.bias, 0.0, desc.bias_lanes, 0, padded, desc.columns)
+        done += 1
+        k = take_next(desc.parameter_phase)
+    finish_phase(desc.parameter_phase, done, 2)
+
+
+@device
+def process_block(dtype, desc, block, scratch):
+    """Process the rows of a block, strided ones through contiguous copies."""
+    n, size = desc.columns, item_size(dtype)
+    pitch = (n * size + 63) // 64 * 64
+    row, last = block * desc.block_rows, min(desc.rows, (block + 1) * desc.block_rows)
+    at_once = TILE if n <= TOGETHER_COLUMNS else 1
+    while row < last:
+        rows = uniform_rows(desc.row_axes, row, min(STAGED_ROWS, last - row))
+        source = x = row_address(desc.input, desc.row_axes, row)
+        target = y = row_address(desc.output, desc.row_axes, row)
+        xp, yp = desc.input.strides.inner, desc.output.strides.inner
+        if desc.staged:
+            gather_rows(dtype, x, xp // size, desc.input.column_stride, scratch, pitch, rows, n)
+            source, xp, target, yp = scratch, pitch, scratch + STAGED_ROWS * pitch, pitch
+        for r in range(0, rows, at_once):
+            some = min(at_once, rows - r)
+            forward_rows(dtype, desc, row + r, some, source + r * xp, xp, target + r * yp, yp, desc.eps)
+        if desc.staged:
+            row_stride = desc.output.strides.inner // size
+            scatter_rows(dtype, target, pitch, y, row_stride, desc.output.column_stride, rows, n)
+        row += rows
+
+
+@kernel
+def layer_norm(desc: LayerNormForward, dtype):
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
+        return
+    order_parameters(dtype, desc)
+    scratch, done = desc.scratch + slot * desc.scratch_size, 0
+    block = take_next(desc.block_phase)
+    while block < desc.blocks:
+        process_block(dtype, desc, block, scratch)
+        done += 1
+        block = take_next(desc.block_phase)
+    finish_phase(desc.block_phase, done, desc.blocks)

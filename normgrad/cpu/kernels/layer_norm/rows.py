@@ -1,0 +1,41 @@
+"""Rows of LayerNorm: where they are, and strided rows through contiguous copies."""
+
+from normgrad.cpu.compile.jit import device
+from normgrad.cpu.intrinsics.pairs import copy_element
+
+
+@device
+def row_address(tensor, axes, row):
+    """Return the address of a row of a tensor whose rows extend over these axes."""
+    strides = tensor.strides
+    if row < axes.inner:
+        return tensor.address + row * strides.inner
+    rest = row // axes.inner
+    offset = (rest % axes.middle) * strides.middle + (rest // axes.middle) * strides.outer
+    return tensor.address + (row - rest * axes.inner) * strides.inner + offset
+
+
+@device
+def uniform_rows(axes, row, most):
+    """Return how many rows from `row` on, at most so many, are equally spaced in all tensors."""
+    return min(most, axes.inner - (row if row < axes.inner else row % axes.inner))
+
+
+@device
+def gather_rows(dtype, source, row_stride, column_stride, target, pitch, rows, columns):
+    """Copy strided rows (strides in elements) into contiguous ones `pitch` bytes apart.
+
+    32 columns at a time: where rows are adjacent in memory each cache line is read once.
+    """
+    for j0 in range(0, columns, 32):
+        for r in range(rows):
+            for j in range(j0, min(j0 + 32, columns)):
+                copy_element(dtype, source, r * row_stride + j * column_stride, target + r * pitch, j)
+
+
+@device
+def scatter_rows(dtype, source, pitch, target, row_stride, column_stride, rows, columns):
+    for j0 in range(0, columns, 32):
+        for r in range(rows):
+            for j in range(j0, min(j0 + 32, columns)):
+                copy_element(dtype, source + r * pitch, j, target, r * row_stride + j * column_stride)

@@ -1,0 +1,126 @@
+"""BatchNorm on the CPU: from a problem to a kernel and its descriptor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from normgrad.contract.dtypes import FLOAT32
+from normgrad.contract.plan import Problem
+from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
+from normgrad.cpu.limits import SHORT_ROWS_CHUNK
+from normgrad.cpu.prepare.channel import ChannelLayout
+from normgrad.cpu.prepare.launch import Step, SteppedKernel
+from normgrad.cpu.prepare.staging import Operands
+from normgrad.cpu.tags import CODES, COLUMNS, ROWS, TAGS, Tag
+
+_ELEMT = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt")
+_ELEMT_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt_backward")
+_REDUCE_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_reduce_backward")
+_STATS = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_stats")
+_GATHER = Kernel("normgrad.cpu.kernels.gather_stats", "batch_norm_gather_stats_with_counts")
+
+
+def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
+    """Prepare ``batch_norm_elemt_backward``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel()
+    tensors = {"grad_out": "grad_out", "input": "input", "grad_input": "result"}
+    _unite_dtypes(operands, tensors)
+    operands.separate("grad_input", ("grad_out", "input"))
+    layout, tags = _layout(operands, tensors)
+    layout.add_vectors("mean", "weight", "sum_dy", "sum_dy_xmu", "counter", rstd="invstd")
+    layout.desc.counts = problem.views["counter"].numel
+    layout.take_coefficients(COEFFICIENTS)
+    return operands.kernel(layout.step(_ELEMT_BACKWARD, *tags))
+
+
+def prepare_elemt(problem: Problem) -> SteppedKernel:
+    """Prepare ``batch_norm_elemt``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel()
+    tensors = {"input": "input", "output": "result"}
+    _unite_dtypes(operands, tensors)
+    operands.separate("output", ("input",))
+    layout, tags = _layout(operands, tensors)
+    layout.add_vectors("mean", "weight", "bias", rstd="invstd")
+    layout.take_coefficients(COEFFICIENTS)
+    return operands.kernel(layout.step(_ELEMT, *tags))
+
+
+def prepare_stats(problem: Problem) -> SteppedKernel:
+    """Prepare ``batch_norm_stats``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*operands.fills(math.nan, "mean", "invstd"))
+    layout, tags = _layout(operands, {"input": "input"})
+    layout.desc.eps = problem.attributes["eps"]
+    layout.add_vectors("mean", rstd="invstd")
+    layout.take_statistics(layout.desc.padded_channels)
+    layout.take_partials()
+    if layout.columns:
+        layout.take_coefficients(layout.desc.samples * layout.desc.chunks)  # shifts
+    return operands.kernel(layout.step(_STATS, *tags))
+
+
+def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
+    """Prepare ``batch_norm_reduce_backward``."""
+    operands = Operands(problem)
+    outputs = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
+    if not any(name in operands for name in outputs):
+        return operands.kernel()
+    tensors = {"grad_out": "grad_out", "input": "input"}
+    _unite_dtypes(operands, tensors)
+    layout, tags = _layout(operands, tensors)
+    layout.add_vectors("mean", *outputs, rstd="invstd")
+    layout.take_statistics(layout.desc.padded_channels)
+    layout.take_partials()
+    layout.take_coefficients(3)
+    return operands.kernel(layout.step(_REDUCE_BACKWARD, *tags))
+
+
+def prepare_gather_stats(problem: Problem) -> SteppedKernel:
+    """Prepare ``batch_norm_gather_stats_with_counts``."""
+    operands, views = Operands(problem), problem.views
+    ranks, channels = views["mean"].shape
+    desc = GatherStats(ranks, channels, problem.attributes["momentum"], problem.attributes["eps"])
+    for name in ("mean", "invstd"):
+        rank_stride, channel_stride = views[name].strides
+        setattr(desc, name, RankVector(operands.pointer(name), rank_stride, channel_stride, CODES[views[name].dtype]))
+    for name in ("counts", "running_mean", "running_var", "mean_all", "invstd_all"):
+        setattr(desc, name, operands.vector(name))
+    desc.results = operands.workspace.take(4 * channels * 8)
+    return operands.kernel(Step(_GATHER, desc))
+
+
+def _unite_dtypes(operands: Operands, names: Iterable[str]) -> None:
+    """Give tensors of different dtypes float32 copies: kernels take one dtype."""
+    if len({operands.view(name).dtype for name in names}) > 1:
+        for name in names:
+            if operands.view(name).dtype is not FLOAT32:
+                operands.copy(name, FLOAT32)
+
+
+def _join_short_rows(layout: ChannelLayout) -> None:
+    """Let several whole rows make a chunk: the ends of their sums are then computed together."""
+    _, channels, positions = layout.sizes
+    desc = layout.desc
+    if 0 < positions <= desc.chunk_positions:
+        desc.chunk_channels = max(1, min(channels, SHORT_ROWS_CHUNK // positions))
+        desc.chunks_per_take = max(1, 4 * SHORT_ROWS_CHUNK // (positions * desc.chunk_channels))
+
+
+def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout, tuple[Tag, Tag]]:
+    """Describe BatchNorm's data, and choose the kernel's tags."""
+    shape = operands.view("input").shape
+    layout = ChannelLayout(operands, (shape[0], shape[1], math.prod(shape[2:])), tensors)
+    layout.choose_layout()
+    layout.merge_samples()
+    layout.describe(groups=1)
+    layout.desc.statistic_channels = 1
+    if not layout.columns:
+        _join_short_rows(layout)
+    return layout, (TAGS[operands.staged("input").dtype], COLUMNS if layout.columns else ROWS)

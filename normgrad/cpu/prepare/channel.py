@@ -1,0 +1,114 @@
+"""The descriptor of GroupNorm's and BatchNorm's kernels: samples x channels x positions, and how work is split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normgrad.contract.view import Shape
+from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel, ChannelTensor
+from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, ROW_CHUNK, SAME_SETS, TAKEN_ELEMENTS
+from normgrad.cpu.prepare.axes import strides_along
+from normgrad.cpu.prepare.launch import Step
+from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
+from normgrad.cpu.tags import Tag
+from normgrad.cpu.threads import pool
+
+LANES = 32
+
+
+class ChannelLayout:
+    """The descriptor of one call, while it is built.
+
+    ``tensors`` maps the names of the large tensors to the descriptor's: grad_out, input, result.
+    """
+
+    def __init__(self, operands: Operands, sizes: Shape, tensors: dict[str, str]) -> None:
+        self.operands = operands
+        self.desc = Channel()
+        self.tensors = tensors
+        self.sizes: Any = sizes
+        found = {name: operands.with_layout(name, lambda view: strides_along(view, sizes)) for name in tensors}
+        self.strides = {name: list(strides) for name, strides in found.items()}
+        self.columns = False
+
+    def choose_layout(self) -> None:
+        """Choose rows or columns, and copy tensors that are neither."""
+        _, channels, positions = self.sizes
+        self.columns = channels > 1 and all(s[1] == 1 for s in self.strides.values())
+        self.columns = self.columns and (positions == 1 or any(s[2] != 1 for s in self.strides.values()))
+        if self.columns or positions == 1 or 0 in self.sizes:
+            return
+        for name, strides in self.strides.items():
+            if strides[2] != 1:
+                self.operands.copy(name)
+                self.strides[name] = [channels * positions, positions, 1]
+
+    def merge_samples(self) -> None:
+        """Treat samples that are contiguous in columns as one."""
+        samples, channels, positions = self.sizes
+        strides = self.strides.values()
+        if self.columns and positions == 1:
+            self.sizes = (1, channels, samples)
+            self.strides = {name: [0, 1, s[0]] for name, s in self.strides.items()}
+        elif self.columns and all(s[0] == positions * s[2] for s in strides):
+            self.sizes = (1, channels, samples * positions)
+            self.strides = {name: [0, 1, s[2]] for name, s in self.strides.items()}
+
+    def describe(self, groups: int, phases_above: int | None = None) -> None:
+        """Fill in sizes, strides and the split of the work; units of more elements are processed in phases."""
+        samples, channels, positions = self.sizes
+        desc, chunk = self.desc, COLUMN_CHUNK_POSITIONS if self.columns else ROW_CHUNK
+        desc.samples, desc.channels, desc.positions, desc.groups = samples, channels, positions, groups
+        desc.chunk_positions, desc.chunks = chunk, -(-positions // chunk)
+        desc.units = samples if self.columns else samples * groups
+        unit_channels, size = channels // groups, samples * channels * positions // max(desc.units, 1)
+        # Several short rows make a chunk: reaching a chunk would be most of the work. A power of two of them: chunks of
+        # contiguous rows then begin at cache lines.
+        several = max(1, min(unit_channels, 1 << (chunk // max(positions, 1)).bit_length() >> 1))
+        desc.chunk_channels = several
+        desc.unit_chunks = desc.chunks if self.columns else -(-unit_channels // several) * desc.chunks
+        chunk_elements = min(positions, chunk) * (channels if self.columns else several)
+        desc.chunks_per_take = max(1, TAKEN_ELEMENTS // max(1, chunk_elements))
+        desc.units_per_take = max(1, min(TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
+        desc.padded_channels, desc.slots = -(-channels // LANES) * LANES, pool.slots()
+        if desc.padded_channels % SAME_SETS == 0:
+            desc.padded_channels += LANES
+        if phases_above is not None:
+            is_few = desc.units < FEW_UNITS and size * desc.units > PHASES_FROM
+            desc.in_phases = size > phases_above or is_few
+        for name, own in self.tensors.items():
+            n, c, position = self.strides[name]
+            setattr(desc, own, ChannelTensor(self.operands.pointer(name), n, c, position))
+        if "result" in self.tensors.values():
+            nbytes = samples * channels * positions * self.operands.staged("input").dtype.itemsize
+            desc.stream = uses_streaming_stores(nbytes, len(self.tensors) - 1)
+
+    def add_vectors(self, *names: str, **renamed: str) -> None:
+        """Describe small tensors, those that are there; ``field=name`` where the descriptor has another name."""
+        for own, name in {**{name: name for name in names}, **renamed}.items():
+            setattr(self.desc, own, self.operands.vector(name))
+
+    def take_partials(self) -> None:
+        """Reserve workspace for the sums of every chunk."""
+        parts = max(1, self.desc.samples * self.desc.chunks)
+        self.desc.partials = self.operands.workspace.take(parts * 2 * self.desc.padded_channels * 8)
+
+    def take_statistics(self, count: int) -> None:
+        """Reserve workspace for so many pairs of float64."""
+        self.desc.statistics = self.operands.workspace.take(count * 16)
+
+    def take_coefficients(self, arrays: int) -> None:
+        """Reserve workspace for so many arrays of float32, with an element per channel."""
+        self.desc.coefficients = self.operands.workspace.take(arrays * self.desc.padded_channels * 4)
+
+    def take_unit_coefficients(self, units: int) -> None:
+        """Reserve workspace for the coefficients of so many units."""
+        per_unit = COEFFICIENTS * self.desc.padded_channels + SPARE_LANES
+        self.desc.coefficients = self.operands.workspace.take(units * per_unit * 4)
+
+    def step(self, kernel: Kernel, *tags: Tag) -> Step:
+        """Return the step that calls a kernel with this descriptor."""
+        samples, channels, positions = self.sizes
+        several = self.desc.units * self.desc.unit_chunks > 1
+        return Step(kernel, self.desc, *tags, shared=pool.shared(samples * channels * positions) if several else 0)

@@ -1,0 +1,66 @@
+"""GroupNorm on the CPU: from a problem to a kernel and its descriptor."""
+
+from __future__ import annotations
+
+import math
+
+from normgrad.contract.plan import Problem
+from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import SPARE_LANES
+from normgrad.cpu.limits import L2_UNIT
+from normgrad.cpu.prepare.channel import ChannelLayout
+from normgrad.cpu.prepare.launch import SteppedKernel
+from normgrad.cpu.prepare.staging import Operands
+from normgrad.cpu.tags import COLUMNS, ROWS, TAGS
+
+_BACKWARD = Kernel("normgrad.cpu.kernels.group_norm", "group_norm_backward")
+_FORWARD = Kernel("normgrad.cpu.kernels.group_norm", "group_norm")
+
+
+def prepare_backward(problem: Problem) -> SteppedKernel:
+    """Prepare ``group_norm_backward``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*operands.fills(0.0, "grad_weight", "grad_bias"))
+    tensors = {"grad_out": "grad_out", "input": "input"}
+    if "grad_input" in operands:
+        operands.separate("grad_input", ("grad_out", "input"))
+        tensors["grad_input"] = "result"
+    layout = _layout(operands, tensors, 2)
+    layout.add_vectors("mean", "rstd", "weight", "grad_weight", "grad_bias")
+    return operands.kernel(
+        layout.step(_BACKWARD, TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS)
+    )
+
+
+def prepare_forward(problem: Problem) -> SteppedKernel:
+    """Prepare ``group_norm``."""
+    operands = Operands(problem)
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*operands.fills(math.nan, "mean", "rstd"))
+    operands.separate("output", ("input",))
+    layout = _layout(operands, {"input": "input", "output": "result"}, 1)
+    desc = layout.desc
+    if layout.columns and desc.groups == 1 and layout.strides["input"][2] == desc.channels:
+        desc.is_contiguous, desc.chunk_channels = 1, desc.channels
+    layout.take_statistics(desc.samples * desc.groups)
+    desc.eps = problem.attributes["eps"]
+    layout.add_vectors("weight", "bias", "mean", "rstd")
+    return operands.kernel(
+        layout.step(_FORWARD, TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS)
+    )
+
+
+def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLayout:
+    """Describe GroupNorm's data, of which ``read`` tensors are read, and reserve its workspace."""
+    attributes = operands.problem.attributes
+    sizes, groups = tuple(attributes[name] for name in ("N", "C", "HxW")), attributes["group"]
+    layout = ChannelLayout(operands, sizes, tensors)
+    layout.choose_layout()
+    layout.describe(groups, phases_above=L2_UNIT // (read * operands.view("input").dtype.itemsize))
+    desc = layout.desc
+    desc.statistic_channels = sizes[1] // groups
+    layout.take_partials()
+    desc.parameter_lanes = operands.workspace.take(2 * (desc.padded_channels + SPARE_LANES) * 4)
+    layout.take_unit_coefficients(desc.samples + desc.slots if desc.in_phases else 2 * desc.slots)
+    return layout

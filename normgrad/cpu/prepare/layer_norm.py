@@ -1,0 +1,193 @@
+"""LayerNorm on the CPU: from a problem to a kernel and its descriptor."""
+
+from __future__ import annotations
+
+import math
+
+from normgrad.contract.plan import Problem
+from normgrad.contract.view import View
+from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor, Vector
+from normgrad.cpu.limits import (
+    BLOCK,
+    BLOCKS_PER_ROW_BYTE,
+    EVEN_BLOCKS,
+    FLOAT64_ROWS,
+    FORWARD_BLOCK,
+    GROUP,
+    L1_ROWS,
+    L2_ROWS,
+    LENT_FROM,
+    MOST_BLOCKS,
+    SEGMENT,
+    SMALLEST_BLOCK,
+    STAGED_ROWS,
+    STRIP,
+    TILE,
+)
+from normgrad.cpu.prepare.axes import collapsed, collapsed_together, is_contiguous
+from normgrad.cpu.prepare.launch import Step, SteppedKernel
+from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
+from normgrad.cpu.tags import TAGS
+from normgrad.cpu.threads import pool
+
+_BACKWARD = Kernel("normgrad.cpu.kernels.layer_norm.backward", "layer_norm_backward")
+_FORWARD = Kernel("normgrad.cpu.kernels.layer_norm.forward", "layer_norm")
+_OUTER_RANK = 3  # axes of rows that a kernel follows: those of RowAxes
+
+
+def prepare_backward(problem: Problem) -> SteppedKernel:
+    """Prepare ``layer_norm_backward``."""
+    operands = Operands(problem)
+    columns = math.prod(problem.attributes["normalized_shape"])
+    rows = problem.views["input"].numel // columns if columns else 0
+    in_place = operands.separate("grad_input", ("grad_out", "input"))
+    layout = _RowLayout(operands, "grad_out", "input", *(["grad_input"] if "grad_input" in operands else []))
+    staged = in_place or layout.has_column_strides
+    blocks, block_rows = _split_rows(rows, columns, layout.itemsize)
+    splits_columns = not staged and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
+    padded = _padded(columns)
+    cached_rows = GROUP if splits_columns else _cached_rows(columns, layout.itemsize)
+
+    desc = LayerNormBackward(rows, columns, blocks, block_rows, splits_columns, staged)
+    desc.stream = not staged and layout.has_aligned_rows("grad_input")
+    desc.wants_input, desc.wants_weight, desc.wants_bias = (
+        name in operands for name in ("grad_input", "grad_weight", "grad_bias")
+    )
+    desc.float64_terms, desc.cached_rows = rows <= FLOAT64_ROWS, cached_rows
+    desc.group_sums_size = 8 * (STRIP if cached_rows == GROUP else padded)
+    desc.row_axes, desc.grad_out, desc.input = layout.axes, layout.tensor("grad_out"), layout.tensor("input")
+    desc.grad_input = layout.tensor("grad_input")
+    desc.mean, desc.rstd = _contiguous(operands, "mean"), _contiguous(operands, "rstd")
+    operands.separate("grad_weight")
+    operands.separate("grad_bias")
+    desc.weight = operands.vector("weight")
+    desc.grad_weight, desc.grad_bias = operands.vector("grad_weight"), operands.vector("grad_bias")
+    take = operands.workspace.take
+    desc.weight_lanes = take(padded * 4)
+    desc.partials = take((1 if splits_columns else max(1, blocks)) * padded * 16)
+    desc.row_sums = take(rows * -(-columns // SEGMENT) * 16 if splits_columns else 0)
+    copies = 3 * STAGED_ROWS * _whole_lines(columns * layout.itemsize) if staged else 0
+    desc.scratch_size, desc.slots = GROUP_SUMS + desc.group_sums_size + copies, pool.slots()
+    desc.scratch = take(desc.slots * desc.scratch_size)
+    tag = TAGS[problem.views["input"].dtype]
+    return operands.kernel(Step(_BACKWARD, desc, tag, shared=pool.shared(rows * columns)))
+
+
+def prepare_forward(problem: Problem) -> SteppedKernel:
+    """Prepare ``layer_norm``."""
+    operands = Operands(problem)
+    columns = math.prod(problem.attributes["normalized_shape"])
+    rows = math.prod(problem.views["input"].shape[: -len(problem.attributes["normalized_shape"])])
+    in_place = operands.separate("output", ("input",))
+    layout = _RowLayout(operands, "input", "output")
+    block_rows = max(1, min(rows, -(-FORWARD_BLOCK // max(columns, 1))))
+
+    desc = LayerNormForward(rows, columns, _padded(columns), -(-rows // block_rows), block_rows)
+    desc.staged = in_place or layout.has_column_strides
+    desc.stream = not desc.staged and layout.is_large("output")
+    desc.row_axes, desc.input, desc.output = layout.axes, layout.tensor("input"), layout.tensor("output")
+    operands.separate("mean")
+    operands.separate("rstd")
+    desc.mean, desc.rstd = _contiguous(operands, "mean"), _contiguous(operands, "rstd")
+    desc.weight, desc.bias = operands.vector("weight"), operands.vector("bias")
+    desc.eps = problem.attributes["eps"]
+    take = operands.workspace.take
+    lanes = _padded(columns) + 32  # a pair from any column on can be loaded
+    desc.weight_lanes, desc.bias_lanes = take(lanes * 4), take(lanes * 4)
+    desc.slots = pool.slots()
+    desc.scratch_size = 2 * STAGED_ROWS * _whole_lines(columns * layout.itemsize) if desc.staged else 0
+    desc.scratch = take(desc.slots * desc.scratch_size)
+    tag = TAGS[problem.views["input"].dtype]
+    return operands.kernel(Step(_FORWARD, desc, tag, shared=pool.shared(rows * columns)))
+
+
+def _padded(columns: int) -> int:
+    """Return the columns rounded up to whole pairs of vectors."""
+    return -(-columns // 32) * 32
+
+
+def _whole_lines(nbytes: int) -> int:
+    """Return the bytes rounded up to whole cache lines."""
+    return -(-nbytes // 64) * 64
+
+
+def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
+    """Choose blocks of rows with partial weight gradients of their own, and rows per block: by shape alone."""
+    size, affordable = rows * columns, int(BLOCKS_PER_ROW_BYTE * rows * itemsize)
+    fewest = 1
+    if size >= LENT_FROM:  # a power of two of them, that two or four threads share evenly
+        fewest = min(EVEN_BLOCKS, rows // (2 * TILE), 1 << (size // SMALLEST_BLOCK).bit_length() >> 1)
+    blocks = max(1, min(MOST_BLOCKS, affordable, size // BLOCK), fewest)
+    tiles = -(-rows // (blocks * TILE))
+    block_rows = max(1, tiles) * TILE
+    return -(-rows // block_rows), block_rows
+
+
+def _cached_rows(columns: int, itemsize: int) -> int:
+    """Return how many rows of two tensors the L1 cache holds, or the L2 cache beside the rows that come next."""
+    row_bytes = max(2 * columns * itemsize, 1)
+    in_l1 = L1_ROWS // row_bytes
+    rows = in_l1 if 2 * in_l1 >= TILE else L2_ROWS // row_bytes
+    return next((size for size in (GROUP, GROUP // 2) if size <= rows), TILE)
+
+
+def _contiguous(operands: Operands, name: str) -> Vector:
+    """Return the description of a small tensor, made contiguous."""
+    if name in operands and not is_contiguous(operands.staged(name)):
+        operands.copy(name)
+    return operands.vector(name)
+
+
+class _RowLayout:
+    """Tensors of one shape as rows: outer axes that they share, and a stride along the row for each."""
+
+    def __init__(self, operands: Operands, *names: str) -> None:
+        self._operands = operands
+        self._inner = len(operands.problem.attributes["normalized_shape"])
+        self.itemsize = operands.view("input").dtype.itemsize
+        self._column_strides = {name: operands.with_layout(name, self._column_stride) for name in names}
+        sizes, strides = self._outer(names)
+        if len(sizes) > _OUTER_RANK:  # rows along more axes than a kernel follows
+            for name in names:
+                if not is_contiguous(operands.staged(name)):
+                    operands.copy(name)
+                    self._column_strides[name] = 1
+            sizes, strides = self._outer(names)
+        missing = _OUTER_RANK - len(sizes)
+        self.axes = RowAxes(*[1] * missing, *sizes)
+        self._strides = {name: (*[0] * missing, *own) for name, own in zip(names, strides, strict=True)}
+
+    def _column_stride(self, view: View) -> int | None:
+        axes = collapsed(view.shape[view.rank - self._inner :], view.strides[view.rank - self._inner :])
+        return None if len(axes) > 1 else axes[0][1] if axes else 1
+
+    def _outer(self, names: tuple[str, ...]) -> tuple[list[int], list[list[int]]]:
+        views = [self._operands.staged(name) for name in names]
+        outer = views[0].rank - self._inner
+        if views[0].numel == 0:  # rows without columns have no address
+            return [math.prod(views[0].shape[:outer])], [[0] for _ in names]
+        return collapsed_together(views[0].shape[:outer], [view.strides[:outer] for view in views])
+
+    @property
+    def has_column_strides(self) -> bool:
+        """Whether the columns of some tensor are not contiguous."""
+        return any(stride != 1 for stride in self._column_strides.values())
+
+    def is_large(self, name: str) -> bool:
+        """Return whether a result is large enough for non-temporal stores."""
+        if name not in self._strides:
+            return False
+        nbytes, read = self._operands.view(name).numel * self.itemsize, len(self._strides) - 1
+        return uses_streaming_stores(nbytes, read)
+
+    def has_aligned_rows(self, name: str) -> bool:
+        """Return whether a result is large, and its rows begin at cache lines if the first one does."""
+        return self.is_large(name) and all(stride * self.itemsize % 64 == 0 for stride in self._strides[name])
+
+    def tensor(self, name: str) -> RowTensor:
+        """Return the description of a tensor: the column stride in elements, the others in bytes."""
+        if name not in self._strides:
+            return RowTensor()
+        strides = RowAxes(*[stride * self.itemsize for stride in self._strides[name]])
+        return RowTensor(self._operands.pointer(name), self._column_strides[name], strides)

@@ -1,0 +1,145 @@
+"""Staging: bring a problem's tensors into the form that kernels take, by copies in the workspace where that is needed.
+
+Kernels take some strides only, and outputs that alias inputs in some ways only. Other tensors get a contiguous copy: an
+input is copied before the kernel, an output after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from normgrad.contract.dtypes import INT32, DType
+from normgrad.contract.plan import Problem
+from normgrad.contract.view import View, contiguous_strides
+from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import COPY_RANK, Copy, CopyTensor, Fill, Pointer, Vector
+from normgrad.cpu.limits import COPIED_ELEMENTS, STREAM_FROM
+from normgrad.cpu.prepare.axes import collapsed, collapsed_together
+from normgrad.cpu.prepare.launch import Step, SteppedKernel, Workspace
+from normgrad.cpu.tags import CODES
+from normgrad.cpu.threads import pool
+
+Found = TypeVar("Found")
+
+_COPY = Kernel("normgrad.cpu.kernels.copy", "copy")
+_FILL = Kernel("normgrad.cpu.kernels.copy", "fill")
+_COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32
+
+
+def uses_streaming_stores(nbytes: int, read: int) -> bool:
+    """Return whether a result of so many bytes is too large for the caches beside ``read`` inputs of its size."""
+    return nbytes > STREAM_FROM[read]
+
+
+def single_stride(view: View) -> int | None:
+    """Return the one stride that goes through all of a view's elements in order, or None."""
+    axes = collapsed(view.shape, view.strides)
+    return None if len(axes) > 1 else axes[0][1] if axes else 1
+
+
+class Operands:
+    """The tensors of a problem, with the steps that copy them in and out."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.workspace = Workspace()
+        self._index = {name: index for index, name in enumerate(problem.views)}
+        self._before: list[Step] = []
+        self._after: list[Step] = []
+        self._copies: dict[str, tuple[Pointer, View]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._index
+
+    def view(self, name: str) -> View:
+        return self.problem.views[name]
+
+    def pointer(self, name: str) -> Pointer:
+        """Return a pointer to a tensor, or to its copy where there is one."""
+        return self._copies[name][0] if name in self._copies else Pointer(self._index[name])
+
+    def staged(self, name: str) -> View:
+        """Return the layout of a tensor, or of its copy where there is one."""
+        return self._copies[name][1] if name in self._copies else self.view(name)
+
+    def copy(self, name: str, dtype: DType | None = None) -> View:
+        """Give a tensor a contiguous copy, of its dtype or of another, and return its layout."""
+        view = self.view(name)
+        dtype = dtype or view.dtype
+        copy = self.workspace.take(view.numel * dtype.itemsize)
+        if self.problem.signature.is_written(name):
+            self._after.append(_copy_step(view, Pointer(self._index[name]), copy, dtype, outwards=True))
+        else:
+            self._before.append(_copy_step(view, Pointer(self._index[name]), copy, dtype))
+        layout = View(0, view.shape, contiguous_strides(view.shape), dtype, view.storage)
+        self._copies[name] = copy, layout
+        return layout
+
+    def with_layout(self, name: str, find: Callable[[View], Found | None]) -> Found:
+        """Return what a function finds about a tensor's layout, or about a contiguous copy's where it finds nothing."""
+        found = find(self.staged(name))
+        if found is None:
+            found = find(self.copy(name))
+        assert found is not None
+        return found
+
+    def vector(self, name: str) -> Vector:
+        """Return the description of a small tensor, with one stride; an absent one has no address."""
+        if name not in self:
+            return Vector()
+        stride = self.with_layout(name, single_stride)
+        return Vector(self.pointer(name), stride, CODES[self.view(name).dtype])
+
+    def aliased(self, output: str) -> list[str]:
+        """Return the inputs whose memory an output may reach."""
+        reach = self.view(output).reach
+        inputs = [name for name in self.problem.views if not self.problem.signature.is_output(name)]
+        return [name for name in inputs if name != output and reach.intersects(self.view(name).reach)]
+
+    def is_same(self, output: str, name: str) -> bool:
+        """Return whether an output and an input are the same elements of the same memory."""
+        one, other = self.view(output), self.view(name)
+        return one.address == other.address and one.same_layout(other)
+
+    def separate(self, output: str, in_place: tuple[str, ...] = ()) -> bool:
+        """Give an output that aliases inputs a copy, unless it is the same as inputs that may be overwritten in place.
+
+        Return whether it overwrites one in place.
+        """
+        if output not in self or output in self._copies:
+            return False
+        aliased = self.aliased(output)
+        if all(name in in_place and self.is_same(output, name) for name in aliased):
+            return bool(aliased)
+        self.copy(output)
+        return False
+
+    def fills(self, value: float, *names: str) -> list[Step]:
+        """Return steps that fill small outputs with a value, where they are wanted."""
+        wanted = [name for name in names if name in self]
+        return [Step(_FILL, Fill(self.vector(name), self.view(name).numel, value)) for name in wanted]
+
+    def kernel(self, *steps: Step) -> SteppedKernel:
+        """Return the kernel that copies inputs in, runs these steps and copies outputs out."""
+        return SteppedKernel(self.workspace.size, [*self._before, *steps, *self._after])
+
+
+def _copy_step(view: View, pointer: Pointer, copy: Pointer, dtype: DType, *, outwards: bool = False) -> Step:
+    """Return a step that copies a view to a contiguous copy of a dtype, or the copy back to the view."""
+    sizes, (strides, dense) = collapsed_together(view.shape, (view.strides, contiguous_strides(view.shape)))
+    missing, length = COPY_RANK - len(sizes), sizes[-1] if sizes else 1
+    ends = [
+        CopyTensor(pointer, _COPIED[view.dtype], (*[0] * missing, *strides)),
+        CopyTensor(copy, _COPIED[dtype], (*[0] * missing, *dense)),
+    ]
+    source, target = reversed(ends) if outwards else ends
+    descriptor = Copy(
+        lines=view.numel // length if length else 0,
+        length=length,
+        lines_per_take=max(1, COPIED_ELEMENTS // max(length, 1)),
+        sizes=(*[1] * missing, *sizes),
+        source=source,
+        target=target,
+    )
+    return Step(_COPY, descriptor, shared=pool.shared(view.numel))

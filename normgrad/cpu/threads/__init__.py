@@ -1,0 +1,1 @@
+"""The threads that call a kernel: our own workers, or PyTorch's."""
