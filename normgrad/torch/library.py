@@ -15,28 +15,7 @@ from normgrad.torch import derivatives, formulas, internals, outputs
 from normgrad.torch.batching import batched
 from normgrad.torch.derivatives import Gradients
 from normgrad.torch.kernels import TorchKernel
-
-_MASK = "bool[3] output_mask=[True, True, True]"
-_GROUPS = "SymInt N, SymInt C, SymInt HxW, int group"
-SCHEMAS = {
-    "layer_norm_backward": "(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, "
-    f"Tensor? weight=None, Tensor? bias=None, {_MASK}) -> (Tensor, Tensor, Tensor)",
-    "group_norm_backward": "(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, "
-    f"{_GROUPS}, {_MASK}) -> (Tensor, Tensor, Tensor)",
-    "batch_norm_elemt_backward": "(Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, Tensor? weight, "
-    "Tensor sum_dy, Tensor sum_dy_xmu, Tensor counter) -> Tensor",
-    "layer_norm": "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
-    "float eps=1e-05) -> (Tensor, Tensor, Tensor)",
-    "group_norm": f"(Tensor input, Tensor? weight, Tensor? bias, {_GROUPS}, float eps=1e-05) "
-    "-> (Tensor, Tensor, Tensor)",
-    "batch_norm_stats": "(Tensor input, float eps=1e-05) -> (Tensor, Tensor)",
-    "batch_norm_gather_stats_with_counts": "(Tensor input, Tensor mean, Tensor invstd, Tensor(a!)? running_mean, "
-    "Tensor(b!)? running_var, float momentum, float eps, Tensor counts) -> (Tensor, Tensor)",
-    "batch_norm_elemt": "(Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor invstd, "
-    "float eps=1e-05) -> Tensor",
-    "batch_norm_reduce_backward": "(Tensor grad_out, Tensor input, Tensor mean, Tensor invstd, Tensor? weight, "
-    "bool input_g=True, bool weight_g=True, bool bias_g=True) -> (Tensor, Tensor, Tensor, Tensor)",
-}
+from normgrad.torch.schemas import schema
 
 #: The kernel of every operator, for plain tensors.
 KERNELS = {name: TorchKernel(operator, getattr(outputs, name)) for name, operator in OPERATORS.items()}
@@ -53,7 +32,7 @@ _library = torch.library.Library("normgrad", "DEF")
 def _define(name: str) -> None:
     """Register an operator: its kernels, fake kernel, derivatives, batching rule and autocast rule."""
     qualified, kernel, make = f"normgrad::{name}", KERNELS[name], getattr(outputs, name)
-    _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+    _library.define(name + schema(OPERATORS[name]), tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.normgrad, name).default
     for key in ("CPU", "CUDA"):
         _library.impl(name, kernel, key)
@@ -155,5 +134,5 @@ def _reverse_mode(name: str, op: Any) -> tuple[Callable[..., Any], Callable[...,
     return backward, setup_context
 
 
-for _name in SCHEMAS:
+for _name in OPERATORS:
     _define(_name)
