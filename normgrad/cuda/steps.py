@@ -48,13 +48,25 @@ class Steps:
     @property
     def dtype(self) -> DType:
         """Dtype of the data, the wider one where two differ, as under autocast; registers hold all data so."""
-        data = [self._problem.views[name].dtype for name in _DATA if name in self._problem.views]
-        return max(data, key=lambda dtype: dtype.itemsize)
+        return max(self._data_dtypes, key=lambda dtype: dtype.itemsize)
+
+    @property
+    def _data_dtypes(self) -> list[DType]:
+        return [self._problem.views[name].dtype for name in _DATA if name in self._problem.views]
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element of that dtype."""
         return self.dtype.itemsize
+
+    @property
+    def narrowest_itemsize(self) -> int:
+        """Bytes of an element of the narrower dtype where two differ.
+
+        By this GroupNorm chooses tiles of channels, in channels_last: with those of float32 a warp would load 64 bytes
+        of 16-bit data at a time (128×256×56×56 in bfloat16 beside float32 on an H200: forward 246 µs, and 734 so).
+        """
+        return min(dtype.itemsize for dtype in self._data_dtypes)
 
     @property
     def steps(self) -> list[Step]:

@@ -2,8 +2,9 @@
 
 ``aten::layer_norm`` and ``aten::group_norm`` are composite operators: PyTorch has no kernels of its own for them under
 the dispatch keys of devices and of autograd. normgrad registers its functions there, and hands every call that it does
-not take on to the composite. So nothing of PyTorch's is replaced, and tools above these keys (autocast, ``torch.func``,
-``torch.jit.trace``) see the operator that they know.
+not take on to the composite. So tools above these keys (``torch.func``, ``torch.jit.trace``) see the operator that they
+know. Under autocast on CUDA PyTorch's own function would convert 16-bit data to float32 first: there normgrad's stands
+in its place, takes the data as it is, and converts like PyTorch's what it does not take.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import functools
 import itertools
 import os
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,11 +31,13 @@ from normgrad.torch.functional import (
     why_not_group_norm,
     why_not_layer_norm,
 )
-from normgrad.torch.internals import is_watched, unregister, untraced
+from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
+_KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCUDA")
+
+_16_BITS = (torch.float16, torch.bfloat16)
 
 WATCHED = "a mode or transform is active, which knows PyTorch's operators"
 SUBCLASS = "a tensor is of a subclass, or not in strided memory"
@@ -77,42 +81,37 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a 
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-@untraced
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    if _in_force:
-        reason = _why_not(input, weight, bias) or why_not_layer_norm(input, normalized_shape, weight, bias)
-        _count("layer_norm", reason)
-        if reason is None:
-            return run_layer_norm(input, normalized_shape, weight, bias, eps)
-    found: Tensor = torch.ops.aten.layer_norm.default.decompose(
-        input, normalized_shape, weight, bias, eps, cudnn_enable
-    )
-    return found
+def _function(
+    name: str, why_not: Callable[..., str | None], run: Callable[..., Tensor], under_autocast: bool = False
+) -> Callable[..., Tensor]:
+    """Return the function that is registered for an operator: ours where normgrad takes a call, else the composite."""
+    composite: Callable[..., Tensor] = getattr(torch.ops.aten, name).default.decompose
+
+    @untraced
+    def function(
+        input: Tensor,
+        sizes: Any,  # the normalized shape, or the number of groups
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        cudnn: bool = True,
+    ) -> Tensor:
+        if _in_force:
+            reason = _why_not(input, weight, bias) or why_not(input, sizes, weight, bias)
+            _count(name, reason)
+            if reason is None:
+                return run(input, sizes, weight, bias, eps)
+        if not under_autocast:
+            return composite(input, sizes, weight, bias, eps, cudnn)
+        with without_autocast():
+            return composite(_cast(input), sizes, _cast(weight), _cast(bias), eps, cudnn)
+
+    return function
 
 
-@untraced
-def _group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
-    if _in_force:
-        reason = _why_not(input, weight, bias) or why_not_group_norm(input, num_groups, weight, bias)
-        _count("group_norm", reason)
-        if reason is None:
-            return run_group_norm(input, num_groups, weight, bias, eps)
-    found: Tensor = torch.ops.aten.group_norm.default.decompose(input, num_groups, weight, bias, eps, cudnn_enabled)
-    return found
+def _cast(tensor: Tensor | None) -> Any:
+    """Return a tensor as PyTorch's autocast passes it to these operators: 16-bit data on CUDA as float32."""
+    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in _16_BITS else tensor
 
 
 def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
@@ -121,11 +120,34 @@ def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str |
     return WATCHED if is_watched() else None
 
 
+def _without_graph(function: _Function) -> _Function:
+    """Return a function as it runs below autograd, where inputs may require gradients and no graph is wanted."""
+
+    @functools.wraps(function)
+    def below(*args: Any) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return below  # type: ignore[return-value]
+
+
+_NORMS: dict[str, tuple[Callable[..., str | None], Callable[..., Tensor]]] = {
+    "layer_norm": (why_not_layer_norm, run_layer_norm),
+    "group_norm": (why_not_group_norm, run_group_norm),
+}
+
+
 def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    for key in _KEYS:
-        library.impl("layer_norm", _layer_norm, key)
-        library.impl("group_norm", _group_norm, key)
+    for name, norm in _NORMS.items():
+        function = _function(name, *norm)
+        for key in ("AutogradCPU", "AutogradCUDA"):
+            library.impl(name, function, key)
+        for key in ("CPU", "CUDA"):
+            library.impl(name, _without_graph(function), key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that PyTorch's function steps back
+            library.impl(name, _function(name, *norm, under_autocast=True), "AutocastCUDA")
     return library
 
 
@@ -176,7 +198,7 @@ class override:
     ...     torch.nn.functional.layer_norm(x, [3]).square().sum().backward()
     ...     output = torch.nn.functional.layer_norm(x.double(), [3])
     >>> ours
-    <override: off; calls by normgrad: 1, left to PyTorch: 1>
+    <override: off; layer_norm: 1 by normgrad; layer_norm: 1 left to PyTorch: the data is not float32, ...>
     >>> print(ours.report())
     layer_norm: 1 by normgrad
     layer_norm: 1 left to PyTorch: the data is not float32, float16 or bfloat16
@@ -236,11 +258,8 @@ class override:
         return self._counted + (_read_tallies() - self._before if self._is_in_force else Counter())
 
     def __repr__(self) -> str:
-        report = self.report()
-        taken = sum(report.taken.values())
-        left = sum(count for reasons in report.left.values() for count in reasons.values())
-        state = "on" if self._is_in_force else "off"
-        return f"<override: {state}; calls by normgrad: {taken}, left to PyTorch: {left}>"
+        calls = "; ".join(str(self.report()).splitlines())
+        return f"<override: {'on' if self._is_in_force else 'off'}; {calls}>"
 
     def __call__(self, function: _Function) -> _Function:
         """Return the function with every call of it in a block of its own, as ``torch.no_grad()`` does."""

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgrad.torch import formulas, heuristics, internals
+from normgrad.operators.mixed import MIXED
+from normgrad.torch import formulas, heuristics, internals, outputs
 from normgrad.torch.internals import is_intercepted, is_watched, untraced
+from normgrad.torch.kernels import TorchKernel
 from normgrad.torch.library import KERNELS
 from normgrad.torch.sharding import is_dtensor, norm_of_shards
 
@@ -30,6 +32,15 @@ _OPTIONAL_TENSORS = _TENSORS | {type(None)}
 _layer_norm_forward, _layer_norm_backward = KERNELS["layer_norm"], KERNELS["layer_norm_backward"]
 _group_norm_forward, _group_norm_backward = KERNELS["group_norm"], KERNELS["group_norm_backward"]
 
+# Under autocast on CUDA the output may have another dtype than the data: by operator and dtype of the output.
+_MIXED_FORWARD = {
+    (name, dtype): TorchKernel(MIXED[name], outputs.with_output_dtype(getattr(outputs, name), dtype))
+    for name in ("layer_norm", "group_norm")
+    for dtype in outputs.DTYPES
+}
+_mixed_layer_norm_backward = TorchKernel(MIXED["layer_norm_backward"], outputs.layer_norm_backward)
+_mixed_group_norm_backward = TorchKernel(MIXED["group_norm_backward"], outputs.group_norm_backward)
+
 
 def layer_norm(
     input: Tensor,
@@ -37,43 +48,63 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return ``torch.nn.functional.layer_norm`` of the arguments."""
+    """Return ``torch.nn.functional.layer_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
     if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
         if why_not_layer_norm(input, normalized_shape, weight, bias) is None:
-            return run_layer_norm(input, normalized_shape, weight, bias, eps)
-        return torch.layer_norm(input, normalized_shape, weight, bias, eps)
-    if _is_traceable(input, weight, bias):
-        if _layer_norm_problem(input, normalized_shape, weight, bias) is None:
-            return torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
-    elif is_dtensor(input):
-        row_dims = input.dim() - len(normalized_shape)
-        output = norm_of_shards(
-            lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps), input, row_dims, weight, bias
-        )
-        if output is not None:
-            return output
-    return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+            return run_layer_norm(input, normalized_shape, weight, bias, eps, autocast_dtype)
+        output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
+    elif _is_traceable(input, weight, bias) and _layer_norm_problem(input, normalized_shape, weight, bias) is None:
+        output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    else:
+        output = None
+        if is_dtensor(input):
+            row_dims = input.dim() - len(normalized_shape)
+            output = norm_of_shards(
+                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps), input, row_dims, weight, bias
+            )
+        if output is None:
+            output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
 
 
 def group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return ``torch.nn.functional.group_norm`` of the arguments."""
+    """Return ``torch.nn.functional.group_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
+    output = None
     if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
         reason = why_not_group_norm(input, num_groups, weight, bias)
         if reason is None:
-            return run_group_norm(input, num_groups, weight, bias, eps)
+            return run_group_norm(input, num_groups, weight, bias, eps, autocast_dtype)
         if reason is heuristics.PYTORCH_IS_FASTER:
-            return torch.group_norm(input, num_groups, weight, bias, eps)
+            output = torch.group_norm(input, num_groups, weight, bias, eps)
     elif _is_traceable(input, weight, bias):
         if _group_norm_problem(input, num_groups, weight, bias) is None:
-            return torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+            output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
     elif is_dtensor(input):
         output = norm_of_shards(lambda x, w, b: group_norm(x, num_groups, w, b, eps), input, 1, weight, bias)
-        if output is not None:
-            return output
-    return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    if output is None:
+        output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
+
+
+def as_autocast(output: Tensor, input: Tensor, autocast_dtype: torch.dtype) -> Tensor:
+    """Return an output of PyTorch's dtype in the dtype that was asked for under autocast."""
+    if autocast_dtype == torch.float32 or not _is_autocast(input) or output.dtype != torch.float32:
+        return output
+    return output.to(autocast_dtype)
+
+
+def _is_autocast(input: Tensor) -> bool:
+    """Return whether PyTorch's autocast computes these norms in float32: on CUDA, unless the data is float64."""
+    return input.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def compiled_layer_norm(
@@ -83,18 +114,27 @@ def compiled_layer_norm(
     bias: Tensor | None,
     eps: float,
     always_ours: bool,
+    autocast_dtype: torch.dtype,
 ) -> Tensor:
     """Return what a LayerNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (always_ours or heuristics.compiles_to_layer_norm(input, normalized_shape)) and (
         type(input) in (Tensor, torch.nn.Parameter)
         and _layer_norm_problem(input, normalized_shape, weight, bias) is None
     ):
-        return torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
-    return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+        output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    else:
+        output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
 
 
 def compiled_group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, always_ours: bool
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    always_ours: bool,
+    autocast_dtype: torch.dtype,
 ) -> Tensor:
     """Return what a GroupNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (
@@ -102,8 +142,10 @@ def compiled_group_norm(
         and type(input) in (Tensor, torch.nn.Parameter)
         and _group_norm_problem(input, num_groups, weight, bias) is None
     ):
-        return torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
-    return torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+        output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+    else:
+        output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
+    return as_autocast(output, input, autocast_dtype)
 
 
 def are_plain(input: Any, weight: Any, bias: Any) -> bool:
@@ -166,24 +208,33 @@ def _sizes(input: Tensor) -> tuple[int, int, int]:
 
 
 def run_layer_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Run an eager call that is ours."""
-    if _output_dtype(input) != input.dtype:
-        input, weight, bias = input.float(), _float32(weight), _float32(bias)
-    return _apply_layer_norm(input, weight, bias, tuple(normalized_shape), eps)
+    """Run an eager call that is ours. Under autocast the kernels read the data as it is: there is no float32 copy."""
+    dtype = input.dtype
+    if _is_autocast(input):
+        dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)
+    return _apply_layer_norm(input, weight, bias, tuple(normalized_shape), eps, dtype)
 
 
-def run_group_norm(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Run an eager call that is ours."""
-    if _output_dtype(input) != input.dtype:
-        input, weight, bias = input.float(), _float32(weight), _float32(bias)
-    return _apply_group_norm(input, weight, bias, (*_sizes(input), num_groups), eps)
-
-
-def _output_dtype(input: Tensor) -> torch.dtype:
-    """Return the dtype of an output: the input's, and float32 where PyTorch's autocast casts these norms: on CUDA."""
-    return torch.float32 if input.is_cuda and torch.is_autocast_enabled("cuda") else input.dtype
+def run_group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    autocast_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Run an eager call that is ours, under autocast as ``run_layer_norm`` does."""
+    dtype = input.dtype
+    if _is_autocast(input):
+        dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)
+    return _apply_group_norm(input, weight, bias, (*_sizes(input), num_groups), eps, dtype)
 
 
 def _float32(parameter: Tensor | None) -> Tensor | None:
@@ -198,13 +249,21 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...], eps: float
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        shape: tuple[int, ...],
+        eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        if heuristics.takes_layer_norm_forward(input, weight):
-            found: Any = _layer_norm_forward.if_taken(input, shape, weight, bias, eps)
+        if dtype != input.dtype:
+            found: Any = _MIXED_FORWARD["layer_norm", dtype].if_taken(input, shape, weight, bias, eps)
+        elif heuristics.takes_layer_norm_forward(input, weight):
+            found = _layer_norm_forward.if_taken(input, shape, weight, bias, eps)
         else:  # float32 parameters, beside which PyTorch keeps the statistics of 16-bit data in float32
             found = torch.native_layer_norm(input, shape, _float32(weight), _float32(bias), eps)
-        output, mean, rstd = found or formulas.layer_norm(input, shape, weight, bias, eps)
+        output, mean, rstd = found or _in_dtype(formulas.layer_norm(input, shape, weight, bias, eps), dtype)
         ctx.save_for_backward(input, weight, bias, mean, rstd)
         ctx.attributes = shape, eps
         return output
@@ -218,12 +277,13 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
         args = grad_out, input, shape, mean, rstd, weight, bias, mask
         if torch.is_grad_enabled():  # a gradient to be differentiated, through the statistics too
             _, mean, rstd = torch.ops.normgrad.layer_norm(input, shape, weight, bias, eps)
-            found = torch.ops.normgrad.layer_norm_backward(grad_out, input, shape, mean, rstd, weight, bias, mask)
+            found = _layer_norm_gradients(grad_out, input, shape, mean, rstd, weight, bias, mask)
         elif type(grad_out) is not Tensor or is_watched():
-            found = torch.ops.normgrad.layer_norm_backward(*args)
+            found = _layer_norm_gradients(*args)
         else:
-            found = _layer_norm_backward.if_taken(*args) or formulas.layer_norm_backward(*args)
-        return *found, None, None
+            kernel = _layer_norm_backward if grad_out.dtype == input.dtype else _mixed_layer_norm_backward
+            found = kernel.if_taken(*args) or formulas.layer_norm_backward(*args)
+        return *found, None, None, None
 
 
 class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
@@ -231,13 +291,21 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, sizes: _Sizes, eps: float
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        sizes: _Sizes,
+        eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        if heuristics.takes_group_norm_forward(input, sizes[2], weight):
-            found: Any = _group_norm_forward.if_taken(input, weight, bias, *sizes, eps)
+        if dtype != input.dtype:
+            found: Any = _MIXED_FORWARD["group_norm", dtype].if_taken(input, weight, bias, *sizes, eps)
+        elif heuristics.takes_group_norm_forward(input, sizes[2], weight):
+            found = _group_norm_forward.if_taken(input, weight, bias, *sizes, eps)
         else:
             found = torch.native_group_norm(input, _float32(weight), _float32(bias), *sizes, eps)
-        output, mean, rstd = found or formulas.group_norm(input, weight, bias, *sizes, eps)
+        output, mean, rstd = found or _in_dtype(formulas.group_norm(input, weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, bias, mean, rstd)
         ctx.attributes = sizes, eps
         return output
@@ -251,12 +319,29 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         args = grad_out, input, mean, rstd, weight, *sizes, mask
         if torch.is_grad_enabled():
             _, mean, rstd = torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)
-            found = torch.ops.normgrad.group_norm_backward(grad_out, input, mean, rstd, weight, *sizes, mask)
+            found = _group_norm_gradients(grad_out, input, mean, rstd, weight, *sizes, mask)
         elif type(grad_out) is not Tensor or is_watched():
-            found = torch.ops.normgrad.group_norm_backward(*args)
+            found = _group_norm_gradients(*args)
         else:
-            found = _group_norm_backward.if_taken(*args) or formulas.group_norm_backward(*args)
-        return *found, None, None
+            kernel = _group_norm_backward if grad_out.dtype == input.dtype else _mixed_group_norm_backward
+            found = kernel.if_taken(*args) or formulas.group_norm_backward(*args)
+        return *found, None, None, None
+
+
+def _in_dtype(results: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    output, mean, rstd = results
+    return output.to(dtype), mean, rstd
+
+
+def _layer_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
+    """Return the gradients by the operator, which takes one dtype of data; autograd converts them to the input's."""
+    common = torch.promote_types(grad_out.dtype, input.dtype)
+    return torch.ops.normgrad.layer_norm_backward(grad_out.to(common), input.to(common), *args)
+
+
+def _group_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
+    common = torch.promote_types(grad_out.dtype, input.dtype)
+    return torch.ops.normgrad.group_norm_backward(grad_out.to(common), input.to(common), *args)
 
 
 # Function.apply looks for transforms of torch.func first, of which none is active here.

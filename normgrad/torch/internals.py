@@ -6,6 +6,8 @@ computes the same.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -90,6 +92,21 @@ below_autograd: Callable[[], AbstractContextManager[None]] | None = getattr(
 )
 
 
+_exclude_keys: Any = getattr(torch._C, "_ExcludeDispatchKeyGuard", None)
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """Turn autocast on CUDA off, below its dispatch key, as ``torch.library.register_autocast`` does.
+
+    ``torch.autocast(enabled=False)``, the fallback, is recorded by ``torch.export``.
+    """
+    if _exclude_keys is None:
+        off: AbstractContextManager[Any] = torch.autocast("cuda", enabled=False)
+        return off
+    below: AbstractContextManager[Any] = _exclude_keys(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+    return below
+
+
 def _fake_tensors() -> type[Tensor] | None:
     try:
         from torch._subclasses.fake_tensor import FakeTensor
@@ -123,7 +140,27 @@ def untraced(function: _Function) -> _Function:
     """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
 
     A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
-    trace the first call of a kernel down to Numba and LLVM, and fail.
+    trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` imports Dynamo, which
+    takes a second: it waits until something else has done so.
     """
-    wrapped: _Function = torch.compiler.disable(function)
-    return wrapped
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args)
+            disabled = torch.compiler.disable(function)
+        return disabled(*args)
+
+    return run  # type: ignore[return-value]
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Mark a function as ``torch.compiler.assume_constant_result`` does, which would import Dynamo.
+
+    Where Dynamo asks for another mark, it traces into the function, or breaks the graph there.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normgrad.torch import functional
+from normgrad.torch.outputs import DTYPES
 
 #: What a module becomes under ``torch.compile``.
 Compiled = Literal["auto", "normgrad"]
@@ -28,6 +29,9 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
         What the module becomes under ``torch.compile`` and ``torch.export``. ``"auto"``: PyTorch's function, which the
         compiler fuses with its neighbours, but for rows of 8192 elements and more on CUDA, where normgrad's operator is
         faster. ``"normgrad"``: always normgrad's operator, with the bits of eager mode.
+    autocast_dtype : torch.dtype
+        The dtype of the output under autocast on CUDA: ``torch.float32``, as PyTorch's, or ``torch.bfloat16`` or
+        ``torch.float16`` where the next layer would cast to it anyway. Without autocast it means nothing.
 
     Examples
     --------
@@ -39,8 +43,9 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
     [[-0.99999..., -0.99999..., 0.99999..., 0.99999...]]
     """
 
-    # A class attribute, so that a module that replace_norms has turned into this class has it too.
+    # Class attributes, so that a module that replace_norms has turned into this class has them too.
     compiled = "auto"
+    autocast_dtype = torch.float32
 
     def __init__(
         self,
@@ -52,10 +57,12 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
         dtype: Any = None,
         *,
         compiled: Compiled = "auto",
+        autocast_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        check_compiled(compiled)
+        check_options(compiled, autocast_dtype)
         self.compiled = compiled
+        self.autocast_dtype = autocast_dtype
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the last dimensions."""
@@ -63,13 +70,21 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
             return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
         if torch.compiler.is_compiling():
             return functional.compiled_layer_norm(
-                input, self.normalized_shape, self.weight, self.bias, self.eps, self.compiled == "normgrad"
+                input,
+                self.normalized_shape,
+                self.weight,
+                self.bias,
+                self.eps,
+                self.compiled == "normgrad",
+                self.autocast_dtype,
             )
-        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return functional.layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps, self.autocast_dtype
+        )
 
     def extra_repr(self) -> str:
         """Return the arguments as ``repr`` shows them."""
-        return super().extra_repr() + _shown(self.compiled)
+        return super().extra_repr() + _shown(self)
 
 
 class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
@@ -85,6 +100,9 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
     compiled : {"auto", "normgrad"}
         What the module becomes under ``torch.compile`` and ``torch.export``. ``"auto"``: PyTorch's function, which the
         compiler fuses with its neighbours. ``"normgrad"``: normgrad's operator, with the bits of eager mode.
+    autocast_dtype : torch.dtype
+        The dtype of the output under autocast on CUDA: ``torch.float32``, as PyTorch's, or ``torch.bfloat16`` or
+        ``torch.float16`` where the next layer would cast to it anyway. Without autocast it means nothing.
     **kwargs
         What else PyTorch's GroupNorm takes in the installed version (``bias``).
 
@@ -99,6 +117,7 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
     """
 
     compiled = "auto"
+    autocast_dtype = torch.float32
 
     def __init__(
         self,
@@ -110,11 +129,13 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
         dtype: Any = None,
         *,
         compiled: Compiled = "auto",
+        autocast_dtype: torch.dtype = torch.float32,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **kwargs)
-        check_compiled(compiled)
+        check_options(compiled, autocast_dtype)
         self.compiled = compiled
+        self.autocast_dtype = autocast_dtype
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize every group of channels."""
@@ -122,20 +143,30 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
             return torch.nn.functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
         if torch.compiler.is_compiling():
             return functional.compiled_group_norm(
-                input, self.num_groups, self.weight, self.bias, self.eps, self.compiled == "normgrad"
+                input,
+                self.num_groups,
+                self.weight,
+                self.bias,
+                self.eps,
+                self.compiled == "normgrad",
+                self.autocast_dtype,
             )
-        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.autocast_dtype)
 
     def extra_repr(self) -> str:
         """Return the arguments as ``repr`` shows them."""
-        return super().extra_repr() + _shown(self.compiled)
+        return super().extra_repr() + _shown(self)
 
 
-def check_compiled(compiled: Any) -> None:
-    """Refuse what a module cannot become under ``torch.compile``, with a ValueError."""
+def check_options(compiled: Any, autocast_dtype: Any) -> None:
+    """Refuse arguments that a module cannot have, with a ValueError."""
     if compiled not in get_args(Compiled):
         raise ValueError(f"compiled is {compiled!r}, and must be one of {get_args(Compiled)}")
+    if autocast_dtype not in DTYPES:
+        raise ValueError(f"autocast_dtype is {autocast_dtype!r}, and must be torch.float32, bfloat16 or float16")
 
 
-def _shown(compiled: str) -> str:
-    return "" if compiled == "auto" else f", compiled={compiled!r}"
+def _shown(module: LayerNorm | GroupNorm) -> str:
+    compiled = "" if module.compiled == "auto" else f", compiled={module.compiled!r}"
+    dtype = "" if module.autocast_dtype == torch.float32 else f", autocast_dtype={module.autocast_dtype}"
+    return compiled + dtype

@@ -120,3 +120,13 @@ def batch_norm_reduce_backward(
 
 
 Maker = Callable[..., Results]
+
+
+def with_output_dtype(make: Maker, dtype: torch.dtype) -> Maker:
+    """Return a maker of the same results, the first of another dtype."""
+
+    def make_results(*args: Any) -> Results:
+        output, *others = make(*args)
+        return torch.empty_like(output, dtype=dtype), *others
+
+    return make_results

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch.nn import Module
 
-from normgrad.torch.modules import Compiled, GroupNorm, LayerNorm, check_compiled
+from normgrad.torch.modules import Compiled, GroupNorm, LayerNorm, check_options
 from normgrad.torch.sync_batch_norm import SyncBatchNorm
 
 #: Each class of torch.nn's with the class of ours that takes its place. Ours have the same attributes.
@@ -35,7 +35,8 @@ class Replacement(Mapping[str, Module]):
         for name, (ours, theirs) in self._classes.items():
             module = self._replaced[name]
             if type(module) is ours:
-                module.__dict__.pop("compiled", None)
+                for option in ("compiled", "autocast_dtype"):
+                    module.__dict__.pop(option, None)
                 module.__class__ = theirs
 
     def __getitem__(self, name: str) -> Module:
@@ -56,7 +57,13 @@ class Replacement(Mapping[str, Module]):
         return f"<Replacement: {replaced}{left}>"
 
 
-def replace_norms(model: Module, *, sync_batch_norm: bool = False, compiled: Compiled = "auto") -> Replacement:
+def replace_norms(
+    model: Module,
+    *,
+    sync_batch_norm: bool = False,
+    compiled: Compiled = "auto",
+    autocast_dtype: torch.dtype = torch.float32,
+) -> Replacement:
     """Put normgrad's modules in place of ``torch.nn.LayerNorm`` and ``GroupNorm``.
 
     The modules of the model stay the same objects and change their class: parameters, buffers, hooks, dtype, device,
@@ -72,6 +79,8 @@ def replace_norms(model: Module, *, sync_batch_norm: bool = False, compiled: Com
     compiled : {"auto", "normgrad"}
         What the new modules become under ``torch.compile``: see :class:`LayerNorm`. Modules that were normgrad's
         before keep what they have.
+    autocast_dtype : torch.dtype
+        The dtype of the new modules' output under autocast on CUDA: see :class:`LayerNorm`.
 
     Returns
     -------
@@ -94,7 +103,7 @@ def replace_norms(model: Module, *, sync_batch_norm: bool = False, compiled: Com
     """
     if not isinstance(model, Module):
         raise TypeError(f"replace_norms takes a torch.nn.Module, not {type(model).__name__}")
-    check_compiled(compiled)
+    check_options(compiled, autocast_dtype)
     known = _NORMS | (_SYNC_BATCH_NORM if sync_batch_norm else {})
     replaced: dict[str, Module] = {}
     left: dict[str, str] = {}
@@ -107,7 +116,7 @@ def replace_norms(model: Module, *, sync_batch_norm: bool = False, compiled: Com
     for module in replaced.values():
         module.__class__ = known[type(module)]
         if isinstance(module, LayerNorm | GroupNorm):
-            module.compiled = compiled
+            module.compiled, module.autocast_dtype = compiled, autocast_dtype
     return Replacement(replaced, left)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normgrad.torch import formulas
 from normgrad.torch.heuristics import gpu_problem
+from normgrad.torch.internals import constant_when_compiled
 
 _MIN_VALUES = 2  # per channel: one value has no variance
 
@@ -183,7 +184,7 @@ def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, 
     return done
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _is_gloo(group_name: str, device: str) -> bool:
     """Return whether a group's collectives are gloo's for a device type: on tensors of a GPU these end the process."""
     group = dist.distributed_c10d._resolve_process_group(group_name)

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from normgrad.torch import heuristics
+
 _COMPILING = "NORMGRAD_TEST_COMPILES_AHEAD"  # set in the processes that do
 _PROCESSES = min(12, os.cpu_count() or 1)  # each has a CUDA context, hundreds of megabytes
 _FEW = 2 * _PROCESSES  # tests, for which the processes' start takes longer than compiling
@@ -49,3 +51,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     ]
     for process in running:  # a failure is found again, and reported, by this process
         process.wait()
+
+
+@pytest.fixture(autouse=True)
+def small_tensors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave nothing to PyTorch for being small, so that small tensors show what large ones do."""
+    monkeypatch.setattr(heuristics, "MIN_CUDA", 0)
+    monkeypatch.setattr(heuristics, "MIN_CUDA_CHANNELS_LAST", 0)

@@ -294,6 +294,7 @@ def test_a_distributed_checkpoint_loads_into_pytorchs_modules(tmp_path: Path) ->
 # Trainers
 
 
+@pytest.mark.filterwarnings("ignore")  # the library's own
 def test_lightning(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
@@ -317,6 +318,7 @@ def test_lightning(tmp_path: Path) -> None:
     torch.testing.assert_close(module.model.state_dict(), expected(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")  # the library's own
 def test_transformers_trainer(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,3 +342,26 @@ def test_meta_and_fake_tensors(name: str) -> None:
     with FakeTensorMode():
         fake = some(name)[1](torch.empty(SHAPES[name]))
     assert fake.shape == SHAPES[name]
+
+
+@pytest.mark.parametrize("elements", [heuristics.MIN_CUDA - 1, heuristics.MIN_CUDA])
+def test_small_tensors_on_cuda_are_left_to_pytorch(elements: int) -> None:
+    rows = SimpleNamespace(is_cuda=True, is_cpu=False, numel=lambda: elements, dim=lambda: 2)
+    assert heuristics.layer_norm_is_slower(rows, None) == (elements < heuristics.MIN_CUDA)
+    assert heuristics.group_norm_is_slower(rows, None) == (elements < heuristics.MIN_CUDA)
+    images = SimpleNamespace(is_cuda=True, numel=lambda: elements, dim=lambda: 4, is_contiguous=lambda: False)
+    assert not heuristics.group_norm_is_slower(images, None)
+
+
+def test_options_are_checked_and_shown() -> None:
+    norm = normgrad.torch.LayerNorm(4, autocast_dtype=torch.bfloat16)
+    assert "autocast_dtype=torch.bfloat16" in repr(norm)
+    with pytest.raises(ValueError, match=r"autocast_dtype is torch.float64, and must be"):
+        normgrad.torch.GroupNorm(2, 4, autocast_dtype=torch.float64)
+    with pytest.raises(ValueError, match="compiled is 'inductor', and must be"):
+        normgrad.torch.LayerNorm(4, compiled="inductor")
+    model = torch.nn.Sequential(torch.nn.LayerNorm(4))
+    done = normgrad.torch.replace_norms(model, autocast_dtype=torch.float16)
+    assert model[0].autocast_dtype == torch.float16
+    done.undo()
+    assert not hasattr(model[0], "autocast_dtype")

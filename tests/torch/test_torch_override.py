@@ -363,19 +363,20 @@ def test_subclasses_are_left_to_pytorch() -> None:
 def test_words_of_the_report() -> None:
     x = random(4, 8)
     override = normgrad.torch.override()
-    assert repr(override) == "<override: on; calls by normgrad: 0, left to PyTorch: 0>"
+    assert repr(override) == "<override: on; no calls>"
     assert str(override.report()) == "no calls"
     F.layer_norm(x, [8])
     F.group_norm(x, 2)
     F.group_norm(x.double(), 2)
     override.undo()
     F.layer_norm(x, [8])
-    assert repr(override) == "<override: off; calls by normgrad: 2, left to PyTorch: 1>"
-    assert str(override.report()).splitlines() == [
+    lines = [
         "group_norm: 1 by normgrad",
         "layer_norm: 1 by normgrad",
         f"group_norm: 1 left to PyTorch: {heuristics.DTYPE}",
     ]
+    assert str(override.report()).splitlines() == lines
+    assert repr(override) == f"<override: off; {'; '.join(lines)}>"
     with override:
         F.layer_norm(x, [8])
     assert override.report().taken == {"group_norm": 1, "layer_norm": 2}
@@ -421,6 +422,15 @@ def test_inference_mode() -> None:
     torch.testing.assert_close(output, plain)
 
 
+def test_below_autograd_there_is_no_graph() -> None:
+    """As in a C++ operator that calls this one and has a gradient of its own."""
+    x = random(2, 4, 3, 3).requires_grad_()
+    for norm in (lambda: F.layer_norm(x, [3]), lambda: F.group_norm(x, 2)):
+        with normgrad.torch.override() as override, torch._C._AutoDispatchBelowAutograd():
+            output = norm()
+        assert (output.requires_grad, taken(override)) == (False, 1)
+
+
 def test_autocast_sees_pytorchs_operator() -> None:
     x = random(4, 8, dtype=torch.bfloat16)
     norm = torch.nn.LayerNorm(8)
@@ -429,6 +439,60 @@ def test_autocast_sees_pytorchs_operator() -> None:
         with normgrad.torch.override() as override:
             ours = norm(x)
     assert (ours.dtype, taken(override)) == (plain.dtype, 1)
+
+
+@pytest.fixture
+def autocast_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Autocast on CUDA in a process without a GPU, where PyTorch would turn it off."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    with torch.autocast("cuda", torch.float16):
+        yield
+
+
+@pytest.mark.usefixtures("autocast_on_cuda")
+def test_fake_tensors_under_autocast_on_cuda_have_pytorchs_dtypes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def dtypes() -> list[torch.dtype]:
+        with FakeTensorMode():
+            x = torch.empty(2, 4, 3, device="cuda", dtype=torch.float16)
+            weight = torch.empty(4, device="cuda", dtype=torch.float16)
+            calls = (F.layer_norm(x, [3]), F.group_norm(x, 2, weight, weight), F.layer_norm(x.double(), [3]))
+            return [output.dtype for output in calls]
+
+    plain = dtypes()
+    assert plain == [torch.float32, torch.float32, torch.float64]
+    with normgrad.torch.override() as override:
+        assert dtypes() == plain
+    assert override.report().left == {
+        "layer_norm": {aten_override.SUBCLASS: 2},
+        "group_norm": {aten_override.SUBCLASS: 1},
+    }
+
+
+def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
+    x = random(2, 4, 3, dtype=torch.bfloat16).requires_grad_()
+    row, channel = random(3).requires_grad_(), random(4).requires_grad_()
+    for name, sizes, parameter in (("layer_norm", [3], row), ("group_norm", 2, channel)):
+        function = aten_override._function(name, *aten_override._NORMS[name], under_autocast=True)
+        with normgrad.torch.override() as override:
+            output = function(x, sizes, parameter, parameter)
+        assert taken(override) == 1
+        assert output.dtype == torch.float32
+        assert type(output.grad_fn.next_functions[0][0]).__name__ == "AccumulateGrad"  # of x, with no copy between
+        found = torch.autograd.grad(output.sin().sum(), (x, parameter))
+        assert [one.dtype for one in found] == [torch.bfloat16, torch.float32]
+
+
+def test_pytorchs_own_autocast_is_back_after_the_block() -> None:
+    def table() -> str:
+        return torch._C._dispatch_dump("aten::layer_norm") + torch._C._dispatch_dump("aten::group_norm")
+
+    before = table()
+    with normgrad.torch.override():
+        assert table() != before
+    assert table() == before
 
 
 def test_scripted_and_traced_models() -> None:

@@ -198,9 +198,10 @@ def test_jit_script() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="onnxscript is not installed")
 @pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.filterwarnings("ignore")  # the exporters' own
 def test_onnx(dynamo: bool) -> None:
     exported = io.BytesIO()
-    torch.onnx.export(model(), (images(),), exported, dynamo=dynamo)
+    torch.onnx.export(model().eval(), (images(),), exported, dynamo=dynamo)
     assert exported.tell() > 0
 
 
@@ -336,14 +337,17 @@ def test_tangents_that_begin_after_the_forward_pass() -> None:
 PRIVATE = ["_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_is_torch_function_mode_enabled"]
 
 
-@pytest.mark.parametrize("name", [*PRIVATE, "_is_tracing", "_AutoDispatchBelowAutograd"])
+@pytest.mark.parametrize(
+    "name", [*PRIVATE, "_is_tracing", "_functorch", "_ExcludeDispatchKeyGuard", "_AutoDispatchBelowAutograd"]
+)
 def test_without_a_private_function_of_pytorchs(name: str) -> None:
     """Slower, or with PyTorch's public way, and the same results."""
     code = f"""
 import warnings
 warnings.simplefilter("ignore")
 import torch
-original = torch._C.{name}
+import torch._dynamo
+assert hasattr(torch._C, {name!r})
 
 class Without:
     def __getattr__(self, key):
@@ -383,6 +387,28 @@ print("right")
     assert run_python(code) == "right\n"
 
 
+def test_the_import_does_not_load_dynamo() -> None:
+    """Which takes longer than all of normgrad."""
+    assert run_python("import sys, normgrad.torch; print('torch._dynamo' in sys.modules)") == "False\n"
+
+
+def test_the_mark_of_constants_is_pytorchs() -> None:
+    def one() -> None: ...
+
+    def other() -> None: ...
+
+    assert vars(internals.constant_when_compiled(one)) == vars(torch.compiler.assume_constant_result(other)) != {}
+
+
+def test_a_constant_in_a_compiled_function() -> None:
+    @internals.constant_when_compiled
+    def opaque() -> str:
+        return importlib.util.find_spec("torch").name  # type: ignore[union-attr]
+
+    compiled = torch.compile(lambda x: x + len(opaque()), backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(())) == len("torch")
+
+
 def test_a_library_that_cannot_be_unregistered() -> None:
     class Library:
         pass
@@ -407,11 +433,11 @@ def test_autocast_on_cuda_is_registered_and_leaves_the_cpu_alone(monkeypatch: py
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     with torch.autocast("cuda", torch.float16):
         assert torch.ops.normgrad.layer_norm(x, [8])[0].dtype == torch.bfloat16
-        assert functional._output_dtype(x) == torch.bfloat16
+        assert not functional._is_autocast(x)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(), torch.autocast("cuda", torch.float16):
         on_gpu = torch.empty(4, 8, 3, device="cuda", dtype=torch.bfloat16)
         assert torch.ops.normgrad.layer_norm(on_gpu, [3])[0].dtype == torch.float32
         assert torch.ops.normgrad.group_norm(on_gpu, None, None, 4, 8, 3, 2)[0].dtype == torch.float32
-        assert functional._output_dtype(on_gpu) == torch.float32
+        assert functional._is_autocast(on_gpu)

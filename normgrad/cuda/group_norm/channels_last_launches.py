@@ -154,7 +154,8 @@ def backward(
     ``operands``: grad_out, input, grad_input over (N, C, HxW); ``parameters``: mean, rstd, weight.
     """
     N, C, HxW, group = sizes
-    work = ChannelBlocks(sizes, steps.itemsize, channels_last_tile(C, HxW, group, steps.itemsize, chip, 2))
+    itemsize = steps.narrowest_itemsize
+    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 2))
     one_entry = work.parts * work.blocks_per_group == 1
     few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= FEW_ELEMENTS
     partial = PartialSums.of(steps, sizes, work.parts, wanted, float64=few)
@@ -187,7 +188,8 @@ def forward(
     ``operands``: input, output over (N, C, HxW); ``statistics``: mean, rstd.
     """
     N, C, HxW, group = sizes
-    work = ChannelBlocks(sizes, steps.itemsize, channels_last_tile(C, HxW, group, steps.itemsize, chip, 1))
+    itemsize = steps.narrowest_itemsize
+    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 1))
     moments = steps.scratch(2 * work.entry_count, INT64)
     statistics64 = steps.scratch(2 * N * group, FLOAT64)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
