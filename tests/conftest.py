@@ -43,7 +43,8 @@ if find_spec("hypothesis") is not None:  # which the tests on a GPU do without
 #: so is the run of a file in Triton's interpreter.
 SLOW = (
     *("sdk/", "test_bench", "test_cpu_start", "test_cuda_compile", "test_docs", "test_examples"),
-    *("torch/test_torch_compile", "torch/test_torch_distributed", "torch/test_torch_sync_batch_norm"),
+    *("test_jax", "test_patterns", "torch/test_torch_compile", "torch/test_torch_distributed"),
+    *("torch/test_torch_sync_batch_norm", "torch/test_torch_threads"),
 )
 IN_THE_INTERPRETER = "test_this_file_passes_with_the_interpreter_on"
 
