@@ -2,6 +2,7 @@
 
     python3 dev.py demo         the demonstration
     python3 dev.py test         the checks: format, lint, types, documentation, tests (further arguments go to pytest)
+    python3 dev.py test --quick the same without the documentation and the slow tests: less than two minutes
     python3 dev.py docs         the documentation, into build/docs
 
 All work in a virtual environment of their own, .venv beside this file, and make it where it is not there or not
@@ -25,6 +26,8 @@ OLDEST = (3, 10)
 TORCH = "torch==2.13.0"
 # The Triton whose compiled layouts the tests were written for, where PyTorch does not bring its own.
 TRITON = "triton>=3.6,<3.7; sys_platform == 'linux'"
+QUICK = "--quick"
+QUICK_EXAMPLES = "100"  # of the property tests, in place of 2,000
 FOR_CHECKS = ["-e", ".[dev]", TRITON]
 # Warnings are errors: a link that leads nowhere, a docstring that does not parse.
 SPHINX = ("-m", "sphinx", "-q", "-W", "--keep-going", "-j", "auto", "docs", os.path.join("build", "docs"))
@@ -52,13 +55,14 @@ def test(arguments):
     status = set_up(FOR_CHECKS, [TORCH])
     if status:
         return status
-    checks = [
-        ("-m", "ruff", "format", "--check", "."),
-        ("-m", "ruff", "check", "."),
-        ("-m", "mypy"),
-        SPHINX,
-        ("-m", "pytest", "-n", "auto", *arguments),
-    ]
+    quick = QUICK in arguments
+    chosen = [argument for argument in arguments if argument != QUICK]
+    checks = [("-m", "ruff", "format", "--check", "."), ("-m", "ruff", "check", "."), ("-m", "mypy")]
+    if quick:
+        os.environ.setdefault("NORMGRAD_TEST_EXAMPLES", QUICK_EXAMPLES)
+        checks.append(("-m", "pytest", "-n", "auto", "-m", "not slow", *chosen))
+    else:
+        checks += [SPHINX, ("-m", "pytest", "-n", "auto", *chosen)]
     statuses = [python(*check) for check in checks]
     return max(statuses, key=abs)
 

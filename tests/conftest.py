@@ -20,7 +20,10 @@ from normgrad.contract import arrays, products
 from normgrad.contract.view import Memory
 from normgrad.operators import OPERATORS
 from normgrad.operators.dispatch import Dispatch
+from normgrad.threads import get_num_threads, set_num_threads
 from support.arena import POISON
+
+TESTS = os.path.dirname(__file__)
 
 if find_spec("hypothesis") is not None:  # which the tests on a GPU do without
     from hypothesis import HealthCheck, settings
@@ -35,6 +38,23 @@ if find_spec("hypothesis") is not None:  # which the tests on a GPU do without
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     settings.load_profile("ci")
+
+#: Beginnings of test files that compile, start processes or measure, for seconds a test. They are marked ``slow``, and
+#: so is the run of a file in Triton's interpreter.
+SLOW = (
+    *("sdk/", "test_bench", "test_cpu_start", "test_cuda_compile", "test_docs", "test_examples"),
+    *("test_jax", "test_patterns", "torch/test_torch_compile", "torch/test_torch_distributed"),
+    *("torch/test_torch_sync_batch_norm", "torch/test_torch_threads"),
+)
+IN_THE_INTERPRETER = "test_this_file_passes_with_the_interpreter_on"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = os.path.relpath(item.path, TESTS)
+        if file.startswith(SLOW) or item.name == IN_THE_INTERPRETER:
+            item.add_marker(pytest.mark.slow)
+
 
 #: The backends on the CPU, each of which every numeric test runs on.
 CPU_BACKENDS = [name for name, (_, device) in backends.BACKENDS.items() if device == "cpu"]
@@ -53,6 +73,17 @@ def no_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(products.ENVIRONMENT, raising=False)
     yield
     products._choices.clear()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take longer than the work, on small tensors."""
+    threads, own = torch.get_num_threads(), get_num_threads()
+    torch.set_num_threads(1)
+    set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    set_num_threads(own)
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from normgrad.bench.workload import TRAFFIC, workload
 from normgrad.operators import OPERATORS
 from support.bench import LAYER_NORM, QUICKLY, TINY, Altered
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
 def on_the_reference(monkeypatch):

@@ -11,6 +11,8 @@ from normgrad.bench.contenders.contender import Role
 from normgrad.cli import main
 from support.bench import Altered
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
 def on_the_reference(monkeypatch):

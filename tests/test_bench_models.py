@@ -16,6 +16,8 @@ from normgrad.cli import main as normgrad_main
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 

@@ -18,6 +18,8 @@ from normgrad.cli import main
 torch = pytest.importorskip("torch")
 normgrad_torch = pytest.importorskip("normgrad.torch")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ONCE = Settings(modes=(EAGER, OVERRIDE, MODULES), rounds=1)
 
 

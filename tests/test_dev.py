@@ -37,6 +37,15 @@ def test_the_tests_come_last_and_get_the_arguments(dev):
     assert dev.calls[-1] == "-m pytest -n auto -k layer_norm"
 
 
+def test_quick_leaves_out_the_documentation_and_the_slow_tests(dev, monkeypatch):
+    monkeypatch.setattr(dev.os, "environ", {})
+    assert dev.main(["test", "--quick", "-x"]) == 0
+    assert dev.calls[-1] == "-m pytest -n auto -m not slow -x"
+    assert dev.os.environ == {"NORMGRAD_TEST_EXAMPLES": "100"}
+    assert not [call for call in dev.calls if "sphinx" in call]
+    assert [call for call in dev.calls if "mypy" in call]
+
+
 def test_a_second_run_installs_nothing(dev):
     dev.main(["test"])
     dev.calls.clear()
