@@ -45,13 +45,14 @@ def same_shape(like, element):
     return vector_of(element, like.count) if isinstance(like, ir.VectorType) else element
 
 
-def _int_constant(like, value):
+def constant(like, value):
+    """Return a constant of a scalar type, or of a vector type in all lanes."""
     return splat_constant(like, value) if isinstance(like, ir.VectorType) else ir.Constant(like, value)
 
 
 def _bfloat_to_float(builder, raw):
     wide = same_shape(raw.type, I32_TYPE)
-    shifted = builder.shl(builder.zext(raw, wide), _int_constant(wide, 16))
+    shifted = builder.shl(builder.zext(raw, wide), constant(wide, 16))
     return builder.bitcast(shifted, same_shape(raw.type, FLOAT_TYPE))
 
 
@@ -59,12 +60,10 @@ def _float_to_bfloat(builder, value):
     """Round to nearest even; a NaN keeps its high half with the quiet bit set, so it stays a NaN."""
     int_type = same_shape(value.type, I32_TYPE)
     bits = builder.bitcast(value, int_type)
-    high = builder.lshr(bits, _int_constant(int_type, 16))
-    odd = builder.and_(high, _int_constant(int_type, 1))
-    rounded = builder.lshr(
-        builder.add(builder.add(bits, _int_constant(int_type, 0x7FFF)), odd), _int_constant(int_type, 16)
-    )
-    quiet = builder.or_(high, _int_constant(int_type, 0x40))
+    high = builder.lshr(bits, constant(int_type, 16))
+    odd = builder.and_(high, constant(int_type, 1))
+    rounded = builder.lshr(builder.add(builder.add(bits, constant(int_type, 0x7FFF)), odd), constant(int_type, 16))
+    quiet = builder.or_(high, constant(int_type, 0x40))
     is_nan = builder.fcmp_unordered("uno", value, value)
     return builder.trunc(builder.select(is_nan, quiet, rounded), same_shape(value.type, I16_TYPE))
 
@@ -124,3 +123,9 @@ def type_suffix(llvm_type):
     element = llvm_type.element if isinstance(llvm_type, ir.VectorType) else llvm_type
     lanes = f"v{llvm_type.count}" if isinstance(llvm_type, ir.VectorType) else ""
     return lanes + {HALF_TYPE: "f16", I16_TYPE: "i16", FLOAT_TYPE: "f32", I32_TYPE: "i32", DOUBLE_TYPE: "f64"}[element]
+
+
+def call_math(builder, name, *operands):
+    """Call an LLVM intrinsic whose result has the type of its operands."""
+    llvm_type = operands[0].type
+    return call_intrinsic(builder, f"llvm.{name}.{type_suffix(llvm_type)}", llvm_type, list(operands))

@@ -12,6 +12,7 @@ from normgrad.cpu.intrinsics.llvm import (
     STORAGE,
     as_i64,
     call_intrinsic,
+    call_math,
     narrowed,
     pointer_to,
     size_of,
@@ -176,7 +177,7 @@ def round_for(typingctx, dtype, value):
         if dtype.tag == F32:
             return nearest
         back = builder.fpext(nearest, DOUBLE_TYPE)
-        sizes = [call_intrinsic(builder, "llvm.fabs.f64", DOUBLE_TYPE, [v]) for v in (back, args[1])]
+        sizes = [call_math(builder, "fabs", v) for v in (back, args[1])]
         above = builder.fcmp_ordered(">", *sizes)
         inexact = builder.fcmp_ordered("!=", back, args[1])
         bits = builder.sub(builder.bitcast(nearest, I32_TYPE), builder.zext(above, I32_TYPE))

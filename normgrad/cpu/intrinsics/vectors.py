@@ -21,13 +21,13 @@ from normgrad.cpu.intrinsics.llvm import (
     LANES,
     STORAGE,
     as_i64,
-    call_intrinsic,
+    call_math,
+    constant,
     narrowed,
     pointer_to,
+    same_shape,
     size_of,
-    splat_constant,
     splatted,
-    type_suffix,
     vector_of,
     widened,
 )
@@ -92,22 +92,13 @@ def power_of_two(typingctx, value, mean):
     """
 
     def codegen(context, builder, sig, args):
-        llvm_type = args[0].type
-        is_vector = isinstance(llvm_type, ir.VectorType)
-
-        def constant(number):
-            return splat_constant(llvm_type, number) if is_vector else ir.Constant(llvm_type, number)
-
-        def call(name, *operands):
-            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(llvm_type)}", llvm_type, list(operands))
-
-        size, mean_size = call("fabs", args[0]), call("fabs", args[1])
-        limited = call("minnum", call("minnum", size, builder.fdiv(constant(2.0**126), mean_size)), constant(2.0**126))
-        word = vector_of(I64_TYPE) if is_vector else I64_TYPE
-        exponent = 0x7FF0000000000000
-        mask = splat_constant(word, exponent) if is_vector else ir.Constant(word, exponent)
-        power = builder.bitcast(builder.and_(builder.bitcast(limited, word), mask), llvm_type)
-        return call("maxnum", power, constant(2.0**-126))
+        size, mean_size = (call_math(builder, "fabs", each) for each in args)
+        largest = constant(size.type, 2.0**126)
+        limited = call_math(builder, "minnum", size, builder.fdiv(largest, mean_size))
+        limited = call_math(builder, "minnum", limited, largest)
+        word = same_shape(size.type, I64_TYPE)
+        exponent = builder.and_(builder.bitcast(limited, word), constant(word, 0x7FF0000000000000))
+        return call_math(builder, "maxnum", builder.bitcast(exponent, size.type), constant(size.type, 2.0**-126))
 
     return value(value, value), codegen
 
@@ -117,24 +108,10 @@ def saturated(typingctx, value):
     """Bring a float64 or f64x16 into float32's range: finite values beyond it become +-2^127, Inf and NaN stay."""
 
     def codegen(context, builder, sig, args):
-        llvm_type = args[0].type
-
-        def constant(number):
-            return (
-                splat_constant(llvm_type, number)
-                if isinstance(llvm_type, ir.VectorType)
-                else ir.Constant(llvm_type, number)
-            )
-
-        def call(name, *operands):
-            return call_intrinsic(builder, f"llvm.{name}.{type_suffix(llvm_type)}", llvm_type, list(operands))
-
-        size = call("fabs", args[0])
-        largest = call("copysign", constant(2.0**127), args[0])
-        beyond = builder.and_(
-            builder.fcmp_ordered(">", size, constant(2.0**127)), builder.fcmp_ordered("<", size, constant(float("inf")))
-        )
-        return builder.select(beyond, largest, args[0])
+        size, largest = call_math(builder, "fabs", args[0]), constant(args[0].type, 2.0**127)
+        is_finite = builder.fcmp_ordered("<", size, constant(size.type, float("inf")))
+        beyond = builder.and_(builder.fcmp_ordered(">", size, largest), is_finite)
+        return builder.select(beyond, call_math(builder, "copysign", largest, args[0]), args[0])
 
     return value(value), codegen
 
@@ -144,18 +121,15 @@ def not_below(typingctx, value, least):
     """Return the value, or `least` where it is negative: NaN stays; float64 or f64x16."""
 
     def codegen(context, builder, sig, args):
-        llvm_type = args[0].type
-        zero = splat_constant(llvm_type, 0.0) if isinstance(llvm_type, ir.VectorType) else ir.Constant(llvm_type, 0.0)
-        return builder.select(builder.fcmp_ordered("<", args[0], zero), args[1], args[0])
+        is_negative = builder.fcmp_ordered("<", args[0], constant(args[0].type, 0.0))
+        return builder.select(is_negative, args[1], args[0])
 
     return value(value, value), codegen
 
 
 @intrinsic
 def square_roots(typingctx, value):
-    return f64x16(f64x16), lambda context, builder, sig, args: call_intrinsic(
-        builder, f"llvm.sqrt.{type_suffix(args[0].type)}", args[0].type, list(args)
-    )
+    return f64x16(f64x16), lambda context, builder, sig, args: call_math(builder, "sqrt", *args)
 
 
 @intrinsic
@@ -202,11 +176,7 @@ def narrow(typingctx, value):
 @intrinsic
 def fma(typingctx, a, b, c):
     """a*b + c with one rounding; vectors or scalars, all of one type."""
-
-    def codegen(context, builder, sig, args):
-        return call_intrinsic(builder, f"llvm.fma.{type_suffix(args[0].type)}", args[0].type, list(args))
-
-    return a(a, a, a), codegen
+    return a(a, a, a), lambda context, builder, sig, args: call_math(builder, "fma", *args)
 
 
 @intrinsic
@@ -214,11 +184,10 @@ def scaled(typingctx, dtype, value, factor, low, offset):
     """Return value*(factor + low) + offset; before a 16-bit store without `low`, which would not show."""
 
     def codegen(context, builder, sig, args):
-        name, vector = f"llvm.fma.{type_suffix(args[1].type)}", args[1].type
         _, value_, factor_, low_, offset_ = args
         if dtype.tag == F32:
-            offset_ = call_intrinsic(builder, name, vector, [value_, low_, offset_])
-        return call_intrinsic(builder, name, vector, [value_, factor_, offset_])
+            offset_ = call_math(builder, "fma", value_, low_, offset_)
+        return call_math(builder, "fma", value_, factor_, offset_)
 
     return value(dtype, value, value, value, value), codegen
 
