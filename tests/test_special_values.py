@@ -180,3 +180,25 @@ def test_any_nan_in_a_parameter_gives_no_finite_result(backend: str, dtype: str,
             normgrad.batch_norm_elemt(x, weight, bias, one, one)[:, 3],
         ]
         assert not any(np.isfinite(result.astype(np.float32)).any() for result in results)
+
+
+@pytest.mark.parametrize("columns", [8, 48, 1000])
+@pytest.mark.parametrize(("gradient", "weight"), [(3e38, 1e-40), (3e38, 1e-36), (1e37, 1e-35)])
+def test_huge_gradients_with_tiny_weights_are_finite(
+    backend: str, gradient: float, weight: float, columns: int
+) -> None:
+    """Only their product is in range: a sum of the gradients alone would overflow."""
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((2, columns)).astype(np.float32)
+    _, mean, rstd = normgrad.layer_norm(x, [columns])
+    (grad_input,) = _judged(
+        "layer_norm_backward",
+        grad_out=(gradient * rng.choice([-1, 1], x.shape)).astype(np.float32),
+        input=x,
+        normalized_shape=[columns],
+        mean=mean,
+        rstd=rstd,
+        weight=(weight * rng.standard_normal(columns)).astype(np.float32),
+        output_mask=(True, False, False),
+    )
+    assert np.isfinite(grad_input).all()
