@@ -577,7 +577,7 @@ def test_allocating_an_output_may_do_anything(fails: bool, monkeypatch: pytest.M
     for _ in range(4):
         armed = True
         if fails:
-            with pytest.raises(MemoryError, match="no room"):
+            with pytest.raises(normgrad.ContractError, match="no memory for the results: MemoryError: no room"):
                 normgrad.layer_norm_backward(*args)
         else:
             assert _same_bits(normgrad.layer_norm_backward(*args), expected)
@@ -667,7 +667,7 @@ def test_a_kernel_that_fails_is_the_contracts_error_and_stores_nothing(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Step, "_loaded", lambda step: lambda descriptor: 7)
         for _ in range(2):
-            with pytest.raises(normgrad.ContractError, match="gave up with status 7") as raised:
+            with pytest.raises(normgrad.ContractError, match="returned status 7") as raised:
                 normgrad.layer_norm_backward(*args)
             assert raised.value.status == 361001
             assert normgrad.layer_norm_backward.dispatch._entries == {}
