@@ -68,10 +68,10 @@ def _every_other_column(data: np.ndarray) -> np.ndarray:
 @needs_interpreter
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("columns", [1, 70, 300])
+@pytest.mark.parametrize("columns", [1, 70])
 @pytest.mark.parametrize("layout", [_columns_outermost, _every_other_column])
 def test_rows_with_strided_columns(dtype: Any, columns: int, layout: Any) -> None:
-    shape = (2, 9, 13, columns)
+    shape = (2, 3, 5, columns)
     x, dy = layout(random_data(shape, dtype, 1)), layout(random_data(shape, dtype, 2))
     weight, bias = random_data((columns,), dtype, 3), random_data((columns,), dtype, 4)
     statistics = random_data((*shape[:-1], 1), np.float32, 5), random_rstd((*shape[:-1], 1), 6)

@@ -174,13 +174,6 @@ class TestLayerNormOfEqualElements:
             x = random_data((1, N), dtype, seed).repeat(64, 0)
             check_call("layer_norm_backward", x, x, [N], *statistics, weight)
 
-    def test_rows_with_strided_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Few threads share a row, each with columns that are far apart."""
-        _sum_by_thread(monkeypatch, lambda values: values.reshape(-1, min(len(values), 16), *values.shape[1:]))
-        x = np.asfortranarray(np.full((8, 512), 248.63666, np.float32))
-        statistics = np.zeros((8, 1), np.float32), np.ones((8, 1), np.float32)
-        check_call("layer_norm_backward", x, x, [512], *statistics, None, None, (True, False, False))
-
 
 @needs_interpreter
 @pytest.mark.usefixtures("interpreted", "one_by_one")
