@@ -235,8 +235,24 @@ def test_without_cuda_bindings_there_are_no_clusters(monkeypatch: pytest.MonkeyP
     assert cluster_occupancy.cluster_occupancy(0) is None
     monkeypatch.setattr(cluster_occupancy, "load_driver", Driver)
     assert cluster_occupancy.cluster_occupancy(0) is not None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert cluster_occupancy.cluster_occupancy(0) is None
+    for capability in ((8, 9), (10, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert cluster_occupancy.cluster_occupancy(0) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "problem"),
+    [
+        ((9, 0), "3.6.0", None),
+        ((9, 0), "3.6.1+git", None),
+        ((10, 0), "3.6.0", "compute capability 10.0 was not checked with them, 9.0 was"),
+        ((9, 0), "3.7.1", "Triton 3.7.1 was not checked with them, 3.6.x was"),
+    ],
+)
+def test_clusters_are_used_only_where_they_were_checked(
+    capability: tuple[int, int], version: str, problem: str | None
+) -> None:
+    assert cluster_occupancy.unchecked(capability, version) == problem
 
 
 @pytest.mark.usefixtures("no_bindings")

@@ -6,14 +6,20 @@ A cluster needs multiprocessors of one GPC with room for all of its CTAs, so the
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 
 from normgrad.cuda.driver_launch import NotLaunchable, allow_cluster, cluster_attribute, launch_config, load_driver
 from normgrad.cuda.helper_kernels import clear_mailbox
 from normgrad.cuda.launch import INT64, Scratch, Step, compiled
+
+#: What the kernels that run in clusters were run with. With others they are launched without clusters.
+CHECKED_CAPABILITY = (9, 0)
+CHECKED_TRITON = "3.6."
 
 _THREADS = 128
 _RESERVED = 1024  # bytes of shared memory that the hardware takes for a CTA
@@ -22,11 +28,27 @@ _RESERVED = 1024  # bytes of shared memory that the hardware takes for a CTA
 def cluster_occupancy(device: int) -> Callable[[int, int], int] | None:
     """Return a function of CTAs per cluster and CTAs per SM to the number of resident clusters.
 
-    None on a GPU without clusters, and where cuda-bindings, which launches them, is not installed.
+    None on a GPU without clusters, where cuda-bindings, which launches them, is not installed, and with a GPU or a
+    Triton that they were not checked with.
     """
-    if torch.cuda.get_device_capability(device) < (9, 0) or load_driver() is None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (9, 0) or load_driver() is None:
+        return None
+    problem = unchecked(capability, triton.__version__)
+    if problem is not None:
+        logging.getLogger("normgrad").warning("kernels are launched without clusters: %s", problem)
         return None
     return functools.partial(_occupancy, device)
+
+
+def unchecked(capability: tuple[int, int], triton_version: str) -> str | None:
+    """Return why clusters are not used with a GPU and a Triton, or None where they were checked."""
+    if capability != CHECKED_CAPABILITY:
+        found, checked = (".".join(map(str, version)) for version in (capability, CHECKED_CAPABILITY))
+        return f"compute capability {found} was not checked with them, {checked} was"
+    if not triton_version.startswith(CHECKED_TRITON):
+        return f"Triton {triton_version} was not checked with them, {CHECKED_TRITON}x was"
+    return None
 
 
 @functools.cache
