@@ -485,14 +485,22 @@ def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.Monkey
         assert [one.dtype for one in found] == [torch.bfloat16, torch.float32]
 
 
-def test_pytorchs_own_autocast_is_back_after_the_block() -> None:
-    def table() -> str:
-        return torch._C._dispatch_dump("aten::layer_norm") + torch._C._dispatch_dump("aten::group_norm")
+_AUTOCAST_IS_BACK = """
+import torch, normgrad.torch
 
-    before = table()
-    with normgrad.torch.override():
-        assert table() != before
-    assert table() == before
+def table():
+    return torch._C._dispatch_dump("aten::layer_norm") + torch._C._dispatch_dump("aten::group_norm")
+
+before = table()
+with normgrad.torch.override():
+    assert table() != before
+assert table() == before
+"""
+
+
+def test_pytorchs_own_autocast_is_back_after_the_block() -> None:
+    """In a process with one thread: beside others, the functions stay and hand every call on."""
+    run_python(_AUTOCAST_IS_BACK)
 
 
 def test_scripted_and_traced_models() -> None:
