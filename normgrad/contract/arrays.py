@@ -217,7 +217,8 @@ def _torch_dtypes() -> dict[Any, DType]:
 
 
 @cache
-def _to_torch_dtypes() -> dict[DType, Any]:
+def torch_dtypes() -> dict[DType, Any]:
+    """Return PyTorch's dtypes by the contract's."""
     return {ours: theirs for theirs, ours in _torch_dtypes().items()}
 
 
@@ -264,7 +265,7 @@ def _increment_version() -> Callable[[Sequence[Any]], None]:
 
 def fresh_tensor(shape: Shape, strides: Shape, dtype: DType, device: Any) -> FreshArray:
     """Return the layout of a tensor to be allocated."""
-    empty_strided, theirs = sys.modules["torch"].empty_strided, _to_torch_dtypes()[dtype]
+    empty_strided, theirs = sys.modules["torch"].empty_strided, torch_dtypes()[dtype]
     allocate = partial(empty_strided, shape, strides, dtype=theirs, device=device)
     return FreshArray(shape, strides, dtype, allocate, _tensor_address())
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from normgrad.contract.arrays import bytes_at
-from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, DType
+from normgrad.contract.arrays import bytes_at, torch_dtypes
+from normgrad.contract.dtypes import DType
 from normgrad.contract.view import Memory
 from normgrad.cuda.device.pdl import PDL_AVAILABLE
 from normgrad.cuda.layout_checks import check_layouts
@@ -23,14 +23,7 @@ ALIGNMENT = 256  # bytes: of every workspace buffer, as from cudaMalloc
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
 
-_TORCH = {
-    FLOAT32: torch.float32,
-    FLOAT16: torch.float16,
-    BFLOAT16: torch.bfloat16,
-    INT32: torch.int32,
-    INT64: torch.int64,
-    FLOAT64: torch.float64,
-}
+_TORCH = torch_dtypes() | {INT64: torch.int64, FLOAT64: torch.float64}
 
 
 @dataclass(frozen=True, slots=True)

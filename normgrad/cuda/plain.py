@@ -13,18 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgrad.contract.arrays import bytes_at
-from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8
+from normgrad.contract.arrays import bytes_at, torch_dtypes
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import View
-
-_DTYPES = {
-    FLOAT32: torch.float32,
-    FLOAT16: torch.float16,
-    BFLOAT16: torch.bfloat16,
-    INT32: torch.int32,
-    UINT8: torch.uint8,
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ class _Array:
 
 def _tensor_at(view: View) -> Tensor:
     """Return a tensor that shares a view's memory."""
-    dtype = _DTYPES[view.dtype]
+    dtype = torch_dtypes()[view.dtype]
     if view.numel == 0:
         return torch.empty(view.shape, dtype=dtype, device=view.device)
     if view.device != "cpu":

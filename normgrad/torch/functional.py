@@ -277,9 +277,11 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
         args = grad_out, input, shape, mean, rstd, weight, bias, mask
         if torch.is_grad_enabled():  # a gradient to be differentiated, through the statistics too
             _, mean, rstd = torch.ops.normgrad.layer_norm(input, shape, weight, bias, eps)
-            found = _layer_norm_gradients(grad_out, input, shape, mean, rstd, weight, bias, mask)
+            found = _gradients(
+                torch.ops.normgrad.layer_norm_backward, grad_out, input, shape, mean, rstd, weight, bias, mask
+            )
         elif type(grad_out) is not Tensor or is_watched():
-            found = _layer_norm_gradients(*args)
+            found = _gradients(torch.ops.normgrad.layer_norm_backward, *args)
         else:
             kernel = _layer_norm_backward if grad_out.dtype == input.dtype else _mixed_layer_norm_backward
             found = kernel.if_taken(*args) or formulas.layer_norm_backward(*args)
@@ -319,9 +321,11 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         args = grad_out, input, mean, rstd, weight, *sizes, mask
         if torch.is_grad_enabled():
             _, mean, rstd = torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)
-            found = _group_norm_gradients(grad_out, input, mean, rstd, weight, *sizes, mask)
+            found = _gradients(
+                torch.ops.normgrad.group_norm_backward, grad_out, input, mean, rstd, weight, *sizes, mask
+            )
         elif type(grad_out) is not Tensor or is_watched():
-            found = _group_norm_gradients(*args)
+            found = _gradients(torch.ops.normgrad.group_norm_backward, *args)
         else:
             kernel = _group_norm_backward if grad_out.dtype == input.dtype else _mixed_group_norm_backward
             found = kernel.if_taken(*args) or formulas.group_norm_backward(*args)
@@ -333,15 +337,10 @@ def _in_dtype(results: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tup
     return output.to(dtype), mean, rstd
 
 
-def _layer_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
-    """Return the gradients by the operator, which takes one dtype of data; autograd converts them to the input's."""
+def _gradients(operator: Any, grad_out: Tensor, input: Tensor, *args: Any) -> Any:
+    """Return the gradients by an operator, which takes one dtype of data; autograd converts them to the input's."""
     common = torch.promote_types(grad_out.dtype, input.dtype)
-    return torch.ops.normgrad.layer_norm_backward(grad_out.to(common), input.to(common), *args)
-
-
-def _group_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
-    common = torch.promote_types(grad_out.dtype, input.dtype)
-    return torch.ops.normgrad.group_norm_backward(grad_out.to(common), input.to(common), *args)
+    return operator(grad_out.to(common), input.to(common), *args)
 
 
 # Function.apply looks for transforms of torch.func first, of which none is active here.
