@@ -23,8 +23,8 @@ import normgrad
 from normgrad.contract.view import Memory
 from normgrad.cpu import backend as cpu_backend
 from normgrad.operators import OPERATORS
+from support.long_mode import LONG
 
-LONG = os.environ.get("NORMGRAD_TEST_LONG", "") not in ("", "0")
 SECONDS = 600.0 if LONG else 1.5
 HOSTILE_CALLS = 100_000 if LONG else 2_000
 SAME_CALLS = 1_000_000 if LONG else 20_000

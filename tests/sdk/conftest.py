@@ -21,7 +21,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 SAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
 LIBRARIES = ("-lascendcl", "-lnnopbase", "-lopapi_nn", "-lopapi_math")
 
-LONG = os.environ.get("NORMGRAD_TEST_LONG", "") not in ("", "0")
 
 Build = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import normgrad
-from conftest import LONG, environment
+from conftest import environment
+from support.long_mode import LONG
 
 CALLS = 100_000 if LONG else 10_000
 

@@ -14,8 +14,9 @@ import pytest
 from expected import WAYS_TO_END
 
 import normgrad
-from conftest import LIBRARIES, LONG, PROGRAMS, SAMPLES, environment, python_flags
+from conftest import LIBRARIES, PROGRAMS, SAMPLES, environment, python_flags
 from normgrad import sdk
+from support.long_mode import LONG
 
 SANITISER = ("-fsanitize=address", "-g")
 PACKAGES = str(Path(normgrad.__file__).parents[1])
