@@ -37,12 +37,12 @@ def make_data() -> tuple[Tensor, Tensor]:
     return torch.randn(SAMPLES, 1, 8, 8) + 3 * kind[:, :, None, None], kind
 
 
-def my_part(tensor: Tensor) -> Tensor:
-    """The first rank gets a quarter of the samples, the others share the rest."""
-    ranks = dist.get_world_size()
-    first = SAMPLES // 4 if ranks > 1 else SAMPLES
-    parts = [tensor[:first], *tensor[first:].tensor_split(ranks - 1)] if ranks > 1 else [tensor]
-    return parts[dist.get_rank()]
+def parts_of(tensor: Tensor, ranks: int) -> list[Tensor]:
+    """The samples of each rank: the first gets a quarter of them, the others share the rest."""
+    if ranks == 1:
+        return [tensor]
+    first = SAMPLES // 4
+    return [tensor[:first], *tensor[first:].tensor_split(ranks - 1)]
 
 
 def train(model: nn.Module, images: Tensor, kinds: Tensor, ranks: int) -> list[float]:
@@ -69,20 +69,20 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     images, kinds = make_data()
-    mine, my_kinds = my_part(images), my_part(kinds)
+    parts = parts_of(images, ranks)
+    mine, my_kinds = parts[rank], parts_of(kinds, ranks)[rank]
 
     one_process = make_model()
     plain = copy.deepcopy(one_process)
     synchronised = convert_sync_batchnorm(copy.deepcopy(one_process))
+    # The run without communication is the last: a thread of gloo's that still holds a tensor when Python ends aborts.
     losses = {
-        "one process, whole batch": train(one_process, images, kinds, 1),
         "BatchNorm": train(DistributedDataParallel(plain), mine, my_kinds, ranks),
         "SyncBatchNorm": train(DistributedDataParallel(synchronised), mine, my_kinds, ranks),
+        "one process, whole batch": train(one_process, images, kinds, 1),
     }
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))
     if rank == 0:
-        print(f"{ranks} processes, with {', '.join(str(int(size)) for size in sizes)} samples\n")
+        print(f"{ranks} processes, with {', '.join(str(len(part)) for part in parts)} samples\n")
         print(f"{'loss after step':<26}" + "".join(f"{step:>10}" for step in range(1, STEPS + 1)))
         for name, values in losses.items():
             print(f"{name:<26}" + "".join(f"{value:>10.5f}" for value in values))
