@@ -105,7 +105,7 @@ SAME_SETS = 1024
 #: L1 cache. Gradients then take OUTPUT_RUN positions at a time. Measured on Zen 4, float32: batch_norm_elemt_backward
 #: 256x1024 187 -> 89 us, GroupNorm 4x1024x256 1037 -> 397, 8x512x256 656 -> 449; other strides are slower by a third.
 CONFLICTING_STRIDE = 1024
-#: Channels whose float32 sums, 4 KB, stay in the L1 cache meanwhile.
+#: Channels whose two sums stay in the L1 cache meanwhile (4 KB in float32, 8 KB in float64).
 CHANNEL_BLOCK = 512
 #: Rows whose moments BatchNorm computes before their lanes are added, and elements of them that stay in the L1 cache.
 MOMENT_ROWS, MOMENT_ELEMENTS = 8, 4096

@@ -5,9 +5,10 @@ import numpy as np
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import GatherStats
 from normgrad.cpu.intrinsics.memory import load_f64, store_f64
-from normgrad.cpu.intrinsics.vectors import fma, splat_f64, vload, vstore_f64, widen
+from normgrad.cpu.intrinsics.vectors import fma, splat_f64, vload, vload_f64, vstore_f64, widen
 from normgrad.cpu.kernels.common.lanes import load_element, store_element
 from normgrad.cpu.kernels.copy import load_by_code
+from normgrad.cpu.limits import CHANNEL_BLOCK
 from normgrad.cpu.tags import CODE_F32, F32
 
 
@@ -48,22 +49,29 @@ def _lanes(tensor, rank, c):
 
 
 @device
-def _moments_of_lanes(desc, c, n, eps, results):
-    """Store the same of 16 contiguous channels."""
-    total, squares, one = splat_f64(0.0), splat_f64(0.0), splat_f64(1.0)
+def _moments_of_block(desc, first, last, n, eps, means, squares):
+    """Store the same of contiguous channels, 16 at a time. A rank's row is read along its channels: rows that lie a
+    power of two apart share the cache's sets, and reading all rows at one channel would evict them all."""
+    zero, one = splat_f64(0.0), splat_f64(1.0)
+    for c in range(first, last, 16):
+        vstore_f64(means, c, zero)
+        vstore_f64(squares, c, zero)
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
-            total = fma(_lanes(desc.mean, rank, c), splat_f64(count), total)
-    mean = total / splat_f64(n)
+            for c in range(first, last, 16):
+                total = fma(_lanes(desc.mean, rank, c), splat_f64(count), vload_f64(means, c))
+                vstore_f64(means, c, total)
+    for c in range(first, last, 16):
+        vstore_f64(means, c, vload_f64(means, c) / splat_f64(n))
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
-            invstd, distance = _lanes(desc.invstd, rank, c), _lanes(desc.mean, rank, c) - mean
-            variance = one / (invstd * invstd) - splat_f64(eps)
-            squares = fma(fma(distance, distance, variance), splat_f64(count), squares)
-    vstore_f64(results, c, mean)
-    vstore_f64(results, desc.channels + c, squares)
+            for c in range(first, last, 16):
+                invstd, distance = _lanes(desc.invstd, rank, c), _lanes(desc.mean, rank, c) - vload_f64(means, c)
+                variance = one / (invstd * invstd) - splat_f64(eps)
+                total = fma(fma(distance, distance, variance), splat_f64(count), vload_f64(squares, c))
+                vstore_f64(squares, c, total)
 
 
 @device
@@ -79,8 +87,9 @@ def batch_norm_gather_stats_with_counts(desc: GatherStats):
     for rank in range(desc.ranks):
         n += load_element(desc.counts, rank)
     whole = channels & ~15 if _is_contiguous(desc.mean) and _is_contiguous(desc.invstd) else 0
-    for c in range(0, whole, 16):
-        _moments_of_lanes(desc, c, n, eps, results)
+    for first in range(0, whole, CHANNEL_BLOCK):
+        last = min(first + CHANNEL_BLOCK, whole)
+        _moments_of_block(desc, first, last, n, eps, results, results + 8 * channels)
     for c in range(whole, channels):
         mean, squares = _moments(desc, c, n, eps)
         store_f64(results, c, mean)
