@@ -132,12 +132,12 @@ def moments_rows(dtype, desc, chunk):
 
 
 @inline
-def _shift_columns(dtype, x, step, positions, shifts, whole, count):
+def _shift_columns(dtype, x, step, positions, shifts, count):
     """Store the mean of some positions as the shifts of 32 channels."""
-    first, zero = load_channels(dtype, x, whole, count), splat_f32(np.float32(0))
+    first, zero = load_channels(dtype, x, count), splat_f32(np.float32(0))
     s0, s1 = zero, zero
     for r in range(1, positions):
-        v = load_channels(dtype, x + r * step, whole, count)
+        v = load_channels(dtype, x + r * step, count)
         s0, s1 = s0 + (v[0] - first[0]), s1 + (v[1] - first[1])
     share = splat_f32(np.float32(1.0 / positions))
     vstore(F32, shifts, 0, fma(s0, share, first[0]))
@@ -152,26 +152,26 @@ def _channel_shifts(dtype, shifts):
 
 
 @inline
-def _add_place(dtype, x, ahead, whole, count, m, s):
+def _add_place(dtype, x, ahead, count, m, s):
     prefetch_channels(dtype, x + ahead)
-    v = load_channels(dtype, x, whole, count)
+    v = load_channels(dtype, x, count)
     a, b = v[0] - m[0], v[1] - m[1]
     return s[0] + a, s[1] + b, fma(a, a, s[2]), fma(b, b, s[3])
 
 
 @inline
-def _add_columns(dtype, x, step, positions, shifts, sums, squares, whole, count):
+def _add_columns(dtype, x, step, positions, shifts, sums, squares, count):
     """Add x - shift and its square at some positions to the sums of 32 channels: four sequences of terms in float32."""
     m, zero, ahead = _channel_shifts(dtype, shifts), splat_f32(np.float32(0)), COLUMN_RUN * step
     a = b = c = d = (zero, zero, zero, zero)
     for _ in range(positions // 4):
-        a = _add_place(dtype, x, ahead, whole, count, m, a)
-        b = _add_place(dtype, x + step, ahead, whole, count, m, b)
-        c = _add_place(dtype, x + 2 * step, ahead, whole, count, m, c)
-        d = _add_place(dtype, x + 3 * step, ahead, whole, count, m, d)
+        a = _add_place(dtype, x, ahead, count, m, a)
+        b = _add_place(dtype, x + step, ahead, count, m, b)
+        c = _add_place(dtype, x + 2 * step, ahead, count, m, c)
+        d = _add_place(dtype, x + 3 * step, ahead, count, m, d)
         x += 4 * step
     for _ in range(positions % 4):
-        a = _add_place(dtype, x, ahead, whole, count, m, a)
+        a = _add_place(dtype, x, ahead, count, m, a)
         x += step
     add_pair(sums, 0, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
     add_pair(squares, 0, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
@@ -209,15 +209,15 @@ def moments_columns(dtype, desc, n, chunk):
     squares, x = sums + 8 * pitch, address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
     if not is_bfloat16(dtype):
         for c in range(0, whole, 32):
-            _shift_columns(dtype, x + c * size, step, (count + 3) // 4, shifts + 4 * c, True, 32)
+            _shift_columns(dtype, x + c * size, step, (count + 3) // 4, shifts + 4 * c, 32)
         if left > 0:
-            _shift_columns(dtype, x + whole * size, step, (count + 3) // 4, shifts + 4 * whole, False, left)
+            _shift_columns(dtype, x + whole * size, step, (count + 3) // 4, shifts + 4 * whole, left)
     for first in range(0, count, COLUMN_RUN):
         positions, row = min(COLUMN_RUN, count - first), x + first * step
         for c in range(0, whole, 32):
             m, s, q = shifts + 4 * c, sums + 8 * c, squares + 8 * c
-            _add_columns(dtype, row + c * size, step, positions, m, s, q, True, 32)
+            _add_columns(dtype, row + c * size, step, positions, m, s, q, 32)
         if left > 0:
             m, s, q = shifts + 4 * whole, sums + 8 * whole, squares + 8 * whole
-            _add_columns(dtype, row + whole * size, step, positions, m, s, q, False, left)
+            _add_columns(dtype, row + whole * size, step, positions, m, s, q, left)
     _finish_columns(dtype, desc, count, shifts, sums, squares)

@@ -84,10 +84,10 @@ def _sum_group(dtype, columns, desc, n, first, last, ratio):
 
 
 @device
-def _store_gradient_coefficients(dtype, columns, desc, target, first, last, scale, shift, factor, mean_g, rstd):
-    """Store the coefficients of a group's gradients."""
+def _store_gradient_coefficients(dtype, columns, desc, target, first, last, k):
+    """Store the coefficients of a group's gradients: k = (scale, shift, factor, mean_g, rstd), and the weights."""
     whole, pitch, weights = filled_vectors(columns, desc, first, last), desc.padded_channels, desc.parameter_lanes
-    a, b, c, d, f = splat_f32(scale), splat_f32(shift), splat_f32(factor), splat_f32(mean_g), splat_f32(rstd)
+    a, b, c, d, f = splat_f32(k[0]), splat_f32(k[1]), splat_f32(k[2]), splat_f32(k[3]), splat_f32(k[4])
     for lane in range(first, whole, 16):
         vstore(F32, target, lane, a)
         vstore(F32, target, pitch + lane, b)
@@ -97,12 +97,12 @@ def _store_gradient_coefficients(dtype, columns, desc, target, first, last, scal
         vstore(F32, target, 5 * pitch + lane, f)
     for channel in range(whole, last):
         lane = lane_of(dtype, columns, channel)
-        store(F32, target, lane, scale)
-        store(F32, target, pitch + lane, shift)
-        store(F32, target, 2 * pitch + lane, factor)
-        store(F32, target, 3 * pitch + lane, mean_g)
+        store(F32, target, lane, k[0])
+        store(F32, target, pitch + lane, k[1])
+        store(F32, target, 2 * pitch + lane, k[2])
+        store(F32, target, 3 * pitch + lane, k[3])
         store(F32, target, 4 * pitch + lane, load(F32, weights, lane))
-        store(F32, target, 5 * pitch + lane, rstd)
+        store(F32, target, 5 * pitch + lane, k[4])
 
 
 @device
@@ -119,9 +119,9 @@ def reduce_gradients(dtype, columns, desc, n, q, target):
     if desc.result.address != 0:
         coefficient = rstd * (total_x / size)
         scale = power_of_two(coefficient, mean)
-        a, b, c = np.float32(scale), np.float32(-(mean * scale)), np.float32(coefficient / scale)
-        mean_g, post = np.float32(total / size), np.float32(rstd)
-        _store_gradient_coefficients(dtype, columns, desc, target, first, last, a, b, c, mean_g, post)
+        shift, factor = np.float32(-(mean * scale)), np.float32(coefficient / scale)
+        k = np.float32(scale), shift, factor, np.float32(total / size), np.float32(rstd)
+        _store_gradient_coefficients(dtype, columns, desc, target, first, last, k)
 
 
 @device

@@ -4,11 +4,26 @@ from collections import namedtuple
 
 from numba.extending import overload
 
-from normgrad.cpu.compile.jit import device
+from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.tags import COLUMNS
 
 #: A chunk in rows: channels [first, last) of sample n, part `part` of their positions.
 RowChunk = namedtuple("RowChunk", "n first last part")
+#: Where tensors are read and written, and the bytes to the next position (in columns) or channel (in rows).
+Cursor = namedtuple("Cursor", "grad_out grad_out_step input input_step result result_step")
+
+
+@inline
+def moved(at, steps):
+    """Go so many positions or channels on."""
+    return Cursor(
+        at.grad_out + steps * at.grad_out_step,
+        at.grad_out_step,
+        at.input + steps * at.input_step,
+        at.input_step,
+        at.result + steps * at.result_step,
+        at.result_step,
+    )
 
 
 @device

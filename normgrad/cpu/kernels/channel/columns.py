@@ -10,7 +10,7 @@ from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store_f64
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
-from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
+from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
 from normgrad.cpu.kernels.common.reduce import about_mean, moments
 from normgrad.cpu.limits import (
@@ -29,9 +29,9 @@ _sums_of_run = stack_space(2 * CHANNEL_BLOCK * 4)
 
 
 @inline
-def load_channels(dtype, address, whole, count):
+def load_channels(dtype, address, count):
     """Load 32 channels, or the first ones of them."""
-    if whole:
+    if count == 32:
         return load_pair(dtype, address, 0)
     return load_pair_first(dtype, address, 0, count)
 
@@ -45,8 +45,8 @@ def prefetch_channels(dtype, address):
 
 
 @inline
-def _store(dtype, address, low, high, whole, count, stream):
-    if not whole:
+def _store(dtype, address, low, high, count, stream):
+    if count != 32:
         store_pair_first(dtype, address, 0, low, high, count)
     elif stream:
         stream_pair(dtype, address, 0, low, high)
@@ -61,6 +61,25 @@ def add_pair(sums, c, low, high):
     vstore_f64(sums, c + 16, vload_f64(sums, c + 16) + widen(high))
 
 
+@inline
+def _cursor(desc, size, n, position):
+    return Cursor(
+        address_of(desc.grad_out, size, n, 0, position),
+        size * desc.grad_out.position_stride,
+        address_of(desc.input, size, n, 0, position),
+        size * desc.input.position_stride,
+        address_of(desc.result, size, n, 0, position),
+        size * desc.result.position_stride,
+    )
+
+
+@inline
+def _beside(at, size, channels):
+    """Go so many channels on, at the same position."""
+    d = size * channels
+    return Cursor(at.grad_out + d, at.grad_out_step, at.input + d, at.input_step, at.result + d, at.result_step)
+
+
 @device
 def clear_sums(desc, n, chunk):
     sums = partials_of(desc, n, chunk)
@@ -72,28 +91,27 @@ def clear_sums(desc, n, chunk):
 
 
 @inline
-def _add_terms(dtype, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s):
+def _add_terms(dtype, at, ahead, count, scale, shift, s):
     """Add grad_out and grad_out*deviation of 32 channels at a position to s, both in pairs."""
-    prefetch_channels(dtype, grad_out + ahead)
-    prefetch_channels(dtype, x + x_ahead)
-    g, v = load_channels(dtype, grad_out, whole, count), load_channels(dtype, x, whole, count)
+    prefetch_channels(dtype, at.grad_out + ahead * at.grad_out_step)
+    prefetch_channels(dtype, at.input + ahead * at.input_step)
+    g, v = load_channels(dtype, at.grad_out, count), load_channels(dtype, at.input, count)
     x0, x1 = deviation(v[0], scale[0], shift[0]), deviation(v[1], scale[1], shift[1])
     return s[0] + g[0], s[1] + g[1], fma(g[0], x0, s[2]), fma(g[1], x1, s[3])
 
 
 @inline
-def _sum_columns(dtype, grad_out, go_step, x, x_step, rows, sums, pitch, c, coefficients, whole, count):
+def _sum_columns(dtype, at, positions, sums, pitch, c, coefficients, count):
     """Sum 32 channels over up to 16 positions: two sequences of up to 8 terms in float32, float64 beyond."""
-    scale, at = (vload(F32, coefficients, c), vload(F32, coefficients, c + 16)), pitch + c
-    shift, zero = (vload(F32, coefficients, at), vload(F32, coefficients, at + 16)), splat_f32(np.float32(0))
+    scale, zero = (vload(F32, coefficients, c), vload(F32, coefficients, c + 16)), splat_f32(np.float32(0))
+    shift = vload(F32, coefficients, pitch + c), vload(F32, coefficients, pitch + c + 16)
     s, t = (zero, zero, zero, zero), (zero, zero, zero, zero)
-    ahead, x_ahead = COLUMN_RUN * go_step, COLUMN_RUN * x_step
-    for _ in range(rows // 2):
-        s = _add_terms(dtype, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s)
-        t = _add_terms(dtype, grad_out + go_step, ahead, x + x_step, x_ahead, whole, count, scale, shift, t)
-        grad_out, x = grad_out + 2 * go_step, x + 2 * x_step
-    if rows % 2:
-        s = _add_terms(dtype, grad_out, ahead, x, x_ahead, whole, count, scale, shift, s)
+    for _ in range(positions // 2):
+        s = _add_terms(dtype, at, COLUMN_RUN, count, scale, shift, s)
+        t = _add_terms(dtype, moved(at, 1), COLUMN_RUN, count, scale, shift, t)
+        at = moved(at, 2)
+    if positions % 2:
+        s = _add_terms(dtype, at, COLUMN_RUN, count, scale, shift, s)
     add_pair(sums, c, s[0] + t[0], s[1] + t[1])
     add_pair(sums, pitch + c, s[2] + t[2], s[3] + t[3])
 
@@ -103,29 +121,24 @@ def sum_columns(dtype, desc, n, chunk, first, last, coefficients):
     """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
-    go_step, x_step = size * desc.grad_out.position_stride, size * desc.input.position_stride
     whole, left = channels & ~31, channels & 31
     while first < last:
-        rows = min(COLUMN_RUN, last - first)
-        g = address_of(desc.grad_out, size, n, 0, position + first)
-        x = address_of(desc.input, size, n, 0, position + first)
+        positions, at = min(COLUMN_RUN, last - first), _cursor(desc, size, n, position + first)
         for c in range(0, whole, 32):
-            _sum_columns(dtype, g, go_step, x, x_step, rows, sums, pitch, c, coefficients, True, 32)
-            g, x = g + 32 * size, x + 32 * size
+            _sum_columns(dtype, _beside(at, size, c), positions, sums, pitch, c, coefficients, 32)
         if left > 0:
-            _sum_columns(dtype, g, go_step, x, x_step, rows, sums, pitch, whole, coefficients, False, left)
-        first += rows
+            _sum_columns(dtype, _beside(at, size, whole), positions, sums, pitch, whole, coefficients, left)
+        first += positions
 
 
 @inline
-def _sum_positions(grad_out, go_step, x, x_step, rows, sums, shifts, whole, count):
+def _sum_positions(at, positions, sums, shifts, count):
     """Add the terms of up to _SUM_RUN positions to the float32 sums of 32 channels."""
     one, zero = splat_f32(np.float32(1)), splat_f32(np.float32(0))
     shift, s = (vload(F32, shifts, 0), vload(F32, shifts, 16)), (zero, zero, zero, zero)
-    ahead, x_ahead = PREFETCH_POSITIONS * go_step, PREFETCH_POSITIONS * x_step
-    for _ in range(rows):
-        s = _add_terms(F32, grad_out, ahead, x, x_ahead, whole, count, (one, one), shift, s)
-        grad_out, x = grad_out + go_step, x + x_step
+    for _ in range(positions):
+        s = _add_terms(F32, at, PREFETCH_POSITIONS, count, (one, one), shift, s)
+        at = moved(at, 1)
     vstore(F32, sums, 0, vload(F32, sums, 0) + s[0])
     vstore(F32, sums, 16, vload(F32, sums, 16) + s[1])
     vstore(F32, sums, 32, vload(F32, sums, 32) + s[2])
@@ -144,21 +157,20 @@ def _flush_sums(run_sums, sums, sums_x, channels):
 
 
 @device
-def _sum_block(grad_out, go_step, x, x_step, positions, sums, sums_x, shifts, channels):
+def _sum_block(at, positions, sums, sums_x, shifts, channels):
     """Sum some channels over positions: COLUMN_RUN of them in float32, float64 beyond."""
     run_sums, whole = _sums_of_run(), channels & ~31
     for i in range(0, 2 * CHANNEL_BLOCK, 16):
         vstore(F32, run_sums, i, splat_f32(np.float32(0)))
     first = 0
     while first < positions:
-        rows = min(_SUM_RUN, positions - first)
+        some = min(_SUM_RUN, positions - first)
         for c in range(0, whole, 32):
-            g, v, s, m = grad_out + 4 * c, x + 4 * c, run_sums + 8 * c, shifts + 4 * c
-            _sum_positions(g, go_step, v, x_step, rows, s, m, True, 32)
+            _sum_positions(_beside(at, 4, c), some, run_sums + 8 * c, shifts + 4 * c, 32)
         if whole < channels:
-            g, v, s, m = grad_out + 4 * whole, x + 4 * whole, run_sums + 8 * whole, shifts + 4 * whole
-            _sum_positions(g, go_step, v, x_step, rows, s, m, False, channels - whole)
-        grad_out, x, first = grad_out + rows * go_step, x + rows * x_step, first + rows
+            left = channels & 31
+            _sum_positions(_beside(at, 4, whole), some, run_sums + 8 * whole, shifts + 4 * whole, left)
+        at, first = moved(at, some), first + some
         if first % COLUMN_RUN == 0 or first == positions:
             _flush_sums(run_sums, sums, sums_x, channels)
 
@@ -172,11 +184,9 @@ def sum_all_channels(desc, n, chunk, shifts):
     """
     sums, position, channels = partials_of(desc, n, chunk), chunk * desc.chunk_positions, desc.channels
     sums_x, positions = sums + 8 * desc.padded_channels, positions_of(desc, chunk)
-    go_step, x_step = 4 * desc.grad_out.position_stride, 4 * desc.input.position_stride
     for c in range(0, channels, CHANNEL_BLOCK):
-        grad_out, x = address_of(desc.grad_out, 4, n, c, position), address_of(desc.input, 4, n, c, position)
-        some, s, s_x, m = min(CHANNEL_BLOCK, channels - c), sums + 8 * c, sums_x + 8 * c, shifts + 4 * c
-        _sum_block(grad_out, go_step, x, x_step, positions, s, s_x, m, some)
+        at, some = _beside(_cursor(desc, 4, n, position), 4, c), min(CHANNEL_BLOCK, channels - c)
+        _sum_block(at, positions, sums + 8 * c, sums_x + 8 * c, shifts + 4 * c, some)
 
 
 # Moments.
@@ -249,72 +259,61 @@ def contiguous_moments(dtype, desc, n, chunk):
 
 
 @inline
-def _gradient_columns(dtype, desc, c, rows, grad_out, x, result, coefficients, stream, whole, count):
-    """Compute grad_input of 32 channels at some positions."""
-    size, pitch = item_size(dtype), desc.padded_channels
-    go_step, x_step = size * desc.grad_out.position_stride, size * desc.input.position_stride
-    step = size * desc.result.position_stride
-    low, high = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)
-    ahead, x_ahead = COLUMN_RUN * go_step, COLUMN_RUN * x_step
-    for _ in range(rows):
-        prefetch_channels(dtype, grad_out + ahead)
-        prefetch_channels(dtype, x + x_ahead)
-        g, v = load_channels(dtype, grad_out, whole, count), load_channels(dtype, x, whole, count)
-        a, b = gradient(g[0], v[0], low), gradient(g[1], v[1], high)
-        _store(dtype, result, a, b, whole, count, stream)
-        grad_out, x, result = grad_out + go_step, x + x_step, result + step
+def _gradient_columns(dtype, at, positions, k, count, stream):
+    """Compute grad_input of 32 channels at some positions; k has the coefficients of either half of the channels."""
+    for _ in range(positions):
+        prefetch_channels(dtype, at.grad_out + COLUMN_RUN * at.grad_out_step)
+        prefetch_channels(dtype, at.input + COLUMN_RUN * at.input_step)
+        g, v = load_channels(dtype, at.grad_out, count), load_channels(dtype, at.input, count)
+        _store(dtype, at.result, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
+        at = moved(at, 1)
 
 
 @device
 def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
     """Compute grad_input at positions [first, last) of a chunk."""
-    size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
-    whole, left = channels & ~31, channels & 31
+    size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
+    whole, left, position = channels & ~31, channels & 31, chunk * desc.chunk_positions
     run = OUTPUT_RUN if size * desc.input.position_stride % CONFLICTING_STRIDE == 0 else COLUMN_RUN
     for start in range(position + first, position + last, run):
-        g, x = address_of(desc.grad_out, size, n, 0, start), address_of(desc.input, size, n, 0, start)
-        result, rows = address_of(desc.result, size, n, 0, start), min(run, position + last - start)
-        stream = desc.stream != 0 and (result | size * desc.result.position_stride) % 64 == 0
+        at, positions = _cursor(desc, size, n, start), min(run, position + last - start)
+        stream = desc.stream != 0 and (at.result | at.result_step) % 64 == 0
         for c in range(0, whole, 32):
-            at = c * size
-            _gradient_columns(dtype, desc, c, rows, g + at, x + at, result + at, coefficients, stream, True, 32)
+            k = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)
+            _gradient_columns(dtype, _beside(at, size, c), positions, k, 32, stream)
         if left > 0:
-            at = whole * size
-            _gradient_columns(dtype, desc, whole, rows, g + at, x + at, result + at, coefficients, False, False, left)
+            k = load_six(coefficients, pitch, whole), load_six(coefficients, pitch, whole + 16)
+            _gradient_columns(dtype, _beside(at, size, whole), positions, k, left, False)
 
 
 @inline
-def _output_columns(dtype, c, pitch, positions, x, x_step, result, step, coefficients, stream, whole, count):
-    """Compute the output of 32 channels at some positions."""
-    low, high = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)
+def _output_columns(dtype, at, positions, k, count, stream):
+    """Compute the output of 32 channels at some positions; k has the coefficients of either half of the channels."""
     for _ in range(positions):
         if item_size(dtype) == 2:
-            prefetch_channels(dtype, x + PREFETCH_POSITIONS * x_step)
-        v = load_channels(dtype, x, whole, count)
-        _store(dtype, result, output(v[0], low), output(v[1], high), whole, count, stream)
-        x, result = x + x_step, result + step
+            prefetch_channels(dtype, at.input + PREFETCH_POSITIONS * at.input_step)
+        v = load_channels(dtype, at.input, count)
+        _store(dtype, at.result, output(v[0], k[0]), output(v[1], k[1]), count, stream)
+        at = moved(at, 1)
 
 
 @device
 def output_columns(dtype, desc, n, chunk, first, last, coefficients):
     """Compute the output at positions [first, last) of a chunk."""
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
-    start = chunk * desc.chunk_positions + first
-    x, result = address_of(desc.input, size, n, 0, start), address_of(desc.result, size, n, 0, start)
-    x_step, step = size * desc.input.position_stride, size * desc.result.position_stride
-    stream = desc.stream != 0 and (result | step) % 64 == 0
-    whole, left = channels & ~31, channels & 31
+    whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)
+    stream = desc.stream != 0 and (at.result | at.result_step) % 64 == 0
     elements = desc.samples * desc.positions * channels
     one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS and elements > POSITIONWISE_FROM
     while first < last:
         positions = 1 if one_by_one else min(OUTPUT_RUN, last - first)
         for c in range(0, whole, 32):
-            i, o = x + c * size, result + c * size
+            k = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)
             if one_by_one:  # a constant, which makes coefficients operands in memory
-                _output_columns(dtype, c, pitch, 1, i, x_step, o, step, coefficients, stream, True, 32)
+                _output_columns(dtype, _beside(at, size, c), 1, k, 32, stream)
             else:
-                _output_columns(dtype, c, pitch, positions, i, x_step, o, step, coefficients, stream, True, 32)
+                _output_columns(dtype, _beside(at, size, c), positions, k, 32, stream)
         if left > 0:
-            i, o = x + whole * size, result + whole * size
-            _output_columns(dtype, whole, pitch, positions, i, x_step, o, step, coefficients, False, False, left)
-        first, x, result = first + positions, x + positions * x_step, result + positions * step
+            k = load_four(coefficients, pitch, whole), load_four(coefficients, pitch, whole + 16)
+            _output_columns(dtype, _beside(at, size, whole), positions, k, left, False)
+        at, first = moved(at, positions), first + positions

@@ -16,7 +16,7 @@ from normgrad.cpu.intrinsics.pairs import (
     stream_pair,
 )
 from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
-from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
+from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, output, splat_four, splat_six
 from normgrad.cpu.kernels.common.reduce import merged, moments
 from normgrad.cpu.limits import FLOAT64_TERMS, SHORT_ROW
@@ -34,53 +34,59 @@ def _store_whole(dtype, result, i, a, b, stream):
 
 
 @inline
-def _gradient_row(dtype, desc, c, count, grad_out, x, result, coefficients, stream):
-    k, whole, left = splat_six(coefficients, desc.padded_channels, c), count & ~31, count & 31
-    for i in range(0, whole, 32):
-        g, v = load_pair(dtype, grad_out, i), load_pair(dtype, x, i)
-        _store_whole(dtype, result, i, gradient(g[0], v[0], k), gradient(g[1], v[1], k), stream)
-    if left > 0:
-        g, v = load_pair_first(dtype, grad_out, whole, left), load_pair_first(dtype, x, whole, left)
-        store_pair_first(dtype, result, whole, gradient(g[0], v[0], k), gradient(g[1], v[1], k), left)
+def _cursor(desc, size, chunk):
+    """Return where a chunk begins."""
+    position = chunk.part * desc.chunk_positions
+    return Cursor(
+        address_of(desc.grad_out, size, chunk.n, chunk.first, position),
+        size * desc.grad_out.channel_stride,
+        address_of(desc.input, size, chunk.n, chunk.first, position),
+        size * desc.input.channel_stride,
+        address_of(desc.result, size, chunk.n, chunk.first, position),
+        size * desc.result.channel_stride,
+    )
 
 
 @inline
-def _output_row(dtype, desc, c, count, x, result, coefficients, stream):
-    k, whole, left = splat_four(coefficients, desc.padded_channels, c), count & ~31, count & 31
+def _gradient_row(dtype, at, count, k, stream):
+    whole, left = count & ~31, count & 31
     for i in range(0, whole, 32):
-        v = load_pair(dtype, x, i)
-        _store_whole(dtype, result, i, output(v[0], k), output(v[1], k), stream)
+        g, v = load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i)
+        _store_whole(dtype, at.result, i, gradient(g[0], v[0], k), gradient(g[1], v[1], k), stream)
     if left > 0:
-        v = load_pair_first(dtype, x, whole, left)
-        store_pair_first(dtype, result, whole, output(v[0], k), output(v[1], k), left)
+        g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
+        store_pair_first(dtype, at.result, whole, gradient(g[0], v[0], k), gradient(g[1], v[1], k), left)
+
+
+@inline
+def _output_row(dtype, at, count, k, stream):
+    whole, left = count & ~31, count & 31
+    for i in range(0, whole, 32):
+        v = load_pair(dtype, at.input, i)
+        _store_whole(dtype, at.result, i, output(v[0], k), output(v[1], k), stream)
+    if left > 0:
+        v = load_pair_first(dtype, at.input, whole, left)
+        store_pair_first(dtype, at.result, whole, output(v[0], k), output(v[1], k), left)
 
 
 @device
 def gradient_rows(dtype, desc, chunk, coefficients):
     """Compute grad_input of a chunk."""
-    n, first, last, part = chunk
-    position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
-    grad_out, x = address_of(desc.grad_out, size, n, first, position), address_of(desc.input, size, n, first, position)
-    result = address_of(desc.result, size, n, first, position)
-    go_step, x_step = size * desc.grad_out.channel_stride, size * desc.input.channel_stride
-    step = size * desc.result.channel_stride
-    for c in range(first, last):
-        stream = desc.stream != 0 and result % 64 == 0
-        _gradient_row(dtype, desc, c, count, grad_out, x, result, coefficients, stream)
-        grad_out, x, result = grad_out + go_step, x + x_step, result + step
+    at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
+    for c in range(chunk.first, chunk.last):
+        stream = desc.stream != 0 and at.result % 64 == 0
+        _gradient_row(dtype, at, count, splat_six(coefficients, desc.padded_channels, c), stream)
+        at = moved(at, 1)
 
 
 @device
 def output_rows(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
-    n, first, last, part = chunk
-    position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
-    x, result = address_of(desc.input, size, n, first, position), address_of(desc.result, size, n, first, position)
-    x_step, step = size * desc.input.channel_stride, size * desc.result.channel_stride
-    for c in range(first, last):
-        stream = desc.stream != 0 and result % 64 == 0
-        _output_row(dtype, desc, c, count, x, result, coefficients, stream)
-        x, result = x + x_step, result + step
+    at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
+    for c in range(chunk.first, chunk.last):
+        stream = desc.stream != 0 and at.result % 64 == 0
+        _output_row(dtype, at, count, splat_four(coefficients, desc.padded_channels, c), stream)
+        at = moved(at, 1)
 
 
 @device
@@ -108,15 +114,16 @@ def _pair_sums(g, x, scale, shift):
 
 
 @inline
-def _sums_at(dtype, grad_out, x, i, scale, shift):
-    return _pair_sums(load_pair(dtype, grad_out, i), load_pair(dtype, x, i), scale, shift)
+def _sums_at(dtype, at, i, scale, shift):
+    return _pair_sums(load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i), scale, shift)
 
 
 @inline
-def _rest_in_float64(dtype, grad_out, x, i, count, scale, shift, total, total_x):
-    scale, shift = widen(scale), widen(shift)
+def _rest_in_float64(dtype, at, i, count, scale, shift, sums):
+    """Add the terms of the columns from i on to sums, all in float64."""
+    scale, shift, (total, total_x) = widen(scale), widen(shift), sums
     while i < count:
-        g, v = load_pair_first(dtype, grad_out, i, count - i), load_pair_first(dtype, x, i, count - i)
+        g, v = load_pair_first(dtype, at.grad_out, i, count - i), load_pair_first(dtype, at.input, i, count - i)
         g0, g1 = widen(g[0]), widen(g[1])
         total = total + (g0 + g1)
         total_x = fma(g1, deviation(widen(v[1]), scale, shift), fma(g0, deviation(widen(v[0]), scale, shift), total_x))
@@ -125,38 +132,39 @@ def _rest_in_float64(dtype, grad_out, x, i, count, scale, shift, total, total_x)
 
 
 @inline
-def _rest(dtype, grad_out, x, i, count, scale, shift, total, total_x):
+def _rest(dtype, at, i, count, scale, shift, sums):
+    """Add the terms of the columns from i on to sums, first up in float32."""
     a, b = splat_f32(np.float32(0)), splat_f32(np.float32(0))
     while i + 32 <= count:
-        a0, b0 = _sums_at(dtype, grad_out, x, i, scale, shift)
+        a0, b0 = _sums_at(dtype, at, i, scale, shift)
         a, b = a + a0, b + b0
         i += 32
     if i < count:
-        g, v = load_pair_first(dtype, grad_out, i, count - i), load_pair_first(dtype, x, i, count - i)
+        g, v = load_pair_first(dtype, at.grad_out, i, count - i), load_pair_first(dtype, at.input, i, count - i)
         a0, b0 = _pair_sums(g, v, scale, shift)
         a, b = a + a0, b + b0
-    return total + widen(a), total_x + widen(b)
+    return sums[0] + widen(a), sums[1] + widen(b)
 
 
 @inline
-def _lane_sums(dtype, grad_out, x, count, scale, shift, in_float64):
+def _lane_sums(dtype, at, count, scale, shift, in_float64):
     """Return sum(g) and sum(g*deviation) in 16 lanes: float32 trees of 8 terms a lane, float64 beyond."""
     scale, shift = splat_f32(scale), splat_f32(shift)
     total, total_x = splat_f64(0.0), splat_f64(0.0)
     i = 0
     while i + 128 <= count:
-        a0, b0 = _sums_at(dtype, grad_out, x, i, scale, shift)
-        a1, b1 = _sums_at(dtype, grad_out, x, i + 32, scale, shift)
-        a2, b2 = _sums_at(dtype, grad_out, x, i + 64, scale, shift)
-        a3, b3 = _sums_at(dtype, grad_out, x, i + 96, scale, shift)
+        a0, b0 = _sums_at(dtype, at, i, scale, shift)
+        a1, b1 = _sums_at(dtype, at, i + 32, scale, shift)
+        a2, b2 = _sums_at(dtype, at, i + 64, scale, shift)
+        a3, b3 = _sums_at(dtype, at, i + 96, scale, shift)
         total = total + widen((a0 + a1) + (a2 + a3))
         total_x = total_x + widen((b0 + b1) + (b2 + b3))
         i += 128
     if i == count:
         return total, total_x
     if in_float64:
-        return _rest_in_float64(dtype, grad_out, x, i, count, scale, shift, total, total_x)
-    return _rest(dtype, grad_out, x, i, count, scale, shift, total, total_x)
+        return _rest_in_float64(dtype, at, i, count, scale, shift, (total, total_x))
+    return _rest(dtype, at, i, count, scale, shift, (total, total_x))
 
 
 @inline
@@ -166,38 +174,28 @@ def _added(g, x, scale, shift, a, b):
 
 
 @inline
-def _added_at(dtype, grad_out, x, i, scale, shift, a, b):
-    return _added(load_pair(dtype, grad_out, i), load_pair(dtype, x, i), scale, shift, a, b)
-
-
-@inline
-def _added_first(dtype, grad_out, x, i, left, scale, shift, a, b):
-    g, v = load_pair_first(dtype, grad_out, i, left), load_pair_first(dtype, x, i, left)
-    return _added(g, v, scale, shift, a, b)
-
-
-@inline
-def _four_short_rows(dtype, grad_out, go_step, x, x_step, count, scale, shifts, sums, sums_x):
-    """Sum four rows of at most 8 terms a lane, to memory; their lanes are added up together."""
-    scale = splat_f32(scale)
-    m0, m1, m2, m3 = splat_f32(shifts[0]), splat_f32(shifts[1]), splat_f32(shifts[2]), splat_f32(shifts[3])
-    go_1, go_2, go_3 = grad_out + go_step, grad_out + 2 * go_step, grad_out + 3 * go_step
-    x_1, x_2, x_3 = x + x_step, x + 2 * x_step, x + 3 * x_step
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat_f32(np.float32(0))
-    whole = count & ~31
+def _short_row(dtype, at, count, scale, shift):
+    """Return sum(g) and sum(g*deviation) in 16 lanes, of at most 8 terms each."""
+    a, b, whole, left = splat_f32(np.float32(0)), splat_f32(np.float32(0)), count & ~31, count & 31
+    shift = splat_f32(shift)
     for i in range(0, whole, 32):
-        a0, b0 = _added_at(dtype, grad_out, x, i, scale, m0, a0, b0)
-        a1, b1 = _added_at(dtype, go_1, x_1, i, scale, m1, a1, b1)
-        a2, b2 = _added_at(dtype, go_2, x_2, i, scale, m2, a2, b2)
-        a3, b3 = _added_at(dtype, go_3, x_3, i, scale, m3, a3, b3)
-    if whole < count:
-        left = count & 31
-        a0, b0 = _added_first(dtype, grad_out, x, whole, left, scale, m0, a0, b0)
-        a1, b1 = _added_first(dtype, go_1, x_1, whole, left, scale, m1, a1, b1)
-        a2, b2 = _added_first(dtype, go_2, x_2, whole, left, scale, m2, a2, b2)
-        a3, b3 = _added_first(dtype, go_3, x_3, whole, left, scale, m3, a3, b3)
-    store_sums(sums, widen(a0), widen(a1), widen(a2), widen(a3))
-    store_sums(sums_x, widen(b0), widen(b1), widen(b2), widen(b3))
+        a, b = _added(load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i), scale, shift, a, b)
+    if left > 0:
+        g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
+        a, b = _added(g, v, scale, shift, a, b)
+    return widen(a), widen(b)
+
+
+@inline
+def _four_short_rows(dtype, at, count, scale, shifts, sums, sums_x):
+    """Sum four short rows, to memory; their lanes are added up together."""
+    scale = splat_f32(scale)
+    a0, b0 = _short_row(dtype, at, count, scale, shifts[0])
+    a1, b1 = _short_row(dtype, moved(at, 1), count, scale, shifts[1])
+    a2, b2 = _short_row(dtype, moved(at, 2), count, scale, shifts[2])
+    a3, b3 = _short_row(dtype, moved(at, 3), count, scale, shifts[3])
+    store_sums(sums, a0, a1, a2, a3)
+    store_sums(sums_x, b0, b1, b2, b3)
 
 
 @device
@@ -207,27 +205,24 @@ def sum_rows(dtype, desc, chunk, scale, shift, shifts):
     Either all rows have one `shift` (GroupNorm), or `shifts` is the address of one for each channel (BatchNorm, where a
     row's sums are results themselves).
     """
-    n, first, last, part = chunk
-    position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
-    grad_out, x = address_of(desc.grad_out, size, n, first, position), address_of(desc.input, size, n, first, position)
-    go_step, x_step = size * desc.grad_out.channel_stride, size * desc.input.channel_stride
+    at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     in_float64 = shifts != 0 and desc.samples * desc.positions <= FLOAT64_TERMS
     four = shift, shift, shift, shift
-    sums = partials_of(desc, n, part)
+    sums = partials_of(desc, chunk.n, chunk.part)
     sums_x = sums + 8 * desc.padded_channels
-    c = first
-    while count <= SHORT_ROW and not in_float64 and c + _TOGETHER <= last:
+    c = chunk.first
+    while count <= SHORT_ROW and not in_float64 and c + _TOGETHER <= chunk.last:
         if shifts != 0:
-            at = shifts + 4 * c
-            four = load(F32, at, 0), load(F32, at, 1), load(F32, at, 2), load(F32, at, 3)
-        _four_short_rows(dtype, grad_out, go_step, x, x_step, count, scale, four, sums + 8 * c, sums_x + 8 * c)
-        grad_out, x = grad_out + _TOGETHER * go_step, x + _TOGETHER * x_step
+            own = shifts + 4 * c
+            four = load(F32, own, 0), load(F32, own, 1), load(F32, own, 2), load(F32, own, 3)
+        _four_short_rows(dtype, at, count, scale, four, sums + 8 * c, sums_x + 8 * c)
+        at = moved(at, _TOGETHER)
         c += _TOGETHER
-    while c < last:
+    while c < chunk.last:
         if shifts != 0:
             shift = load(F32, shifts, c)
-        total, total_x = _lane_sums(dtype, grad_out, x, count, scale, shift, in_float64)
+        total, total_x = _lane_sums(dtype, at, count, scale, shift, in_float64)
         store_f64(sums, c, hsum(total))
         store_f64(sums_x, c, hsum(total_x))
-        grad_out, x = grad_out + go_step, x + x_step
+        at = moved(at, 1)
         c += 1

@@ -8,6 +8,8 @@ computed (`rows_gradients`), tile by tile (:mod:`normgrad.cpu.kernels.layer_norm
 cache. How rows are split depends on the shape alone.
 """
 
+from collections import namedtuple
+
 import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline, kernel
@@ -41,8 +43,8 @@ from normgrad.cpu.kernels.common.reduce import sum_partials
 from normgrad.cpu.kernels.common.work import finish_phase, take, take_next
 from normgrad.cpu.kernels.copy import load_by_code
 from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
-from normgrad.cpu.kernels.layer_norm.backward_tile import add_sums, tile_gradients
-from normgrad.cpu.kernels.layer_norm.rows import gather_rows, row_address, scatter_rows, uniform_rows
+from normgrad.cpu.kernels.layer_norm.backward_tile import NO_STORE, STORE, STREAM, GroupRows, add_sums, tile_gradients
+from normgrad.cpu.kernels.layer_norm.rows import Rows, gather_rows, row_address, rows_from, scatter_rows, uniform_rows
 from normgrad.cpu.limits import (
     COLUMN_CHUNK,
     GROUP,
@@ -54,6 +56,9 @@ from normgrad.cpu.limits import (
     TILE,
 )
 from normgrad.cpu.tags import CODE_F32, F32
+
+#: Columns [first, last) of some rows, and where their partial weight gradients are added up.
+Part = namedtuple("Part", "first last dw db")
 
 _lanes, _before = stack_space(2 * GROUP * 16 * 8), stack_space(2 * GROUP * 8)
 
@@ -71,11 +76,12 @@ def _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead):
 
 
 @device
-def lane_sums(dtype, grad_out, x, weight, first, last, mean, rstd, ahead):
+def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
     """Return sum(g), sum(g*x_hat) over columns in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
 
     Prefetch the elements of another row.
     """
+    mean, rstd = statistics
     vm, vr = splat_f32(mean), (splat_f32(rstd), splat_f32(rstd))
     s1, s2 = splat_f64(0.0), splat_f64(0.0)
     j = first
@@ -105,17 +111,10 @@ def lane_sums(dtype, grad_out, x, weight, first, last, mean, rstd, ahead):
 
 
 @device
-def segment_sums(dtype, grad_out, x, weight, first, last, mean, rstd):
-    """Return sum(g) and sum(g*x_hat) over columns."""
-    s1, s2 = lane_sums(dtype, grad_out, x, weight, first, last, mean, rstd, x + PREFETCH_BYTES)
-    return hsum(s1), hsum(s2)
-
-
-@inline
-def rows_from(tensors, r):
-    """Return the addresses and pitches of three tensors' rows, from row r on."""
-    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
-    return grad_out + r * go_pitch, go_pitch, x + r * x_pitch, x_pitch, grad_input + r * gi_pitch, gi_pitch
+def statistics_of(desc, row):
+    """Return mean and rstd of a row."""
+    mean = load_by_code(desc.mean.dtype, desc.mean.address, row)
+    return mean, load_by_code(desc.rstd.dtype, desc.rstd.address, row)
 
 
 @device
@@ -146,14 +145,12 @@ def read_sums(desc, row, rows, scratch, r):
 @device
 def sum_row(dtype, desc, row, grad_out, x, lanes, ahead):
     """Sum a row: return the sums but for its last segment, and leave the lanes of that one in memory."""
-    mean = load_by_code(desc.mean.dtype, desc.mean.address, row)
-    rstd = load_by_code(desc.rstd.dtype, desc.rstd.address, row)
-    s1, s2, first, n = 0.0, 0.0, 0, desc.columns
+    statistics, s1, s2, first, n = statistics_of(desc, row), 0.0, 0.0, 0, desc.columns
     while first + SEGMENT < n:
-        a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, first + SEGMENT, mean, rstd, ahead)
+        a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, first + SEGMENT, statistics, ahead)
         s1, s2 = s1 + hsum(a), s2 + hsum(b)
         first += SEGMENT
-    a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, n, mean, rstd, ahead)
+    a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, n, statistics, ahead)
     vstore_f64(lanes, 0, a)
     vstore_f64(lanes, 16 * GROUP, b)
     return s1, s2
@@ -168,87 +165,85 @@ def _add_lanes(lanes, first, last, sums):
 
 
 @device
-def sum_group(dtype, desc, row, rows, tensors, scratch, r):
+def sum_group(dtype, desc, row, rows, count, scratch, r):
     """Sum rows from `row` on, which are those from r on of their group."""
-    grad_out, go_pitch, x, x_pitch, _, _ = tensors
     lanes, before = _lanes(), _before()
-    for i in range(rows):  # all rows first: the sum over a row's lanes would wait for its columns
-        d, v = grad_out + i * go_pitch, x + i * x_pitch
-        s1, s2 = sum_row(dtype, desc, row + i, d, v, lanes + 128 * i, v + rows * x_pitch)
+    for i in range(count):  # all rows first: the sum over a row's lanes would wait for its columns
+        d, v = rows.grad_out + i * rows.grad_out_pitch, rows.input + i * rows.input_pitch
+        s1, s2 = sum_row(dtype, desc, row + i, d, v, lanes + 128 * i, v + count * rows.input_pitch)
         store_f64(before, i, s1)
         store_f64(before, GROUP + i, s2)
-    for i in range(0, rows, TILE):
-        _add_lanes(lanes, i, rows - 1, scratch + SUMS_G + 8 * r)
-        _add_lanes(lanes + 128 * GROUP, i, rows - 1, scratch + SUMS_GX + 8 * r)
+    for i in range(0, count, TILE):
+        _add_lanes(lanes, i, count - 1, scratch + SUMS_G + 8 * r)
+        _add_lanes(lanes + 128 * GROUP, i, count - 1, scratch + SUMS_GX + 8 * r)
     if desc.columns > SEGMENT:
-        for i in range(rows):
+        for i in range(count):
             first, second = load_f64(scratch + SUMS_G, r + i), load_f64(scratch + SUMS_GX, r + i)
             store_f64(scratch + SUMS_G, r + i, load_f64(before, i) + first)
             store_f64(scratch + SUMS_GX, r + i, load_f64(before, GROUP + i) + second)
 
 
 @device
-def prepare_rows(dtype, desc, row, rows, tensors, scratch, r):
+def prepare_rows(dtype, desc, row, rows, count, scratch, r):
     """Store the statistics of rows, and the means of g and of g*x_hat where grad_input is wanted."""
     n = desc.columns
-    load_statistics(desc, row, rows, scratch, r)
+    load_statistics(desc, row, count, scratch, r)
     if desc.wants_input == 0:
         return
     if desc.splits_columns != 0:
-        read_sums(desc, row, rows, scratch, r)
+        read_sums(desc, row, count, scratch, r)
     elif item_size(dtype) == 4 and n == SHORT:
-        sum_short_rows(desc.weight_lanes, rows, tensors, scratch, r)
+        sum_short_rows(desc.weight_lanes, rows, count, scratch, r)
     else:
-        sum_group(dtype, desc, row, rows, tensors, scratch, r)
+        sum_group(dtype, desc, row, rows, count, scratch, r)
     per_column = splat_f64(1.0 / n)
     vstore(F32, scratch + MEANS_G, r, narrow(vload_f64(scratch + SUMS_G, r) * per_column))
     vstore(F32, scratch + MEANS_GX, r, narrow(vload_f64(scratch + SUMS_GX, r) * per_column))
 
 
 @device
-def rows_gradients(dtype, desc, rows, first, last, tensors, scratch, sums, r):
-    """Compute columns [first, last) of rows that are prepared, from the group's row r on."""
-    weight, want_input = desc.weight_lanes, desc.wants_input != 0
-    stream = desc.stream != 0 and desc.grad_input.address % 64 == 0
-    short = item_size(dtype) == 4 and desc.columns == SHORT and want_input
-    for i in range(0, rows, TILE):
-        here = rows_from(tensors, i)
-        ahead_go, ahead_x = rows * tensors[1], 0  # the next rows; of x, the sums have prefetched them
+def rows_gradients(dtype, desc, these, first, last):
+    """Compute columns [first, last) of rows of a group that are prepared."""
+    rows, count, store = these.rows, these.count, NO_STORE
+    if desc.wants_input != 0:
+        store = STREAM if desc.stream != 0 and desc.grad_input.address % 64 == 0 else STORE
+    short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
+    for i in range(0, count, TILE):
+        tile = GroupRows(rows_from(rows, i), min(TILE, count - i), these.r + i, these.scratch, these.sums)
+        ahead = count * rows.grad_out_pitch, 0  # the next rows; of the input, the sums have prefetched them
         if desc.splits_columns != 0:
-            ahead = TILE if i + TILE < rows else -i
-            strip = 0 if i + TILE < rows else STRIP * item_size(dtype)
-            ahead_go, ahead_x = ahead * tensors[1] + strip, ahead * tensors[3] + strip
-        if short and i + TILE <= rows:
-            short_tile_gradients(weight, here, scratch, sums, r + i, stream, rows)
+            next_tile = TILE if i + TILE < count else -i
+            strip = 0 if i + TILE < count else STRIP * item_size(dtype)
+            ahead = next_tile * rows.grad_out_pitch + strip, next_tile * rows.input_pitch + strip
+        if short and tile.count == TILE:
+            short_tile_gradients(desc.weight_lanes, tile, count, store)
         else:
-            count = min(TILE, rows - i)
-            tile_gradients(
-                dtype, count, first, last, here, weight, scratch, sums, r + i, want_input, stream, ahead_go, ahead_x
-            )
+            tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
 
 
 @device
-def run_group(dtype, desc, row, rows, first, last, tensors, scratch, dw, db, dw_first):
-    """Compute columns [first, last) of up to GROUP rows.
+def run_group(dtype, desc, row, rows, count, part, scratch):
+    """Compute the columns of a part, of up to GROUP rows.
 
     `cached_rows` of them stay in a cache between their sums and their gradients. Where that is fewer than GROUP, the
     float32 weight gradients of whole rows are kept meanwhile.
     """
     cached, want_sums = desc.cached_rows, (desc.wants_weight | desc.wants_bias) != 0
-    for r in range(0, rows, cached):
-        here, count = rows_from(tensors, r), min(cached, rows - r)
-        prepare_rows(dtype, desc, row + r, count, here, scratch, r)
-        for j in range(first, last, STRIP):
-            end, sums = min(last, j + STRIP), scratch + GROUP_SUMS + (8 * (j - first) if cached < GROUP else 0)
-            rows_gradients(dtype, desc, count, j, end, here, scratch, sums, r)
-            if want_sums and r + cached >= rows:
-                in_float64 = desc.float64_terms != 0
-                add_sums(dtype, in_float64, j, end, tensors, scratch, sums, rows, dw, db, dw_first)
+    for r in range(0, count, cached):
+        here, some = rows_from(rows, r), min(cached, count - r)
+        prepare_rows(dtype, desc, row + r, here, some, scratch, r)
+        for j in range(part.first, part.last, STRIP):
+            end, sums = min(part.last, j + STRIP), scratch + GROUP_SUMS
+            if cached < GROUP:
+                sums += 8 * (j - part.first)
+            rows_gradients(dtype, desc, GroupRows(here, some, r, scratch, sums), j, end)
+            if want_sums and r + cached >= count:
+                add_sums(dtype, desc.float64_terms != 0, GroupRows(rows, count, 0, scratch, sums), j, end, part)
 
 
 @inline
-def process_rows(dtype, desc, first_row, last_row, first, last, scratch, dw, db, dw_first):
-    """Compute columns [first, last) of some rows.
+def process_rows(dtype, desc, first_row, last_row, part, scratch):
+    """Compute the columns of a part, of some rows.
 
     Rows with other column strides, or whose gradient overwrites its input, go through contiguous copies.
     """
@@ -267,8 +262,8 @@ def process_rows(dtype, desc, first_row, last_row, first, last, scratch, dw, db,
             d, x, o = copies, copies + STAGED_ROWS * pitch, copies + 2 * STAGED_ROWS * pitch
             dp, xp, op = pitch, pitch, pitch
         for r in range(0, rows, GROUP):
-            tensors = d + r * dp, dp, x + r * xp, xp, o + r * op, op
-            run_group(dtype, desc, row + r, min(GROUP, rows - r), first, last, tensors, scratch, dw, db, dw_first)
+            group = rows_from(Rows(d, dp, x, xp, o, op), r)
+            run_group(dtype, desc, row + r, group, min(GROUP, rows - r), part, scratch)
         if staged and desc.wants_input:
             row_stride = desc.grad_input.strides.inner // size
             scatter_rows(dtype, o, pitch, result, row_stride, desc.grad_input.column_stride, rows, n)
@@ -305,11 +300,10 @@ def sum_segments(dtype, desc):
     while i < items:
         row, first = i // segments, (i % segments) * SEGMENT
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
-        mean = load_by_code(desc.mean.dtype, desc.mean.address, row)
-        rstd = load_by_code(desc.rstd.dtype, desc.rstd.address, row)
-        s1, s2 = segment_sums(dtype, d, x, desc.weight_lanes, first, min(n, first + SEGMENT), mean, rstd)
-        store_f64(desc.row_sums, 2 * i, s1)
-        store_f64(desc.row_sums, 2 * i + 1, s2)
+        last, statistics = min(n, first + SEGMENT), statistics_of(desc, row)
+        s1, s2 = lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, x + PREFETCH_BYTES)
+        store_f64(desc.row_sums, 2 * i, hsum(s1))
+        store_f64(desc.row_sums, 2 * i + 1, hsum(s2))
         done += 1
         i = take_next(desc.row_sum_phase)
     finish_phase(desc.row_sum_phase, done, items)
@@ -333,7 +327,7 @@ def compute_gradients(dtype, desc, slot, scratch):
         if want_sums:
             zero_f64(dw, (last - first + 31) // 32 * 32)
             zero_f64(db, (last - first + 31) // 32 * 32)
-        process_rows(dtype, desc, first_row, last_row, first, last, scratch, dw, db, first)
+        process_rows(dtype, desc, first_row, last_row, Part(first, last, dw, db), scratch)
         done += 1
         i = take(desc.gradient_phase, items, slot)
     finish_phase(desc.gradient_phase, done, items)

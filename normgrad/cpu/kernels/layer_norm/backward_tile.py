@@ -3,6 +3,8 @@
 `normgrad.cpu.kernels.layer_norm.backward` calls it for every tile of a group whose row sums are known.
 """
 
+from collections import namedtuple
+
 import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline
@@ -19,6 +21,13 @@ from normgrad.cpu.intrinsics.pairs import (
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
 from normgrad.cpu.limits import TILE
 from normgrad.cpu.tags import F32
+
+#: What becomes of grad_input: it is not wanted, is stored, or is stored past the caches.
+NO_STORE, STORE, STREAM = range(3)
+
+#: Some rows of a group: where they are, how many, and the first one's number r in the group; the group's scratch memory
+#: with its statistics, and the float32 sums of its weight gradients.
+GroupRows = namedtuple("GroupRows", "rows count r scratch sums")
 
 
 @inline
@@ -58,71 +67,70 @@ def keep_sums(sums, i, s, begins):
 
 
 @inline
-def _whole_pairs(dtype, rows, first, last, tensors, weight, scratch, sums, r0, want_input, stream, ahead_go, ahead_x):
-    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
     zero, j = splat_f32(np.float32(0)), first
     while j + 32 <= last:
         w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
         s = (zero, zero, zero, zero)
-        for r in range(rows):
+        for r in range(count):
             d, v = load_pair(dtype, grad_out + r * go_pitch, j), load_pair(dtype, x + r * x_pitch, j)
-            prefetch_pair(dtype, grad_out + ahead_go + r * go_pitch, j)
-            if ahead_x:
-                prefetch_pair(dtype, x + ahead_x + r * x_pitch, j)
-            o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
-            if stream:
+            prefetch_pair(dtype, grad_out + ahead[0] + r * go_pitch, j)
+            if ahead[1]:
+                prefetch_pair(dtype, x + ahead[1] + r * x_pitch, j)
+            o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
+            if store == STREAM:
                 stream_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
-            elif want_input:
+            elif store == STORE:
                 store_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
-        keep_sums(sums, j - first, s, r0 == 0)
+        keep_sums(tile.sums, j - first, s, tile.r == 0)
         j += 32
     return j
 
 
 @inline
-def _last_pair(dtype, rows, j, last, i, tensors, weight, scratch, sums, r0, want_input):
-    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tensors
+def _last_pair(dtype, tile, first, j, last, weight, store):
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
     zero = splat_f32(np.float32(0))
     w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
     s = (zero, zero, zero, zero)
-    for r in range(rows):
+    for r in range(tile.count):
         d = load_pair_first(dtype, grad_out + r * go_pitch, j, last - j)
         v = load_pair_first(dtype, x + r * x_pitch, j, last - j)
-        o0, o1, s = _gradient_pair(scratch, r0 + r, r == 0, d, v, w0, w1, s)
-        if want_input:
+        o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
+        if store != NO_STORE:
             store_pair_first(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j)
-    keep_sums(sums, i, s, r0 == 0)
+    keep_sums(tile.sums, j - first, s, tile.r == 0)
 
 
 @device
-def tile_gradients(dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x):
-    """Compute columns [first, last) of up to TILE rows, r and following of their group.
+def tile_gradients(dtype, tile, first, last, weight, ahead, store):
+    """Compute columns [first, last) of up to TILE rows.
 
-    Add their terms of the weight gradients, in float32, to the group's sums. Prefetch the data so many bytes ahead.
+    Add their terms of the weight gradients, in float32, to the group's sums. Prefetch grad_out and the input so many
+    bytes ahead.
     """
-    if rows == TILE and stream:
-        j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, True, ahead_go, ahead_x)
-    elif rows == TILE and want_input:
-        j = _whole_pairs(dtype, TILE, first, last, tensors, weight, scratch, sums, r, True, False, ahead_go, ahead_x)
+    if tile.count == TILE and store == STREAM:
+        j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STREAM)
+    elif tile.count == TILE and store == STORE:
+        j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STORE)
     else:
-        j = _whole_pairs(
-            dtype, rows, first, last, tensors, weight, scratch, sums, r, want_input, stream, ahead_go, ahead_x
-        )
+        j = _whole_pairs(dtype, tile, tile.count, first, last, weight, ahead, store)
     if j < last:
-        _last_pair(dtype, rows, j, last, j - first, tensors, weight, scratch, sums, r, want_input)
+        _last_pair(dtype, tile, first, j, last, weight, store)
 
 
 @inline
-def _float64_sums_pair(dtype, tensors, scratch, rows, j, count, dw, db, lane):
+def _float64_sums_pair(dtype, group, j, count, dw, db, lane):
     """Add the rows' terms of both weight gradients of 32 columns, in float64."""
-    grad_out, go_pitch, x, x_pitch, _, _ = tensors
+    grad_out, go_pitch, x, x_pitch, _, _ = group.rows
     w0, w1 = vload_f64(dw, lane), vload_f64(dw, lane + 16)
     b0, b1 = vload_f64(db, lane), vload_f64(db, lane + 16)
-    for r in range(rows):
+    for r in range(group.count):
         d = load_pair_first(dtype, grad_out + r * go_pitch, j, count)
         v = load_pair_first(dtype, x + r * x_pitch, j, count)
-        m = splat_f64(np.float64(load(F32, scratch + MEANS, r)))
-        s = splat_f64(np.float64(load(F32, scratch + RSTDS, r)))
+        m = splat_f64(np.float64(load(F32, group.scratch + MEANS, r)))
+        s = splat_f64(np.float64(load(F32, group.scratch + RSTDS, r)))
         d0, d1 = widen(d[0]), widen(d[1])
         w0, w1 = fma(d0, (widen(v[0]) - m) * s, w0), fma(d1, (widen(v[1]) - m) * s, w1)
         b0, b1 = b0 + d0, b1 + d1
@@ -142,13 +150,13 @@ def _add_sums_pair(sums, dw, db, lane):
 
 
 @device
-def add_sums(dtype, in_float64, first, last, tensors, scratch, sums, rows, dw, db, dw_first):
-    """Add the sums of a group of rows over some columns to the block's in float64.
+def add_sums(dtype, in_float64, group, first, last, part):
+    """Add the sums of a group of rows over columns [first, last) to those of its part, in float64.
 
     Where there are few rows in all, the terms too are computed in float64.
     """
     for j in range(first, last, 32):
         if in_float64:
-            _float64_sums_pair(dtype, tensors, scratch, rows, j, min(32, last - j), dw, db, j - dw_first)
+            _float64_sums_pair(dtype, group, j, min(32, last - j), part.dw, part.db, j - part.first)
         else:
-            _add_sums_pair(sums + 8 * (j - first), dw, db, j - dw_first)
+            _add_sums_pair(group.sums + 8 * (j - first), part.dw, part.db, j - part.first)

@@ -30,9 +30,10 @@ _sums, _lanes = stack_space(2 * TILE * 8), stack_space(TILE * 2 * 16 * 8)
 
 
 @inline
-def _pair(dtype, v, weight, bias, j, high, factor, low, rest):
-    a = scaled(dtype, v[0] - high, factor, low, rest)
-    b = scaled(dtype, v[1] - high, factor, low, rest)
+def _pair(dtype, desc, v, j, k):
+    """Compute 32 columns; k = (mean, rstd, what rounding took off rstd, what it took off the mean)."""
+    a, b = scaled(dtype, v[0] - k[0], k[1], k[2], k[3]), scaled(dtype, v[1] - k[0], k[1], k[2], k[3])
+    weight, bias = desc.weight_lanes, desc.bias_lanes
     return (
         fma(a, vload(F32, weight, j), vload(F32, bias, j)),
         fma(b, vload(F32, weight, j + 16), vload(F32, bias, j + 16)),
@@ -40,7 +41,7 @@ def _pair(dtype, v, weight, bias, j, high, factor, low, rest):
 
 
 @device
-def normalise_row(dtype, x, y, n, weight, bias, mean, rstd, stream):
+def normalise_row(dtype, desc, x, y, mean, rstd):
     """Compute y = ((x - mean)*rstd + rest)*weight + bias.
 
     The rest is what rounding the mean to float32 takes off it, for rows far from zero. Stores of a long row begin at
@@ -49,21 +50,21 @@ def normalise_row(dtype, x, y, n, weight, bias, mean, rstd, stream):
     """
     high, factor = np.float32(mean), np.float32(rstd)
     rest, low = np.float32((high - mean) * rstd), np.float32(rstd - factor)
-    vh, vr, vc, vl, size = splat_f32(high), splat_f32(factor), splat_f32(rest), splat_f32(low), item_size(dtype)
+    k, n, size = (splat_f32(high), splat_f32(factor), splat_f32(low), splat_f32(rest)), desc.columns, item_size(dtype)
     head = (-y & 63) // size if n * size >= ALIGNED_ROW and not is_bfloat16(dtype) else 0
     last = head + ((n - head) & ~31)
     if head > 0:
-        a, b = _pair(dtype, load_pair_first(dtype, x, 0, head), weight, bias, 0, vh, vr, vl, vc)
+        a, b = _pair(dtype, desc, load_pair_first(dtype, x, 0, head), 0, k)
         store_pair_first(dtype, y, 0, a, b, head)
-    stream = stream and (y + head * size) % 64 == 0
+    stream = desc.stream != 0 and (y + head * size) % 64 == 0
     for j in range(head, last, 32):
-        a, b = _pair(dtype, load_pair(dtype, x, j), weight, bias, j, vh, vr, vl, vc)
+        a, b = _pair(dtype, desc, load_pair(dtype, x, j), j, k)
         if stream:
             stream_pair(dtype, y, j, a, b)
         else:
             store_pair(dtype, y, j, a, b)
     if last < n:
-        a, b = _pair(dtype, load_pair_first(dtype, x, last, n - last), weight, bias, last, vh, vr, vl, vc)
+        a, b = _pair(dtype, desc, load_pair_first(dtype, x, last, n - last), last, k)
         store_pair_first(dtype, y, last, a, b, n - last)
 
 
@@ -86,7 +87,7 @@ def sum_tile(dtype, x, pitch, rows, n, sums):
 
 
 @device
-def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch, eps):
+def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch):
     """Process up to TILE rows, or one long row: the moments of all, then the output of each."""
     n, sums, total, squares = desc.columns, _sums(), 0.0, 0.0
     together = 0 < n <= TOGETHER_COLUMNS
@@ -98,13 +99,12 @@ def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch, eps):
         if together:
             total, squares = load_f64(sums, r), load_f64(sums, TILE + r)
         mean, variance = total / n, squares / n
-        rstd = 1.0 / np.sqrt(variance + eps)
+        rstd = 1.0 / np.sqrt(variance + desc.eps)
         if desc.mean.address != 0:
             store_by_code(desc.mean.dtype, desc.mean.address, row + r, np.float32(mean))
         if desc.rstd.address != 0:
             store_by_code(desc.rstd.dtype, desc.rstd.address, row + r, np.float32(rstd))
-        weight, bias, stream = desc.weight_lanes, desc.bias_lanes, desc.stream != 0
-        normalise_row(dtype, x + r * x_pitch, y + r * y_pitch, n, weight, bias, mean, rstd, stream)
+        normalise_row(dtype, desc, x + r * x_pitch, y + r * y_pitch, mean, rstd)
 
 
 @device
@@ -138,7 +138,7 @@ def process_block(dtype, desc, block, scratch):
             source, xp, target, yp = scratch, pitch, scratch + STAGED_ROWS * pitch, pitch
         for r in range(0, rows, at_once):
             some = min(at_once, rows - r)
-            forward_rows(dtype, desc, row + r, some, source + r * xp, xp, target + r * yp, yp, desc.eps)
+            forward_rows(dtype, desc, row + r, some, source + r * xp, xp, target + r * yp, yp)
         if desc.staged:
             row_stride = desc.output.strides.inner // size
             scatter_rows(dtype, target, pitch, y, row_stride, desc.output.column_stride, rows, n)

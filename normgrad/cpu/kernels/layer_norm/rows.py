@@ -1,7 +1,25 @@
 """Rows of LayerNorm: where they are, and strided rows through contiguous copies."""
 
-from normgrad.cpu.compile.jit import device
+from collections import namedtuple
+
+from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.pairs import copy_element
+
+#: Where rows of LayerNorm backward begin in three tensors, and the bytes from one row to the next.
+Rows = namedtuple("Rows", "grad_out grad_out_pitch input input_pitch grad_input grad_input_pitch")
+
+
+@inline
+def rows_from(rows, r):
+    """Return the rows from row r on."""
+    return Rows(
+        rows.grad_out + r * rows.grad_out_pitch,
+        rows.grad_out_pitch,
+        rows.input + r * rows.input_pitch,
+        rows.input_pitch,
+        rows.grad_input + r * rows.grad_input_pitch,
+        rows.grad_input_pitch,
+    )
 
 
 @device
