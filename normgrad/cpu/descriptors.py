@@ -91,7 +91,7 @@ class LayerNormBackward:
     blocks: int = 0  # blocks of rows, each with partial weight gradients of its own
     block_rows: int = 0
     splits_columns: int = 0  # few long rows: threads share the columns, not the rows
-    staged: int = 0  # rows go through contiguous copies
+    staged_pitch: int = 0  # bytes between the rows of contiguous copies that rows go through; 0: they do not
     stream: int = 0  # non-temporal stores, if grad_input is aligned
     wants_input: int = 0
     wants_weight: int = 0
@@ -130,7 +130,7 @@ class LayerNormForward:
     padded_columns: int = 0
     blocks: int = 0
     block_rows: int = 0
-    staged: int = 0
+    staged_pitch: int = 0
     stream: int = 0
     row_axes: RowAxes = field(default_factory=RowAxes)
     input: RowTensor = field(default_factory=RowTensor)

@@ -55,6 +55,8 @@ GROUP = 16
 STRIP = 1024
 #: Strided rows that are copied at a time: adjacent rows share the cache lines of a column.
 STAGED_ROWS = 32
+#: Columns ahead that are prefetched when such rows are copied column by column.
+PREFETCH_COLUMNS = 16
 #: Columns of long rows that a thread takes at a time, and columns whose partial sums it reduces at a time.
 COLUMN_CHUNK, REDUCED_COLUMNS = 8192, 256
 #: Elements of a block of rows, about; and at least, so that each of several threads gets one.

@@ -43,14 +43,14 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     rows = problem.views["input"].numel // columns if columns else 0
     in_place = operands.separate("grad_input", ("grad_out", "input"))
     layout = _RowLayout(operands, "grad_out", "input", *(["grad_input"] if "grad_input" in operands else []))
-    staged = in_place or layout.has_column_strides
+    pitch = _staged_pitch(columns, layout) if in_place or layout.has_column_strides else 0
     blocks, block_rows = _split_rows(rows, columns, layout.itemsize)
-    splits_columns = not staged and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
+    splits_columns = not pitch and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
     padded = _padded(columns)
     cached_rows = GROUP if splits_columns else _cached_rows(columns, layout.itemsize)
 
-    desc = LayerNormBackward(rows, columns, blocks, block_rows, splits_columns, staged)
-    desc.stream = not staged and layout.has_aligned_rows("grad_input")
+    desc = LayerNormBackward(rows, columns, blocks, block_rows, splits_columns, pitch)
+    desc.stream = not pitch and layout.has_aligned_rows("grad_input")
     desc.wants_input, desc.wants_weight, desc.wants_bias = (
         name in operands for name in ("grad_input", "grad_weight", "grad_bias")
     )
@@ -67,8 +67,8 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc.weight_lanes = take(padded * 4)
     desc.partials = take((1 if splits_columns else max(1, blocks)) * padded * 16)
     desc.row_sums = take(rows * -(-columns // SEGMENT) * 16 if splits_columns else 0)
-    copies = 3 * STAGED_ROWS * _whole_lines(columns * layout.itemsize) if staged else 0
-    desc.scratch_size, desc.slots = GROUP_SUMS + desc.group_sums_size + copies, pool.slots()
+    desc.scratch_size = GROUP_SUMS + desc.group_sums_size + 3 * STAGED_ROWS * pitch
+    desc.slots = pool.slots()
     desc.scratch = take(desc.slots * desc.scratch_size)
     tag = TAGS[problem.views["input"].dtype]
     return operands.kernel(Step(_BACKWARD, desc, tag, shared=pool.shared(rows * columns)))
@@ -81,11 +81,13 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     rows = math.prod(problem.views["input"].shape[: -len(problem.attributes["normalized_shape"])])
     in_place = operands.separate("output", ("input",))
     layout = _RowLayout(operands, "input", "output")
+    pitch = _staged_pitch(columns, layout) if in_place or layout.has_column_strides else 0
     block_rows = max(1, min(rows, -(-FORWARD_BLOCK // max(columns, 1))))
+    if pitch:
+        block_rows = -(-block_rows // STAGED_ROWS) * STAGED_ROWS
 
-    desc = LayerNormForward(rows, columns, _padded(columns), -(-rows // block_rows), block_rows)
-    desc.staged = in_place or layout.has_column_strides
-    desc.stream = not desc.staged and layout.is_large("output")
+    desc = LayerNormForward(rows, columns, _padded(columns), -(-rows // block_rows), block_rows, pitch)
+    desc.stream = not pitch and layout.is_large("output")
     desc.row_axes, desc.input, desc.output = layout.axes, layout.tensor("input"), layout.tensor("output")
     operands.separate("mean")
     operands.separate("rstd")
@@ -96,7 +98,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     lanes = _padded(columns) + 32  # a pair from any column on can be loaded
     desc.weight_lanes, desc.bias_lanes = take(lanes * 4), take(lanes * 4)
     desc.slots = pool.slots()
-    desc.scratch_size = 2 * STAGED_ROWS * _whole_lines(columns * layout.itemsize) if desc.staged else 0
+    desc.scratch_size = 2 * STAGED_ROWS * pitch
     desc.scratch = take(desc.slots * desc.scratch_size)
     tag = TAGS[problem.views["input"].dtype]
     return operands.kernel(Step(_FORWARD, desc, tag, shared=pool.shared(rows * columns)))
@@ -107,9 +109,9 @@ def _padded(columns: int) -> int:
     return -(-columns // 32) * 32
 
 
-def _whole_lines(nbytes: int) -> int:
-    """Return the bytes rounded up to whole cache lines."""
-    return -(-nbytes // 64) * 64
+def _staged_pitch(columns: int, layout: _RowLayout) -> int:
+    """Return the bytes between rows of contiguous copies: an odd number of cache lines, so that they share no sets."""
+    return (-(-columns * layout.itemsize // 64) | 1) * 64
 
 
 def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:

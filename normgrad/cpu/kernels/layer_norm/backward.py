@@ -44,7 +44,7 @@ from normgrad.cpu.kernels.common.work import finish_phase, take, take_next
 from normgrad.cpu.kernels.copy import load_by_code
 from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
 from normgrad.cpu.kernels.layer_norm.backward_tile import NO_STORE, STORE, STREAM, GroupRows, add_sums, tile_gradients
-from normgrad.cpu.kernels.layer_norm.rows import Rows, gather_rows, row_address, rows_from, scatter_rows, uniform_rows
+from normgrad.cpu.kernels.layer_norm.rows import Rows, copy_rows, row_address, rows_from, uniform_rows
 from normgrad.cpu.limits import (
     COLUMN_CHUNK,
     GROUP,
@@ -247,26 +247,26 @@ def process_rows(dtype, desc, first_row, last_row, part, scratch):
 
     Rows with other column strides, or whose gradient overwrites its input, go through contiguous copies.
     """
-    n, size, staged = desc.columns, item_size(dtype), desc.staged != 0
-    pitch = (n * size + 63) // 64 * 64
+    n, size, pitch = desc.columns, item_size(dtype), desc.staged_pitch
     copies = scratch + GROUP_SUMS + desc.group_sums_size
     row = first_row
     while row < last_row:
-        rows = uniform_rows(desc.row_axes, row, min(STAGED_ROWS if staged else GROUP, last_row - row))
+        rows = uniform_rows(desc.row_axes, row, min(STAGED_ROWS if pitch else GROUP, last_row - row))
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
         result = o = row_address(desc.grad_input, desc.row_axes, row)
         dp, xp, op = desc.grad_out.strides.inner, desc.input.strides.inner, desc.grad_input.strides.inner
-        if staged:
-            gather_rows(dtype, d, dp // size, desc.grad_out.column_stride, copies, pitch, rows, n)
-            gather_rows(dtype, x, xp // size, desc.input.column_stride, copies + STAGED_ROWS * pitch, pitch, rows, n)
-            d, x, o = copies, copies + STAGED_ROWS * pitch, copies + 2 * STAGED_ROWS * pitch
+        if pitch:
+            copy_d, copy_x, inner = copies, copies + STAGED_ROWS * pitch, (pitch // size, 1)
+            copy_rows(dtype, d, (dp // size, desc.grad_out.column_stride), copy_d, inner, rows, n)
+            copy_rows(dtype, x, (xp // size, desc.input.column_stride), copy_x, inner, rows, n)
+            d, x, o = copy_d, copy_x, copies + 2 * STAGED_ROWS * pitch
             dp, xp, op = pitch, pitch, pitch
         for r in range(0, rows, GROUP):
             group = rows_from(Rows(d, dp, x, xp, o, op), r)
             run_group(dtype, desc, row + r, group, min(GROUP, rows - r), part, scratch)
-        if staged and desc.wants_input:
-            row_stride = desc.grad_input.strides.inner // size
-            scatter_rows(dtype, o, pitch, result, row_stride, desc.grad_input.column_stride, rows, n)
+        if pitch and desc.wants_input:
+            strides = desc.grad_input.strides.inner // size, desc.grad_input.column_stride
+            copy_rows(dtype, o, (pitch // size, 1), result, strides, rows, n)
         row += rows
 
 

@@ -22,7 +22,7 @@ from normgrad.cpu.kernels.common.lanes import to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
 from normgrad.cpu.kernels.common.work import finish_phase, take_next
 from normgrad.cpu.kernels.copy import store_by_code
-from normgrad.cpu.kernels.layer_norm.rows import gather_rows, row_address, scatter_rows, uniform_rows
+from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
 from normgrad.cpu.limits import ALIGNED_ROW, STAGED_ROWS, TILE, TOGETHER_COLUMNS
 from normgrad.cpu.tags import F32
 
@@ -124,8 +124,7 @@ def order_parameters(dtype, desc):
 @device
 def process_block(dtype, desc, block, scratch):
     """Process the rows of a block, strided ones through contiguous copies."""
-    n, size = desc.columns, item_size(dtype)
-    pitch = (n * size + 63) // 64 * 64
+    n, size, pitch = desc.columns, item_size(dtype), desc.staged_pitch
     row, last = block * desc.block_rows, min(desc.rows, (block + 1) * desc.block_rows)
     at_once = TILE if n <= TOGETHER_COLUMNS else 1
     while row < last:
@@ -133,15 +132,15 @@ def process_block(dtype, desc, block, scratch):
         source = x = row_address(desc.input, desc.row_axes, row)
         target = y = row_address(desc.output, desc.row_axes, row)
         xp, yp = desc.input.strides.inner, desc.output.strides.inner
-        if desc.staged:
-            gather_rows(dtype, x, xp // size, desc.input.column_stride, scratch, pitch, rows, n)
+        if pitch:
+            copy_rows(dtype, x, (xp // size, desc.input.column_stride), scratch, (pitch // size, 1), rows, n)
             source, xp, target, yp = scratch, pitch, scratch + STAGED_ROWS * pitch, pitch
         for r in range(0, rows, at_once):
             some = min(at_once, rows - r)
             forward_rows(dtype, desc, row + r, some, source + r * xp, xp, target + r * yp, yp)
-        if desc.staged:
-            row_stride = desc.output.strides.inner // size
-            scatter_rows(dtype, target, pitch, y, row_stride, desc.output.column_stride, rows, n)
+        if pitch:
+            strides = desc.output.strides.inner // size, desc.output.column_stride
+            copy_rows(dtype, target, (pitch // size, 1), y, strides, rows, n)
         row += rows
 
 

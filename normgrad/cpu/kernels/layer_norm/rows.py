@@ -3,7 +3,8 @@
 from collections import namedtuple
 
 from normgrad.cpu.compile.jit import device, inline
-from normgrad.cpu.intrinsics.pairs import copy_element
+from normgrad.cpu.intrinsics.pairs import copy_element, prefetch_pair
+from normgrad.cpu.limits import PREFETCH_COLUMNS
 
 #: Where rows of LayerNorm backward begin in three tensors, and the bytes from one row to the next.
 Rows = namedtuple("Rows", "grad_out grad_out_pitch input input_pitch grad_input grad_input_pitch")
@@ -40,20 +41,23 @@ def uniform_rows(axes, row, most):
 
 
 @device
-def gather_rows(dtype, source, row_stride, column_stride, target, pitch, rows, columns):
-    """Copy strided rows (strides in elements) into contiguous ones `pitch` bytes apart.
+def copy_rows(dtype, source, source_strides, target, target_strides, rows, columns):
+    """Copy rows; the strides are those of rows and of columns, in elements.
 
-    32 columns at a time: where rows are adjacent in memory each cache line is read once.
+    Rows that are adjacent in memory on either side are copied column by column: the elements of a column share its
+    cache lines, while columns may lie so far apart that few of them fit into the cache together.
     """
-    for j0 in range(0, columns, 32):
-        for r in range(rows):
-            for j in range(j0, min(j0 + 32, columns)):
-                copy_element(dtype, source, r * row_stride + j * column_stride, target + r * pitch, j)
-
-
-@device
-def scatter_rows(dtype, source, pitch, target, row_stride, column_stride, rows, columns):
-    for j0 in range(0, columns, 32):
-        for r in range(rows):
-            for j in range(j0, min(j0 + 32, columns)):
-                copy_element(dtype, source + r * pitch, j, target, r * row_stride + j * column_stride)
+    source_row, source_column = source_strides
+    target_row, target_column = target_strides
+    if source_row < source_column or target_row < target_column:
+        for j in range(columns):
+            x, y = source_column * j, target_column * j
+            prefetch_pair(dtype, source, x + PREFETCH_COLUMNS * source_column)
+            prefetch_pair(dtype, target, y + PREFETCH_COLUMNS * target_column)
+            for r in range(rows):
+                copy_element(dtype, source, x + r * source_row, target, y + r * target_row)
+        return
+    for r in range(rows):
+        x, y = source_row * r, target_row * r
+        for j in range(columns):
+            copy_element(dtype, source, x + j * source_column, target, y + j * target_column)
