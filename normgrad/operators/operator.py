@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any
 
 from normgrad.backends import backend_for
 from normgrad.contract.check import Signature, check
@@ -16,17 +16,17 @@ from normgrad.contract.products import Family, Product, current_product, parse_p
 from normgrad.contract.status import NULLPTR, ContractError
 from normgrad.operators.dispatch import Dispatch
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
+class Operator:
+    """An operator of the contract. Call it for the result, or :meth:`plan` it and run the plan.
 
-class Operator(Generic[P, R]):
-    """An operator of the contract. Call it for the result, or :meth:`plan` it and run the plan."""
+    Type checkers see each operator's own arguments and results: ``normgrad/operators/__init__.pyi``.
+    """
 
-    def __init__(self, gather: Callable[P, R], signature: Signature) -> None:
+    def __init__(self, gather: Callable[..., Any], signature: Signature) -> None:
         functools.update_wrapper(self, gather)
         self.signature = signature
-        self._gather: Callable[..., Any] = gather
+        self._gather = gather
         self.__signature__ = inspect.signature(gather)
         parameters = [p for p in self.__signature__.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         #: The names of the arguments that a call may give by position, and their defaults.
@@ -35,7 +35,7 @@ class Operator(Generic[P, R]):
         self._required = self.defaults.count(inspect.Parameter.empty)
         self.dispatch = Dispatch(signature, self.names)
 
-    def with_dtypes(self, **rules: DtypeRule) -> Operator[..., Any]:
+    def with_dtypes(self, **rules: DtypeRule) -> Operator:
         """Return the operator with other dtypes for some of its tensors, and a dispatch cache of its own."""
         parameters = tuple(
             replace(parameter, dtype=rules[parameter.name])
@@ -51,16 +51,15 @@ class Operator(Generic[P, R]):
     def __reduce__(self) -> str:
         return self.signature.name
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or not self._required <= len(args) <= len(self.names):
             named, out, product = self._arguments(args, kwargs)
             arguments = (*named.values(), *(() if out is None else self._outputs(out).values()))
         else:
             arguments, product = args + self.defaults[len(args) :], current_product()
-        results: R = self.dispatch(arguments, product)
-        return results
+        return self.dispatch(arguments, product)
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
         arguments, out, product = self._arguments(args, kwargs)
         try:
@@ -99,10 +98,10 @@ class Operator(Generic[P, R]):
 
 def operator(
     c_name: str, family: Family, parameters: tuple[Parameter, ...]
-) -> Callable[[Callable[P, R]], Operator[P, R]]:
+) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of a function that gathers its arguments: ``return locals()`` is its whole body."""
 
-    def make(gather: Callable[P, R]) -> Operator[P, R]:
+    def make(gather: Callable[..., Any]) -> Operator:
         return Operator(gather, Signature(gather.__name__, c_name, family, parameters))
 
     return make

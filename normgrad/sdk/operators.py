@@ -126,7 +126,7 @@ def _values(signature: Signature, parameter: Parameter, word: int, kind: type[An
     return tuple(array.values)
 
 
-def _plan(op: Operator[..., Any], words: Iterable[Any]) -> None:
+def _plan(op: Operator, words: Iterable[Any]) -> None:
     signature = op.signature
     *values, size_result, executor_result = words
     for name, pointer in (("workspaceSize", size_result), ("executor", executor_result)):
@@ -152,7 +152,7 @@ def _plan(op: Operator[..., Any], words: Iterable[Any]) -> None:
 # Phase two
 
 
-def _run(op: Operator[..., Any], workspace: int, nbytes: int, handle: int, stream: int) -> None:
+def _run(op: Operator, workspace: int, nbytes: int, handle: int, stream: int) -> None:
     signature = op.signature
     if not handle:
         raise signature.error("executor", "is null, and must be given", _NULL)
@@ -174,7 +174,7 @@ def _run(op: Operator[..., Any], workspace: int, nbytes: int, handle: int, strea
         handles.remove(handle, OpExecutor)
 
 
-def _export(op: Operator[..., Any]) -> None:
+def _export(op: Operator) -> None:
     name = op.signature.c_name
     exported(f"{name}GetWorkspaceSize")(lambda *words: _plan(op, words))
     exported(name)(lambda *words: _run(op, *words))
