@@ -18,7 +18,7 @@ from normgrad.operators.dispatch import Dispatch
 
 
 class Operator:
-    """An operator of the contract. Call it for the result, or :meth:`plan` it and run the plan.
+    """An operator of the contract. Call it for the result, or make a ``plan`` of the call and run that.
 
     Type checkers see each operator's own arguments and results: ``normgrad/operators/__init__.pyi``.
     """
@@ -28,12 +28,14 @@ class Operator:
         self.signature = signature
         self._gather = gather
         self.__signature__ = inspect.signature(gather)
+        self.__doc__ = self._doc()
         parameters = [p for p in self.__signature__.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         #: The names of the arguments that a call may give by position, and their defaults.
         self.names = tuple(parameter.name for parameter in parameters)
         self.defaults = tuple(parameter.default for parameter in parameters)
         self._required = self.defaults.count(inspect.Parameter.empty)
         self.dispatch = Dispatch(signature, self.names)
+        self.plan = self._planner()
 
     def with_dtypes(self, **rules: DtypeRule) -> Operator:
         """Return the operator with other dtypes for some of its tensors, and a dispatch cache of its own."""
@@ -59,8 +61,23 @@ class Operator:
             arguments, product = args + self.defaults[len(args) :], current_product()
         return self.dispatch(arguments, product)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
+    def _doc(self) -> str | None:
+        """Return the docstring under a line with the arguments, as NumPy's ufuncs have it: help() shows no other."""
+        parameters = [p.replace(annotation=p.empty) for p in self.__signature__.parameters.values()]
+        return self.__doc__ and f"{self.signature.name}{inspect.Signature(parameters)}\n\n    {self.__doc__}"
+
+    def _planner(self) -> Callable[..., Plan]:
+        """Return ``plan``, a function whose signature is the operator's own."""
+
+        def plan(*args: Any, **kwargs: Any) -> Plan:
+            """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
+            return self._plan(args, kwargs)
+
+        signature = self.__signature__.replace(return_annotation="Plan")
+        plan.__signature__ = signature  # type: ignore[attr-defined]
+        return plan
+
+    def _plan(self, args: Any, kwargs: Any) -> Plan:
         arguments, out, product = self._arguments(args, kwargs)
         try:
             call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)

@@ -16,7 +16,7 @@ from normgrad.contract.view import Memory, View
 from normgrad.operators import OPERATORS, Operator
 from normgrad.sdk import native
 from normgrad.sdk.contexts import StreamOfContext, stream_of
-from normgrad.sdk.errors import AclError, Refused
+from normgrad.sdk.errors import AclError, Refused, product_in_force
 from normgrad.sdk.exported import exported
 from normgrad.sdk.handles import handles
 from normgrad.sdk.memory import Allocation, table
@@ -137,6 +137,10 @@ def _plan(op: Operator, words: Iterable[Any]) -> None:
         for parameter, word in zip(signature.parameters, values, strict=True)
     }
     outputs = tuple(arguments.pop(output.name) for output in signature.outputs)
+    try:
+        product_in_force()
+    except Refused as refused:
+        raise signature.error(None, str(refused), _INVALID) from None
     executor = OpExecutor(signature, op.plan(**arguments, out=outputs))
     native.wait_for_work_at_exit("operators")
     executor.check_planned()
