@@ -75,9 +75,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> set[str]:
-    """The files under a folder of the working copy, but what Python and tools leave behind."""
-    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(ROOT).as_posix() for path in found}
+    """The files under a folder of the working copy, but for the caches of Python and of tools."""
+    found = (path.relative_to(ROOT) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
 
 
 def metadata(wheel: Path) -> Message:
