@@ -119,7 +119,7 @@ def cpu_targets(found: list[Case]) -> str:
         against = f"{geometric_mean(ratios):.2f}" if ratios else "–"
         figures = [f"{min(shares):.0%}", f"{mean:.0%}", against, f"{error:.3f}", verdict]
         rows.append([f"`{operator}`", dtype, FORMATS[layout], *figures])
-    return table(["operator", "dtype", "order", "worst", "mean", "× PyTorch", "error / bound", "target"], rows)
+    return table(["operator", "dtype", "format", "worst", "mean", "× PyTorch", "error / bound", "target"], rows)
 
 
 def cpu_below_target(found: list[Case]) -> str:
@@ -168,7 +168,7 @@ def cpu_grid(found: list[Case]) -> str:
         largest = (max(case[PLAN][f"{name}_bytes"] or 0 for case in group) for name in ("peak_growth", "workspace"))
         figures += [f"{nbytes / 2**20:.1f} MB" for nbytes in largest]
         rows.append([f"`{operator}`", dtype, FORMATS[layout], str(len(group)), *figures])
-    titles = ["operator", "dtype", "order", "cases", *(f"× {peer}" for peer in peers), "growth", "workspace"]
+    titles = ["operator", "dtype", "format", "cases", *(f"× {peer}" for peer in peers), "growth", "workspace"]
     return table(titles, rows)
 
 
@@ -241,7 +241,7 @@ def gpu_speeds(found: list[Case]) -> str:
         shares = (f"{100 * copy / case[peer]['seconds']:.0f}" if peer in case else "" for peer in shown)
         layout = row["layout"] if row["layout"] != "contiguous" else ""
         rows.append([row["operator"], size_of(row), row["dtype"], layout, f"{1e6 * copy:.1f}", *shares])
-    return table(["operator", "sizes", "dtype", "order", "copy, µs", *(f"{peer}, %" for peer in shown)], rows)
+    return table(["operator", "sizes", "dtype", "format", "copy, µs", *(f"{peer}, %" for peer in shown)], rows)
 
 
 def gpu_calls(found: list[Case]) -> str:
@@ -260,7 +260,7 @@ def gpu_calls(found: list[Case]) -> str:
             layout = row["layout"] if row["layout"] != "contiguous" else ""
             times = (f"{1e6 * case[name][field]:.1f}" if name in case else "" for name, field in columns.values())
             rows.append([row["operator"], size_of(row), row["dtype"], layout, *times])
-    return table(["operator", "sizes", "dtype", "order", *columns], rows)
+    return table(["operator", "sizes", "dtype", "format", *columns], rows)
 
 
 def gpu_page(page: str) -> tuple[str, str]:

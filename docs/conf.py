@@ -58,7 +58,7 @@ html_theme_options: dict[str, Any] = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_sidebars = {"index": [], "install": []}
-copyright = "the normgrad developers, Apache-2.0. Not affiliated with Huawei."
+copyright = "the normgrad developers, Apache-2.0. Not affiliated with Huawei"
 
 CHINESE = "zh/"
 

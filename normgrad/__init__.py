@@ -1,4 +1,4 @@
-"""Gradients of normalisation layers, as operators with a contract."""
+"""LayerNorm, GroupNorm and synchronised BatchNorm, forward and backward, with a bound on the error."""
 
 from normgrad.contract.plan import Plan
 from normgrad.contract.products import Product, use_product

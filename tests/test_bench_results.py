@@ -169,3 +169,16 @@ def test_plot(tmp_path):
     made = [_result(_large(1), 2.0, 4.0, 1.0), _result(_large(2), 2.0, 4.0, 1.0)]
     plot.draw(tmp_path / "b.png", made, "a title")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_title_and_legend_of_a_single_panel_are_inside_the_plot(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    title = "normgrad 0.1.0, backend cpu, 16 threads, AMD EPYC 9654 96-Core Processor, PyTorch 2.13.0+cpu, 2026-11-16"
+    plot.draw(tmp_path / "b.png", [_result(_large(1), 2.0, 4.0, 1.0)], title)
+    figure = pyplot.gcf()
+    renderer = figure.canvas.get_renderer()
+    for part in (figure.legends[0], figure._suptitle):
+        box = part.get_window_extent(renderer)
+        assert 0 <= box.x0 <= box.x1 <= figure.bbox.x1
+        assert 0 <= box.y0 <= box.y1 <= figure.bbox.y1

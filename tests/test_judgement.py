@@ -196,6 +196,13 @@ def test_tails_of_the_whole_result() -> None:
     )
 
 
+def test_the_last_elements_of_a_vector() -> None:
+    text = "in the last 3 of the 19 elements, which blocks of 4 to 16 leave over"
+    assert patterns((1, 19), np.s_[:, 16:]) == [("tail", text)]
+    assert patterns((1, 24), np.s_[:, 21:]) == [("tail", "in the last 3 of the 24 elements")]
+    assert patterns((1, 24), np.s_[:, 23:]) == [("single", "1 wrong element, at (0, 23)")]
+
+
 def test_positions() -> None:
     is_wrong = np.zeros((3, 24, 187), bool)
     is_wrong[..., [5, 70]] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import pydoc
 import re
 import types
 from importlib import resources
@@ -97,7 +98,16 @@ def test_signatures(name: str, parameters: str) -> None:
     assert operator.__doc__
     assert operator.__name__ == name
     assert repr(operator) == f"<operator {name}>"
+    assert list(inspect.signature(operator.plan).parameters) == parameters.split()
     assert pickle.loads(pickle.dumps(operator)) is operator
+
+
+def test_help_shows_the_arguments_and_their_defaults() -> None:
+    shown = pydoc.plain(pydoc.render_doc(normgrad.layer_norm))
+    signature = "layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05, *, out=None, product=None)"
+    assert signature in shown
+    assert "Added to the variance." in shown
+    assert "with every wanted output in ``out``" in pydoc.render_doc(normgrad.layer_norm.plan)
 
 
 def test_wrong_arguments_are_pythons_own_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def draw(path: Path, results: Sequence[CaseResult], title: str) -> None:
     figure, axes = pyplot.subplots(
         len(operators),
         len(dtypes),
-        figsize=(1 + 4 * len(dtypes), 1 + 2.6 * len(operators)),
+        figsize=(1 + 4 * len(dtypes), 1.6 + 2.6 * len(operators)),
         squeeze=False,
         sharex=True,
         sharey=True,
@@ -62,7 +63,9 @@ def draw(path: Path, results: Sequence[CaseResult], title: str) -> None:
     for panel in axes[:, 0]:
         panel.set_ylabel("% of the limit")
     handles = [pyplot.Line2D([], [], color=colours[name], marker=".", label=name) for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(names)))
-    figure.suptitle(title, fontsize="medium")
+    # A column of panels is as wide as about 50 characters of the title or two names of the legend.
+    columns = max(1, min(len(names), 2 * len(dtypes)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize="small")
+    figure.suptitle(textwrap.fill(title, 50 * len(dtypes)), fontsize="medium")
     figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

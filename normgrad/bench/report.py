@@ -80,7 +80,7 @@ _CASE_COLUMNS = (
     "operator",
     "shape",
     "dtype",
-    "order",
+    "format",
     "by",
     "time",
     "limit",
@@ -118,7 +118,7 @@ def _cases(results: Iterable[CaseResult]) -> Table:
 
 
 def _means(results: Iterable[CaseResult], targets: bool) -> Table:
-    names = ("operator", "dtype", "order", "cases", "worst", "mean", "× peer", "error")
+    names = ("operator", "dtype", "format", "cases", "worst", "mean", "× peer", "error")
     table = new_table(*names, *(("target", "") if targets else ()))
     for summary in summaries(results):
         if not summary.cases:

@@ -64,7 +64,7 @@ class Workload:
     device: str = "cpu"
 
     @property
-    def operator(self) -> Operator[..., Any]:
+    def operator(self) -> Operator:
         return OPERATORS[self.case.operator]
 
     @property

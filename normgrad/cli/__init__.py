@@ -63,7 +63,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="normgrad",
-        description="Gradients of normalisation layers as operators with a contract.",
+        description=_folded(
+            "LayerNorm, GroupNorm and synchronised BatchNorm, forward and backward, with a bound on the error."
+        ),
         epilog=_folded(
             "Exit status: 0; 1 for a check that failed; 2 for bad input, with one line that says what is wrong."
         ),

@@ -28,7 +28,7 @@ F32 = np.float32
 class Case:
     """One call, and what its data is."""
 
-    operator: Operator[..., Any]
+    operator: Operator
     title: str
     arguments: dict[str, Any]
 
@@ -82,7 +82,7 @@ def transformer(random: np.random.Generator) -> Case:
 def diffusion(random: np.random.Generator) -> Case:
     """GroupNorm as diffusion models use it: 32 groups, float32 statistics beside 16-bit data."""
     shape = (2, 320, 32, 32)
-    sizes = {"N": 2, "C": 320, "HxW": 32 * 32, "group": 32}
+    sizes: dict[str, Any] = {"N": 2, "C": 320, "HxW": 32 * 32, "group": 32}
     grad_out, x = _normal(random, shape, np.float16), _normal(random, shape, np.float16)
     weight = _normal(random, (320,), np.float16)
     _, mean, rstd = group_norm(x, None, None, **sizes)

@@ -67,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_folder(arguments: argparse.Namespace, operator: Operator[..., Any], product: Product | None) -> int:
+def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Product | None) -> int:
     source, target = arguments.input, arguments.output
     cases = list(files.cases_in(source).values())
     if target.exists() and not target.is_dir():
@@ -83,9 +83,7 @@ def _run_folder(arguments: argparse.Namespace, operator: Operator[..., Any], pro
     return 2 if problems else 0
 
 
-def _problem(
-    operator: Operator[..., Any], source: Path, folder: Path, product: Product | None, with_oracle: bool
-) -> str:
+def _problem(operator: Operator, source: Path, folder: Path, product: Product | None, with_oracle: bool) -> str:
     """Run one call of a folder; why it cannot be run, or nothing."""
     try:
         _run_file(operator, source, folder / source.name, product, with_oracle)
@@ -95,9 +93,7 @@ def _problem(
     return ""
 
 
-def _run_file(
-    operator: Operator[..., Any], source: Path, target: Path, product: Product | None, with_oracle: bool
-) -> None:
+def _run_file(operator: Operator, source: Path, target: Path, product: Product | None, with_oracle: bool) -> None:
     files.check_writable(target)
     values = read_arguments(operator, source)
     compute = by_oracle if with_oracle else by_operator
@@ -108,7 +104,7 @@ def _run_file(
     files.write(target, results)
 
 
-def read_arguments(operator: Operator[..., Any], path: Path) -> dict[str, Any]:
+def read_arguments(operator: Operator, path: Path) -> dict[str, Any]:
     """An operator's arguments by name, from a file; absent ones take their defaults."""
     parameters = {p.name: p for p in operator.signature.parameters if not _is_output(p)}
 
@@ -155,29 +151,25 @@ def _argument(path: Path, parameter: Parameter, value: Any) -> Any:
     return value.item() if is_one_number else value.tolist()
 
 
-def by_operator(
-    operator: Operator[..., Any], arguments: Mapping[str, Any], product: Product | None
-) -> dict[str, np.ndarray]:
+def by_operator(operator: Operator, arguments: Mapping[str, Any], product: Product | None) -> dict[str, np.ndarray]:
     """The results of a call by name, running statistics among them."""
     with use_product(product):
         results = operator(**arguments)
     return _named(operator, results) | _in_place(operator, arguments)
 
 
-def by_oracle(
-    operator: Operator[..., Any], arguments: Mapping[str, Any], product: Product | None
-) -> dict[str, np.ndarray]:
+def by_oracle(operator: Operator, arguments: Mapping[str, Any], product: Product | None) -> dict[str, np.ndarray]:
     """The same from the oracle, in float64, once the call has been checked as ever."""
     return exact_results(operator, checked(operator, arguments, product))
 
 
-def _named(operator: Operator[..., Any], results: Any) -> dict[str, np.ndarray]:
+def _named(operator: Operator, results: Any) -> dict[str, np.ndarray]:
     """Results by name, without those that are not wanted."""
     outputs = operator.signature.outputs
     return {o.name: np.asarray(v) for o, v in zip(outputs, as_tuple(results), strict=True) if v is not None}
 
 
-def _in_place(operator: Operator[..., Any], arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _in_place(operator: Operator, arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays that the call moves in place."""
     names = [tensor.name for tensor in operator.signature.tensors if tensor.role is Role.IN_PLACE]
     return {name: arguments[name] for name in names if arguments[name] is not None}

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from normgrad.contract.check import check
 from normgrad.contract.products import current_product
@@ -17,12 +18,12 @@ from normgrad.operators import OPERATORS
 
 
 def layer_norm(
-    input: Any,
+    input: ArrayLike,
     normalized_shape: int | Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     eps: float = 1e-5,
-) -> Any:
+) -> jax.Array:
     """LayerNorm on the CPU, under ``jit``, ``grad`` and ``vmap``.
 
     Over the elements of a row, ``output = (x − mean)·rstd·weight + bias`` with ``rstd = 1/√(variance + eps)``.
@@ -66,7 +67,13 @@ def layer_norm(
     return _layer_norm(x.reshape(rows, columns), weight, bias, attributes["eps"]).reshape(x.shape)
 
 
-def group_norm(input: Any, group: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def group_norm(
+    input: ArrayLike,
+    group: int,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+) -> jax.Array:
     """GroupNorm on the CPU, under ``jit``, ``grad`` and ``vmap``.
 
     Over a sample's group of ``C/group`` channels, ``output = (x − mean)·rstd·weight + bias`` with

@@ -1,7 +1,5 @@
 """The nine operators: what each one's parameters are and which rules they follow."""
 
-from typing import Any
-
 from normgrad.operators.batch_norm import (
     batch_norm_elemt,
     batch_norm_elemt_backward,
@@ -14,7 +12,7 @@ from normgrad.operators.layer_norm import layer_norm, layer_norm_backward
 from normgrad.operators.operator import Operator
 
 #: Every operator by name.
-OPERATORS: dict[str, Operator[..., Any]] = {
+OPERATORS: dict[str, Operator] = {
     op.signature.name: op
     for op in (
         layer_norm_backward,

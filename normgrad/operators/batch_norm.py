@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT16, FLOAT32, INT32
 from normgrad.contract.parameters import Attribute, Broken, Call, Dtypes, Extent, Role, Tensor
-from normgrad.contract.products import Family
+from normgrad.contract.products import Family, Product
 from normgrad.contract.rules import (
     elements,
     flag,
@@ -20,6 +21,7 @@ from normgrad.contract.rules import (
     shape_of,
 )
 from normgrad.operators.operator import operator
+from normgrad.typing import Array, ArrayT
 
 _DATA = (2, 8)
 _VECTOR = (1, 1)
@@ -60,18 +62,18 @@ _counts = one_of(INT32, FLOAT16, FLOAT32)
     ),
 )
 def batch_norm_elemt_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
-    sum_dy: Any,
-    sum_dy_xmu: Any,
-    counter: Any,
+    grad_out: Array,
+    input: ArrayT,
+    mean: Array,
+    invstd: Array,
+    weight: Array | None,
+    sum_dy: Array,
+    sum_dy_xmu: Array,
+    counter: Array,
     *,
-    out: Any = None,
-    product: Any = None,
-) -> Any:
+    out: Array | None = None,
+    product: Product | str | None = None,
+) -> ArrayT:
     """The last step of synchronised BatchNorm's backward pass: the gradient of the input.
 
     With ``n = Σ counter`` (one count per rank) and everything else per channel::
@@ -113,7 +115,7 @@ def batch_norm_elemt_backward(
     array([[[0. , 0.9, 1.8, 2.7],
             [3.6, 4.5, 5.4, 6.3]]], dtype=float32)
     """
-    return locals()
+    return locals()  # type: ignore[return-value]
 
 
 @operator(
@@ -126,7 +128,9 @@ def batch_norm_elemt_backward(
         Tensor("invstd", "invstd", _statistics, _VECTOR, _per_channel, Role.OUTPUT),
     ),
 )
-def batch_norm_stats(input: Any, eps: float = 1e-5, *, out: Any = None, product: Any = None) -> tuple[Any, Any]:
+def batch_norm_stats(
+    input: ArrayT, eps: float = 1e-5, *, out: Sequence[Array | None] | None = None, product: Product | str | None = None
+) -> tuple[ArrayT, ArrayT]:
     """The statistics of each channel over all other dimensions: the first step of BatchNorm, on one rank.
 
     ``mean = Σx/n`` and ``invstd = 1/√(Σ(x − mean)²/n + eps)``.
@@ -183,18 +187,18 @@ _one_per_rank = elements(lambda call: call.shape("mean")[0], "one per rank, as r
     ),
 )
 def batch_norm_gather_stats_with_counts(
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: ArrayT,
+    mean: Array,
+    invstd: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
     momentum: float,
     eps: float,
-    counts: Any,
+    counts: Array,
     *,
-    out: Any = None,
-    product: Any = None,
-) -> tuple[Any, Any]:
+    out: Sequence[Array | None] | None = None,
+    product: Product | str | None = None,
+) -> tuple[ArrayT, ArrayT]:
     """The statistics of the whole batch from those of its ranks.
 
     With ``n = Σ counts``, ``mean_all = Σ mean·counts/n``, ``var = 1/invstd² − eps`` and
@@ -249,16 +253,16 @@ def batch_norm_gather_stats_with_counts(
     ),
 )
 def batch_norm_elemt(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    invstd: Any,
+    input: ArrayT,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array,
+    invstd: Array,
     eps: float = 1e-5,
     *,
-    out: Any = None,
-    product: Any = None,
-) -> Any:
+    out: Array | None = None,
+    product: Product | str | None = None,
+) -> ArrayT:
     """The last step of synchronised BatchNorm: ``output = (input − mean)·invstd·weight + bias``.
 
     Parameters
@@ -289,7 +293,7 @@ def batch_norm_elemt(
     >>> batch_norm_elemt(np.array([[2, 4]], np.float32), *one_each)
     array([[1., 4.]], dtype=float32)
     """
-    return locals()
+    return locals()  # type: ignore[return-value]
 
 
 def _parameter_dtype(call: Call) -> Dtypes:
@@ -324,18 +328,18 @@ def _parameter_dtype(call: Call) -> Dtypes:
     ),
 )
 def batch_norm_reduce_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    invstd: Any,
-    weight: Any,
+    grad_out: Array,
+    input: ArrayT,
+    mean: Array,
+    invstd: Array,
+    weight: Array | None,
     input_g: bool = True,
     weight_g: bool = True,
     bias_g: bool = True,
     *,
-    out: Any = None,
-    product: Any = None,
-) -> tuple[Any, Any, Any, Any]:
+    out: Sequence[Array | None] | None = None,
+    product: Product | str | None = None,
+) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT]:
     """The sums over a rank's data that BatchNorm's backward pass needs, per channel.
 
     ``sum_dy = Σ grad_out``, ``sum_dy_xmu = Σ grad_out·(input − mean)``, ``grad_weight = sum_dy_xmu·invstd``,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.parameters import Attribute, Broken, Call, DtypeRule, Dtypes, Extent, Mask, Role, Tensor
-from normgrad.contract.products import Family
+from normgrad.contract.products import Family, Product
 from normgrad.contract.rules import (
     dtype_of,
     dtype_of_given,
@@ -23,6 +22,7 @@ from normgrad.contract.rules import (
 )
 from normgrad.contract.view import Shape
 from normgrad.operators.operator import operator
+from normgrad.typing import Array, ArrayT
 
 _RANKS = (0, 8)
 
@@ -105,20 +105,20 @@ def _like_weight(call: Call) -> Extent:
     ),
 )
 def group_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
+    grad_out: Array,
+    input: ArrayT,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
     N: int,
     C: int,
     HxW: int,
     group: int,
     output_mask: Sequence[bool] = (True, True, True),
     *,
-    out: Any = None,
-    product: Any = None,
-) -> tuple[Any, Any, Any]:
+    out: Sequence[Array | None] | None = None,
+    product: Product | str | None = None,
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """Gradients of GroupNorm.
 
     Data is taken in the order ``(N, C, HxW)`` whatever its shape. Per sample and group of ``C/group`` channels,
@@ -190,18 +190,18 @@ _forward_parameter = dtype_of("input", FLOAT32)
     ),
 )
 def group_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
+    input: ArrayT,
+    weight: Array | None,
+    bias: Array | None,
     N: int,
     C: int,
     HxW: int,
     group: int,
     eps: float = 1e-5,
     *,
-    out: Any = None,
-    product: Any = None,
-) -> tuple[Any, Any, Any]:
+    out: Sequence[Array | None] | None = None,
+    product: Product | str | None = None,
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """GroupNorm, with the statistics that its backward pass needs.
 
     Data is taken in the order ``(N, C, HxW)`` whatever its shape. Over the m elements of a sample's group,

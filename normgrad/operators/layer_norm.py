@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.parameters import Attribute, Broken, Call, Mask, Role, Tensor
-from normgrad.contract.products import Family
+from normgrad.contract.products import Family, Product
 from normgrad.contract.rules import (
     dtype_of,
     dtype_of_given,
@@ -24,6 +23,7 @@ from normgrad.contract.rules import (
 )
 from normgrad.contract.view import Shape
 from normgrad.operators.operator import operator
+from normgrad.typing import Array, ArrayT
 
 _RANKS = (1, 8)
 
@@ -103,18 +103,18 @@ _statistics_dtype = preferring_float32(not_narrower_than("input"))
     ),
 )
 def layer_norm_backward(
-    grad_out: Any,
-    input: Any,
-    normalized_shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any = None,
-    bias: Any = None,
+    grad_out: Array,
+    input: ArrayT,
+    normalized_shape: int | Sequence[int],
+    mean: Array,
+    rstd: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     output_mask: Sequence[bool] = (True, True, True),
     *,
-    out: Any = None,
-    product: Any = None,
-) -> tuple[Any, Any, Any]:
+    out: Sequence[Array | None] | None = None,
+    product: Product | str | None = None,
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """Gradients of LayerNorm.
 
     With ``x̂ = (input − mean)·rstd``, ``g = grad_out·weight`` and N elements in a row::
@@ -127,7 +127,7 @@ def layer_norm_backward(
     ----------
     grad_out, input : array of float32, float16 or bfloat16
         One dtype and one shape ``[A1..Ai, R1..Rj]`` of 1 to 8 dimensions.
-    normalized_shape : sequence of int
+    normalized_shape : int or sequence of int
         ``[R1..Rj]``, the last dimensions of ``input``.
     mean, rstd : array
         One dtype, not narrower than ``input``'s, and one shape; one element per row (``[A1..Ai, 1..1]``).
@@ -200,15 +200,15 @@ def layer_norm_backward(
     ),
 )
 def layer_norm(
-    input: Any,
-    normalized_shape: Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
+    input: ArrayT,
+    normalized_shape: int | Sequence[int],
+    weight: Array | None = None,
+    bias: Array | None = None,
     eps: float = 1e-5,
     *,
-    out: Any = None,
-    product: Any = None,
-) -> tuple[Any, Any, Any]:
+    out: Sequence[Array | None] | None = None,
+    product: Product | str | None = None,
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """LayerNorm, with the statistics that its backward pass needs.
 
     Over the N elements of a row, ``mean = Σx/N``, ``rstd = 1/√(Σ(x − mean)²/N + eps)`` and
@@ -218,7 +218,7 @@ def layer_norm(
     ----------
     input : array of float32, float16 or bfloat16
         Shape ``[A1..Ai, R1..Rj]`` of 1 to 8 dimensions.
-    normalized_shape : sequence of int
+    normalized_shape : int or sequence of int
         ``[R1..Rj]``, the last dimensions of ``input``.
     weight, bias : array, optional
         ``input``'s dtype or float32, one dtype for both, shape ``normalized_shape``.

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any
 
 from normgrad.backends import backend_for
 from normgrad.contract.check import Signature, check
@@ -16,26 +16,28 @@ from normgrad.contract.products import Family, Product, current_product, parse_p
 from normgrad.contract.status import NULLPTR, ContractError
 from normgrad.operators.dispatch import Dispatch
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
+class Operator:
+    """An operator of the contract. Call it for the result, or make a ``plan`` of the call and run that.
 
-class Operator(Generic[P, R]):
-    """An operator of the contract. Call it for the result, or :meth:`plan` it and run the plan."""
+    Type checkers see each operator's own arguments and results: ``normgrad/operators/__init__.pyi``.
+    """
 
-    def __init__(self, gather: Callable[P, R], signature: Signature) -> None:
+    def __init__(self, gather: Callable[..., Any], signature: Signature) -> None:
         functools.update_wrapper(self, gather)
         self.signature = signature
-        self._gather: Callable[..., Any] = gather
+        self._gather = gather
         self.__signature__ = inspect.signature(gather)
+        self.__doc__ = self._doc()
         parameters = [p for p in self.__signature__.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         #: The names of the arguments that a call may give by position, and their defaults.
         self.names = tuple(parameter.name for parameter in parameters)
         self.defaults = tuple(parameter.default for parameter in parameters)
         self._required = self.defaults.count(inspect.Parameter.empty)
         self.dispatch = Dispatch(signature, self.names)
+        self.plan = self._planner()
 
-    def with_dtypes(self, **rules: DtypeRule) -> Operator[..., Any]:
+    def with_dtypes(self, **rules: DtypeRule) -> Operator:
         """Return the operator with other dtypes for some of its tensors, and a dispatch cache of its own."""
         parameters = tuple(
             replace(parameter, dtype=rules[parameter.name])
@@ -51,17 +53,31 @@ class Operator(Generic[P, R]):
     def __reduce__(self) -> str:
         return self.signature.name
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or not self._required <= len(args) <= len(self.names):
             named, out, product = self._arguments(args, kwargs)
             arguments = (*named.values(), *(() if out is None else self._outputs(out).values()))
         else:
             arguments, product = args + self.defaults[len(args) :], current_product()
-        results: R = self.dispatch(arguments, product)
-        return results
+        return self.dispatch(arguments, product)
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
-        """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
+    def _doc(self) -> str | None:
+        """Return the docstring under a line with the arguments, as NumPy's ufuncs have it: help() shows no other."""
+        parameters = [p.replace(annotation=p.empty) for p in self.__signature__.parameters.values()]
+        return self.__doc__ and f"{self.signature.name}{inspect.Signature(parameters)}\n\n    {self.__doc__}"
+
+    def _planner(self) -> Callable[..., Plan]:
+        """Return ``plan``, a function whose signature is the operator's own."""
+
+        def plan(*args: Any, **kwargs: Any) -> Plan:
+            """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
+            return self._plan(args, kwargs)
+
+        signature = self.__signature__.replace(return_annotation="Plan")
+        plan.__signature__ = signature  # type: ignore[attr-defined]
+        return plan
+
+    def _plan(self, args: Any, kwargs: Any) -> Plan:
         arguments, out, product = self._arguments(args, kwargs)
         try:
             call = check(self.signature, arguments | self._outputs(out), product, outputs_needed=True)
@@ -99,10 +115,10 @@ class Operator(Generic[P, R]):
 
 def operator(
     c_name: str, family: Family, parameters: tuple[Parameter, ...]
-) -> Callable[[Callable[P, R]], Operator[P, R]]:
+) -> Callable[[Callable[..., Any]], Operator]:
     """Make an operator of a function that gathers its arguments: ``return locals()`` is its whole body."""
 
-    def make(gather: Callable[P, R]) -> Operator[P, R]:
+    def make(gather: Callable[..., Any]) -> Operator:
         return Operator(gather, Signature(gather.__name__, c_name, family, parameters))
 
     return make

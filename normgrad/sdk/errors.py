@@ -6,6 +6,7 @@ import os
 from datetime import datetime
 from enum import IntEnum
 
+from normgrad.contract.products import ENVIRONMENT, Product, current_product
 from normgrad.contract.status import ContractError, Names, Status
 from normgrad.operators import OPERATORS
 
@@ -35,6 +36,14 @@ class Refused(Exception):
     def __init__(self, status: int, text: str) -> None:
         self.status = int(status)
         super().__init__(text)
+
+
+def product_in_force() -> Product | None:
+    """Return the product that calls are checked for; refuse a name in the environment that no product has."""
+    try:
+        return current_product()
+    except ValueError as problem:
+        raise Refused(AclError.INVALID_PARAM, f"{ENVIRONMENT}: {problem}") from None
 
 
 def text_of(error: BaseException) -> str:

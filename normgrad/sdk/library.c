@@ -4,7 +4,7 @@
  * Python (normgrad.sdk.entry). Memory that a caller points to is only ever touched by normgrad_copy, which answers
  * an address that cannot be used with an error instead of a fault.
  *
- * NORMGRAD_PYTHON, NORMGRAD_FIND and the functions' table are put in front of this file when it is compiled.
+ * NORMGRAD_PYTHON, NORMGRAD_PACKAGE, NORMGRAD_FIND and the functions' table are put in front of this file when it is compiled.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -183,8 +183,9 @@ static void start_interpreter(void)
 static int find_packages(void)
 {
     if (strncmp(Py_GetVersion(), PY_VERSION, strcspn(PY_VERSION, ".") + 3) != 0) {
-        snprintf(start_problem, sizeof start_problem, "the library was made for Python %s and the process runs %.16s",
-                 PY_VERSION, Py_GetVersion());
+        const char *version = Py_GetVersion(); /* and the compiler, after a blank */
+        snprintf(start_problem, sizeof start_problem, "the library was made for Python %s and the process runs %.*s",
+                 PY_VERSION, (int)strcspn(version, " "), version);
         return 0;
     }
     PyObject *globals = PyDict_New(), *ours = PyBool_FromLong(interpreter_is_ours), *done = NULL;
@@ -210,6 +211,11 @@ static int python_is_there(void)
     }
     if (atomic_load(&ready))
         return 1;
+    if (access(NORMGRAD_PACKAGE, R_OK) != 0) {
+        set_plain_text("the Python environment that the library was made in is gone or cannot be read (" NORMGRAD_PACKAGE
+                       "): run normgrad sdk again");
+        return 0;
+    }
     /* A thread that holds the interpreter's lock must not wait for one that may want it. */
     if (!(Py_IsInitialized() && PyGILState_Check()))
         pthread_once(&interpreter_once, start_interpreter);
@@ -230,7 +236,8 @@ static int64_t call(int32_t function, const uint64_t *words, int64_t failure)
     if (python_is_there()) {
         normgrad_call(function, words, &result);
         if (result == INT64_MIN)
-            set_plain_text("the Python half of the library does not start; standard error says why");
+            set_plain_text("the Python half of the library does not start; standard error says why. Where the Python "
+                           "environment has changed, run normgrad sdk again");
     }
     return result == INT64_MIN ? failure : result;
 }

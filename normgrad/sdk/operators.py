@@ -16,7 +16,7 @@ from normgrad.contract.view import Memory, View
 from normgrad.operators import OPERATORS, Operator
 from normgrad.sdk import native
 from normgrad.sdk.contexts import StreamOfContext, stream_of
-from normgrad.sdk.errors import AclError, Refused
+from normgrad.sdk.errors import AclError, Refused, product_in_force
 from normgrad.sdk.exported import exported
 from normgrad.sdk.handles import handles
 from normgrad.sdk.memory import Allocation, table
@@ -126,7 +126,7 @@ def _values(signature: Signature, parameter: Parameter, word: int, kind: type[An
     return tuple(array.values)
 
 
-def _plan(op: Operator[..., Any], words: Iterable[Any]) -> None:
+def _plan(op: Operator, words: Iterable[Any]) -> None:
     signature = op.signature
     *values, size_result, executor_result = words
     for name, pointer in (("workspaceSize", size_result), ("executor", executor_result)):
@@ -137,6 +137,10 @@ def _plan(op: Operator[..., Any], words: Iterable[Any]) -> None:
         for parameter, word in zip(signature.parameters, values, strict=True)
     }
     outputs = tuple(arguments.pop(output.name) for output in signature.outputs)
+    try:
+        product_in_force()
+    except Refused as refused:
+        raise signature.error(None, str(refused), _INVALID) from None
     executor = OpExecutor(signature, op.plan(**arguments, out=outputs))
     native.wait_for_work_at_exit("operators")
     executor.check_planned()
@@ -152,7 +156,7 @@ def _plan(op: Operator[..., Any], words: Iterable[Any]) -> None:
 # Phase two
 
 
-def _run(op: Operator[..., Any], workspace: int, nbytes: int, handle: int, stream: int) -> None:
+def _run(op: Operator, workspace: int, nbytes: int, handle: int, stream: int) -> None:
     signature = op.signature
     if not handle:
         raise signature.error("executor", "is null, and must be given", _NULL)
@@ -174,7 +178,7 @@ def _run(op: Operator[..., Any], workspace: int, nbytes: int, handle: int, strea
         handles.remove(handle, OpExecutor)
 
 
-def _export(op: Operator[..., Any]) -> None:
+def _export(op: Operator) -> None:
     name = op.signature.c_name
     exported(f"{name}GetWorkspaceSize")(lambda *words: _plan(op, words))
     exported(name)(lambda *words: _run(op, *words))

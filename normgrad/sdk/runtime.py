@@ -10,7 +10,7 @@ from normgrad.contract import products
 from normgrad.sdk import contexts, memory_calls, native, streams
 from normgrad.sdk.contexts import current_context, required
 from normgrad.sdk.devices import close
-from normgrad.sdk.errors import AclError, Refused
+from normgrad.sdk.errors import AclError, Refused, product_in_force
 from normgrad.sdk.exported import exported
 
 _MODULES = (memory_calls, streams)  # whose functions are exported by having been imported
@@ -33,6 +33,7 @@ _state = _State()
 @exported("aclInit")
 def init(config_path: int) -> None:
     """Begin; there is nothing to configure, so the path is not read."""
+    product_in_force()
     with _state.lock:
         if _state.initialised:
             raise Refused(AclError.REPEAT_INITIALIZE, "aclInit was called before, and is called once")
@@ -85,10 +86,10 @@ def get_run_mode(result: int) -> None:
 
 @exported("aclrtGetSocName")
 def get_soc_name() -> int:
-    """The SoC name of the product that calls are checked for; null without one."""
-    product = products.current_product()
+    """The SoC name of the product that calls are checked for; null without one, as CANN has it without a device."""
+    product = product_in_force()
     if product is None:
-        return 0
+        raise Refused(AclError.INVALID_PARAM, f"no product is chosen: {products.ENVIRONMENT} chooses one")
     given = os.environ.get(products.ENVIRONMENT, "").strip()
     return native.lasting_text(given if product.is_soc(given) else product.value.soc_prefixes[0])
 

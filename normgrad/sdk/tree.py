@@ -28,6 +28,7 @@ OTHER_NAMES = ("libacl_rt.so", "libnnopbase.so", "libopapi_nn.so", "libopapi_mat
 #: Functions that library.c holds itself.
 NATIVE = ("aclGetRecentErrMsg", "aclFloat16ToFloat", "aclFloatToFloat16", "aclDataTypeSize")
 
+_PACKAGE = Path(__file__).parents[1]
 _MODULE = "_normgrad_sdk"
 _SCRIPT = "set_env.sh"
 _SCRIPT_HEAD = "# Source this file: programs written for CANN then build and run against normgrad.\n"
@@ -228,6 +229,7 @@ def _emit(source: Path) -> None:
 
 def _native_half(functions: Iterable[Prototype]) -> Iterator[str]:
     yield f"#define NORMGRAD_PYTHON {_c_string(sys.executable)}\n"
+    yield f"#define NORMGRAD_PACKAGE {_c_string(str(_PACKAGE))}\n"
     yield f"#define NORMGRAD_FIND {_c_string(_find_packages_code())}\n"
     yield Path(__file__).with_name("library.c").read_text(encoding="utf-8")
     yield _WORD_OF_DOUBLE
@@ -247,7 +249,7 @@ def _native_half(functions: Iterable[Prototype]) -> Iterator[str]:
 
 def _find_packages_code() -> str:
     """Python code that makes this environment's packages importable, in an interpreter of ours or another's."""
-    package = str(Path(__file__).parents[2])
+    package = str(_PACKAGE.parent)
     # The directory that the command runs in is on the path by accident, unless the package lies there.
     paths = [path for path in map(os.path.abspath, filter(None, sys.path)) if path != os.getcwd() or path == package]
     return (

@@ -101,6 +101,8 @@ def clusters(is_wrong: np.ndarray, layout: Layout) -> list[Cluster]:
 def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...]) -> Cluster:
     if wrong.size == size > 1:
         return Cluster("everywhere", f"all {size} elements are wrong")
+    if 1 < wrong.size == size - wrong[0]:  # too few for a pattern by chance alone, and yet the first thing to look at
+        return Cluster("tail", f"in the last {wrong.size} of the {size} elements{_left_over(wrong.size, size)}")
     if wrong.size <= _MOST_NAMED:
         named = [_index(index, shape) for index in wrong]
         kind, plural = ("single", "") if wrong.size == 1 else ("scattered", "s")

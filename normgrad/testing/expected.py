@@ -18,14 +18,14 @@ from normgrad.testing import terms
 from normgrad.testing.terms import Magnitude
 
 
-def checked(operator: Operator[..., Any], arguments: Mapping[str, Any], product: Product | None) -> Call:
+def checked(operator: Operator, arguments: Mapping[str, Any], product: Product | None) -> Call:
     """The call, once it has passed the checks; its arguments are complete."""
     complete = with_defaults(operator, arguments)
     outputs = dict.fromkeys(operator.signature.output_names)
     return check(operator.signature, {**complete, **outputs}, product, outputs_needed=False)
 
 
-def with_defaults(operator: Operator[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(operator: Operator, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with the defaults of those that are not given, None for an optional tensor."""
     parameters = {p.name for p in operator.signature.parameters} - set(operator.signature.output_names)
     absent = {t.name: None for t in operator.signature.tensors if t.optional and t.name in parameters}
@@ -37,19 +37,19 @@ def with_defaults(operator: Operator[..., Any], arguments: Mapping[str, Any]) ->
     return {**absent, **defaults, **arguments}
 
 
-def moved_in_place(operator: Operator[..., Any], call: Call) -> list[str]:
+def moved_in_place(operator: Operator, call: Call) -> list[str]:
     """The tensors of a call that it moves in place."""
     return [t.name for t in operator.signature.tensors if t.role is Role.IN_PLACE and t.name in call.views]
 
 
-def results_of(operator: Operator[..., Any], call: Call) -> list[Tensor]:
+def results_of(operator: Operator, call: Call) -> list[Tensor]:
     """The results of a call: its wanted outputs, then what it moves in place."""
     moved = moved_in_place(operator, call)
     outputs = [output for output in operator.signature.outputs if output.wanted(call)]
     return outputs + [tensor for tensor in operator.signature.tensors if tensor.name in moved]
 
 
-def exact_results(operator: Operator[..., Any], call: Call) -> dict[str, Array]:
+def exact_results(operator: Operator, call: Call) -> dict[str, Array]:
     """The oracle's results by name."""
     wide = _wide(operator, call)
     found = as_tuple(getattr(oracle, operator.signature.name)(**wide))
@@ -58,7 +58,7 @@ def exact_results(operator: Operator[..., Any], call: Call) -> dict[str, Array]:
     return {name: np.asarray(value) for name, value in named.items() if value is not None}
 
 
-def magnitudes(operator: Operator[..., Any], call: Call) -> dict[str, Magnitude]:
+def magnitudes(operator: Operator, call: Call) -> dict[str, Magnitude]:
     """The terms behind them, by name."""
     found = as_tuple(getattr(terms, operator.signature.name)(**_wide(operator, call)))
     moved = [tensor.name for tensor in operator.signature.tensors if tensor.role is Role.IN_PLACE]
@@ -66,7 +66,7 @@ def magnitudes(operator: Operator[..., Any], call: Call) -> dict[str, Magnitude]
     return {name: value for name, value in zip(names, found, strict=True) if value is not None}
 
 
-def _wide(operator: Operator[..., Any], call: Call) -> dict[str, Any]:
+def _wide(operator: Operator, call: Call) -> dict[str, Any]:
     """The arguments as the oracle takes them; what moves in place is a copy in float64."""
     outputs = operator.signature.output_names
     wide = {name: value for name, value in call.arguments.items() if name not in outputs} | call.attributes

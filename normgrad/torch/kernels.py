@@ -22,7 +22,7 @@ Results: TypeAlias = Tensor | tuple[Tensor | None, ...]
 class TorchKernel:
     """An operator as a function of the arguments that its PyTorch schema has, by position."""
 
-    def __init__(self, operator: Operator[..., Any], make: Maker) -> None:
+    def __init__(self, operator: Operator, make: Maker) -> None:
         self._signature = operator.signature
         self._make = make
         self._defaults = operator.defaults

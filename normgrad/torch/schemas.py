@@ -22,7 +22,7 @@ _TYPES: dict[Callable[[Any], Any], str] = {
 }
 
 
-def schema(operator: Operator[..., Any]) -> str:
+def schema(operator: Operator) -> str:
     """Return the arguments and results of an operator in PyTorch's notation."""
     by_name = {parameter.name: parameter for parameter in operator.signature.parameters}
     aliases = iter(string.ascii_lowercase)  # each tensor that is written has its own

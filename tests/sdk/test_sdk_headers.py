@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -149,7 +148,7 @@ def test_numbers_are_the_interfaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op", NORMS.values(), ids=NORMS)
-def test_the_header_names_the_parameters_of_the_signature_in_order(op: Operator[..., Any]) -> None:
+def test_the_header_names_the_parameters_of_the_signature_in_order(op: Operator) -> None:
     """Words are handed over by position: the names are what can be compared."""
     functions = {function.name: function for function in read_headers()}
     planned = [argument.name for argument in functions[f"{op.signature.c_name}GetWorkspaceSize"].arguments]

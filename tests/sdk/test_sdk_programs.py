@@ -143,7 +143,15 @@ def test_ending_with_work_under_way(build, run) -> None:
 def test_a_wrong_product_is_told(build, run) -> None:
     done = run(build(SAMPLES / "layer_norm_backward.cpp"), NORMGRAD_PRODUCT="Ascend")
     assert done.returncode == 1
-    assert "unknown product 'Ascend'; known are" in done.stdout
+    assert "Acl_Error(100000): NORMGRAD_PRODUCT: unknown product 'Ascend'; known are" in done.stdout
+
+
+def test_an_environment_that_is_gone_is_told(build, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdk.tree, "_PACKAGE", tmp_path / "gone" / "normgrad")
+    home = sdk.build(tmp_path / "tree")
+    done = run(build(SAMPLES / "layer_norm_backward.cpp"), LD_LIBRARY_PATH=f"{home}/lib64")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"({tmp_path / 'gone' / 'normgrad'}): run normgrad sdk again" in done.stdout
 
 
 def test_a_wrong_device_is_told(build, run) -> None:

@@ -195,6 +195,8 @@ void contextsAndParameters()
     WORKS(aclrtGetVersion(&major, &minor, &patch));
     REQUIRE(major >= 0 && minor >= 0 && patch >= 0);
     REQUIRE(aclrtGetSocName() == nullptr);
+    const char *text = aclGetRecentErrMsg();
+    REQUIRE(text && std::strstr(text, "no product is chosen: NORMGRAD_PRODUCT chooses one"));
 }
 
 // Each thread has error texts of its own.
