@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import shutil
@@ -113,12 +114,24 @@ def test_annotations_match_the_contracts_table(name: str) -> None:
             assert annotations[parameter.name] == base + " | None" * parameter.optional, parameter.name
 
 
+@functools.cache
+def why_not(checker: str) -> str:
+    """Why a type checker cannot be used here, or nothing."""
+    if importlib.util.find_spec(checker) is None:
+        return f"{checker} is not installed"
+    if checker == "pyright" and shutil.which("node") is None:
+        return "pyright needs Node.js"
+    try:  # pyright's first start downloads its program
+        subprocess.run([sys.executable, "-m", checker, "--version"], check=True, capture_output=True, timeout=120)
+    except subprocess.SubprocessError as error:
+        return f"{checker} does not start: {error}"
+    return ""
+
+
 def wrong_lines(checker: str, program: str, folder: Path) -> set[int]:
     """The lines of a program that a type checker reports."""
-    if importlib.util.find_spec(checker) is None:
-        pytest.skip(f"{checker} is not installed")
-    if checker == "pyright" and shutil.which("node") is None:
-        pytest.skip("pyright needs Node.js")
+    if why_not(checker):
+        pytest.skip(why_not(checker))
     (folder / "program.py").write_text(program, encoding="utf-8")
     # A configuration of its own: the repository's leaves out other libraries' types.
     (folder / "mypy.ini").write_text(f"[mypy]\nstrict = True\nmypy_path = {ROOT.as_posix()}\n", encoding="utf-8")
