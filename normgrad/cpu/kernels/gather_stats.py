@@ -49,10 +49,13 @@ def _lanes(tensor, rank, c):
 
 
 @device
-def _moments_of_block(desc, first, last, n, eps, means, squares):
-    """Store the same of contiguous channels, 16 at a time. A rank's row is read along its channels: rows that lie a
-    power of two apart share the cache's sets, and reading all rows at one channel would evict them all."""
-    zero, one = splat_f64(0.0), splat_f64(1.0)
+def _moments_of_block(desc, first, last, n, eps):
+    """Store the same of contiguous channels, 16 at a time.
+
+    Every rank's row is read along its channels. Rows that are a power of two apart share the sets of the cache: reading
+    all of them at one channel would evict them before the next.
+    """
+    zero, one, means, squares = splat_f64(0.0), splat_f64(1.0), desc.results, desc.results + 8 * desc.channels
     for c in range(first, last, 16):
         vstore_f64(means, c, zero)
         vstore_f64(squares, c, zero)
@@ -88,8 +91,7 @@ def batch_norm_gather_stats_with_counts(desc: GatherStats):
         n += load_element(desc.counts, rank)
     whole = channels & ~15 if _is_contiguous(desc.mean) and _is_contiguous(desc.invstd) else 0
     for first in range(0, whole, CHANNEL_BLOCK):
-        last = min(first + CHANNEL_BLOCK, whole)
-        _moments_of_block(desc, first, last, n, eps, results, results + 8 * channels)
+        _moments_of_block(desc, first, min(first + CHANNEL_BLOCK, whole), n, eps)
     for c in range(whole, channels):
         mean, squares = _moments(desc, c, n, eps)
         store_f64(results, c, mean)
