@@ -270,8 +270,6 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_cffi_without_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cffi", types.SimpleNamespace(FFI=object, __version__="9.0"))
-    with pytest.raises(
-        sdk.SdkError, match=r"^cffi 9\.0 cannot write the library's source \(AttributeError: .*\)"
-    ):
+    with pytest.raises(sdk.SdkError, match=r"^cffi 9\.0 cannot write the library's source \(AttributeError: .*\)"):
         sdk.build(tmp_path / "sdk")
     assert not (tmp_path / "sdk").exists()
