@@ -379,3 +379,20 @@ def test_what_the_contract_refuses_is_rounded_once(dtype: torch.dtype, monkeypat
     for output in (by_row, by_group):
         assert output.dtype == torch.float32
         torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])
+def test_a_saved_tensor_that_comes_back_in_another_dtype(name: str) -> None:
+    """Hooks that compress what is saved may not restore its dtype. PyTorch's modules refuse that, ours compute."""
+    theirs, ours = some(name)
+    x = random(4, 6, 10)
+
+    def gradient(module: torch.nn.Module, saved: torch.dtype) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(saved) if t.shape == x.shape else t, lambda t: t):
+            output = module(leaf)
+        return torch.autograd.grad(output.sin().sum(), leaf)[0]
+
+    expected = gradient(theirs, torch.float32)
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.testing.assert_close(gradient(ours, dtype), expected, rtol=2e-2, atol=2e-2)
