@@ -33,6 +33,11 @@ _DATA = ("grad_out", "input", "output", "grad_input")
 _STATISTICS = ("mean", "rstd")
 _PAGE = 1 << 12
 
+# NumPy 1 computes these when they are first asked for. Numba does that in its import, which may happen on a thread of
+# XLA's; there subnormal numbers are flushed, and NumPy would keep 0 as the smallest one for the whole process.
+for _dtype in (np.float16, np.float32, np.float64):
+    np.finfo(_dtype)
+
 
 def stand_ins(arrays: dict[str, Layout]) -> dict[str, View]:
     """Views with the layouts of arrays that have no memory yet, for the checks."""
