@@ -80,6 +80,24 @@ def test_compiled_code_without_an_effect_fails_the_trial(monkeypatch: pytest.Mon
         compiler.try_out()
 
 
+def test_numba_that_is_told_not_to_compile(tmp_path: Path) -> None:
+    """Kernels on disk run; others cannot be compiled, and the error names the variable."""
+    code = """
+import numpy as np, normgrad
+try:
+    print(normgrad.batch_norm_stats(np.ones((2, 3), np.float32))[0].tolist())
+except normgrad.ContractError as error:
+    print(error)
+"""
+    settings = {"NORMGRAD_BACKEND": "cpu", "NORMGRAD_CACHE_DIR": str(tmp_path)}
+    assert run_python(code, NUMBA_DISABLE_JIT="1", **settings) == (
+        "batch_norm_stats: the work failed: RuntimeError: NUMBA_DISABLE_JIT is set, and kernels must be compiled: "
+        "unset it, or set NORMGRAD_BACKEND=reference\n"
+    )
+    assert run_python(code, **settings) == "[1.0, 1.0, 1.0]\n"
+    assert run_python(code, NUMBA_DISABLE_JIT="1", **settings) == "[1.0, 1.0, 1.0]\n"
+
+
 def test_the_body_of_a_parallel_loop(tmp_path: Path) -> None:
     """PyTorch's threads call a kernel with the bounds of their part of the loop."""
     code = """

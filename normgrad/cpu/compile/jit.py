@@ -15,6 +15,11 @@ import numba
 
 from normgrad.log import warn_once
 
+if numba.config.DISABLE_JIT:  # for debugging of the user's own functions; kernels are no Python that could run as it is
+    raise RuntimeError(
+        "NUMBA_DISABLE_JIT is set, and kernels must be compiled: unset it, or set NORMGRAD_BACKEND=reference"
+    )
+
 # No fast-math flags: contraction would make a value's bits depend on the code around it.
 _OPTIONS = {
     "nopython": True,
