@@ -309,10 +309,10 @@ def test_another_numba_or_machine_is_another_kernel(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the keys are of interest here: nothing is compiled."""
-    from normgrad.cpu.compile import compiler
+    from normgrad.cpu.compile import jit
 
     keys: list[str] = []
-    monkeypatch.setattr(compiler, "compiled", lambda *kernel: b"")
+    monkeypatch.setattr(jit.internal_compiler, "compiled", lambda *kernel: b"")
     monkeypatch.setattr(object_code, "loaded", lambda code, symbol: len)
     monkeypatch.setattr(disk_cache, "find", lambda name, key: keys.append(key))
     monkeypatch.setattr(disk_cache, "keep", lambda name, key, code: None)
@@ -353,14 +353,14 @@ define i32 @symbol(i64 %descriptor) {
 def test_kept_code_that_needs_more_than_c_is_not_loaded(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import llvmlite.binding as llvm
 
-    from normgrad.cpu.compile import compiler
+    from normgrad.cpu.compile import jit
 
     code = bytes(object_code.target_machine().emit_object(llvm.parse_assembly(_SYSTEM)))
     assert object_code.needs(code) == ["system"]
     loaded: list[bytes] = []
     monkeypatch.setattr(disk_cache, "find", lambda name, key: code if planted == "calls system" else code[:100])
     monkeypatch.setattr(disk_cache, "keep", lambda name, key, code: None)
-    monkeypatch.setattr(compiler, "compiled", lambda *kernel: b"compiled here")
+    monkeypatch.setattr(jit.internal_compiler, "compiled", lambda *kernel: b"compiled here")
     monkeypatch.setattr(object_code, "loaded", lambda code, symbol: loaded.append(code))
     kernel_lookup._load(kernel_lookup.Kernel("normgrad.cpu.kernels.copy", "fill"), ())
     assert loaded == [b"compiled here"]

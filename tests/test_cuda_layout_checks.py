@@ -14,6 +14,7 @@ import normgrad
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
 from normgrad.operators import OPERATORS
+from normgrad.operators.mixed import MIXED
 from support.interpreted import check_call, random_channels, random_data, random_rstd
 
 pytest.importorskip("triton")
@@ -93,7 +94,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _clear_caches() -> None:
-    for operator in OPERATORS.values():
+    for operator in (*OPERATORS.values(), *MIXED.values()):
         operator.dispatch.clear()
 
 
@@ -119,6 +120,25 @@ def test_the_plain_path_is_right(dtype: Any, channels_last: bool) -> None:
     check_call("batch_norm_elemt_backward", dy, x, mean, invstd, weight, bias, mean, counts)
     ranks = random_data((3, C), np.float32, 8), random_rstd((3, C), 9)
     check_call("batch_norm_gather_stats_with_counts", x, *ranks, None, None, 0.1, 1e-5, counts)
+
+
+@pytest.mark.usefixtures("plain", "poisoned")
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("narrows", [False, True])
+def test_the_plain_path_rounds_data_of_two_dtypes_once(dtype: Any, narrows: bool) -> None:
+    data, result = (np.float32, dtype) if narrows else (dtype, np.float32)
+    N, C, HxW, group = sizes = (3, 12, 10, 4)
+    x, dy = random_data((N, C, HxW), data, 1), random_data((N, C, HxW), result, 2)
+    weight, vector = random_data((C,), np.float32, 3), random_data((HxW,), np.float32, 7)
+
+    def check(operator: str, *args: Any, statistics: tuple[int, ...] | None = None) -> tuple[Any, ...]:
+        out = statistics and (np.empty_like(dy), np.empty(statistics, np.float32), np.empty(statistics, np.float32))
+        return check_call(operator, *args, out=out, run=MIXED[operator])
+
+    _, *by_group = check("group_norm", x, weight, weight, *sizes, statistics=(N, group))
+    _, *by_row = check("layer_norm", x, [HxW], vector, vector, statistics=(N, C, 1))
+    check("group_norm_backward", dy, x, *by_group, weight, *sizes)
+    check("layer_norm_backward", dy, x, [HxW], *by_row, vector, None)
 
 
 @pytest.mark.usefixtures("plain")

@@ -665,7 +665,7 @@ def test_a_refused_call_writes_and_stores_nothing(library: Library) -> None:
 def test_a_kernel_that_fails_is_the_contracts_error_and_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     args = _call()
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "_loaded", lambda step: lambda descriptor: 7)
+        patch.setattr(Step, "load", lambda step: lambda descriptor: 7)
         for _ in range(2):
             with pytest.raises(normgrad.ContractError, match="returned status 7") as raised:
                 normgrad.layer_norm_backward(*args)

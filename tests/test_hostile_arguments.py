@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import fractions
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -281,6 +283,48 @@ def test_results_that_no_memory_holds(columns: int, backend: str) -> None:
     with pytest.raises(ContractError, match="there is no memory for") as caught:
         normgrad.layer_norm_backward(x, x, [columns], statistics, statistics)
     assert caught.value.status == 361001
+
+
+@pytest.mark.parametrize("shape", [(1 << 20, 1 << 18), (1 << 30, 1 << 30)])
+def test_broadcast_data_whose_results_no_memory_holds(shape: tuple[int, int], backend: str) -> None:
+    for x in (np.broadcast_to(np.float32(1), shape), torch.ones(1, 1).expand(shape)):
+        with pytest.raises(ContractError, match="there is no memory for") as caught:
+            normgrad.layer_norm(x, [shape[1]])
+        assert caught.value.status == 361001
+
+
+@pytest.mark.parametrize("columns", [1 << 45, 1 << 58, 1 << 60])
+def test_empty_data_of_huge_dimensions(columns: int, backend: str) -> None:
+    x, statistics = np.empty((0, columns), np.float32), np.empty((0, 1), np.float32)
+    assert [array.shape for array in normgrad.layer_norm(x, [columns])] == [(0, columns), (0, 1), (0, 1)]
+    mask = [True, False, False]
+    assert normgrad.layer_norm_backward(x, x, [columns], statistics, statistics, None, None, mask)[0].size == 0
+    assert normgrad.group_norm(x, None, None, 0, columns, 1, 1)[1].shape == (0, 1)
+    assert normgrad.group_norm_backward(x, x, x[:, :1], x[:, :1], None, 0, columns, 1, 1, mask)[0].size == 0
+
+
+@pytest.mark.parametrize("library", [np, torch])
+def test_a_product_of_attributes_that_overflows_where_there_is_no_data(library: Any, backend: str) -> None:
+    x = library.empty((6, 0), dtype=library.float32)
+    with pytest.raises(ContractError, match="the product must fit in a signed 64-bit integer") as caught:
+        normgrad.group_norm(x, None, None, 6, 0, 1, 1 << 62)
+    assert caught.value.status == 161002
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("make", [_plan, normgrad.Stream], ids=["Plan", "Stream"])
+def test_plans_and_streams_belong_to_their_process(make: Callable[[], Any], copied: Callable[[Any], Any]) -> None:
+    thing = make()
+    with pytest.raises(TypeError, match=f"^a {type(thing).__name__} cannot be copied or pickled: "):
+        copied(thing)
+
+
+@pytest.mark.parametrize("work", [None, 3, "work"])
+def test_work_that_is_no_function(work: Any) -> None:
+    stream = normgrad.Stream()
+    with pytest.raises(TypeError, match=r"the work is .*, and must be a function without arguments"):
+        stream.submit(work)
+    stream.synchronize()
 
 
 def test_a_real_tensor_while_pytorch_fakes_its_results() -> None:

@@ -219,6 +219,7 @@ REFUSED = {
     "bias is float32": lambda x: layer_norm(x.astype(jnp.bfloat16), 4, x[0].astype(jnp.bfloat16), x[0]),
     "must divide C = 4": lambda x: group_norm(x, 3),
     "weight has 2 elements": lambda x: group_norm(x, 2, x[:, 0]),
+    r"input is key<fry>, and must be float32": lambda x: layer_norm(jax.random.key(0)[None], 1),
 }
 
 

@@ -170,22 +170,30 @@ def aligned_empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _empty_like(like: np.ndarray, dtype: np.dtype) -> Callable[[], np.ndarray]:
-    """Return a function that allocates what ``np.empty_like`` would, without keeping ``like`` alive."""
-    strides = np.empty_like(like, dtype, subok=False).strides
+def _fresh_like(like: np.ndarray, dtype: DType) -> FreshArray:
+    """Return the layout that ``np.empty_like`` chooses. It allocates nothing: a broadcast array may be huge."""
+    corner = like[(slice(2),) * like.ndim]  # its axes have the same order in memory
+    strides = np.empty_like(corner, subok=False).strides
     outermost_first = sorted(range(like.ndim), key=lambda axis: (-strides[axis], axis))
     shape = tuple(like.shape[axis] for axis in outermost_first)
     axes = tuple(outermost_first.index(axis) for axis in range(like.ndim))
-    return lambda: np.empty(shape, dtype).transpose(axes)
+    in_order, theirs = contiguous_strides(shape), numpy_dtype(dtype)
+    return FreshArray(
+        like.shape,
+        tuple(in_order[axis] for axis in axes),
+        dtype,
+        lambda: np.empty(shape, theirs).transpose(axes),
+        numpy_address,
+    )
 
 
 class _NumPy:
     def fresh(self, shape: Shape, dtype: DType, like: Any) -> FreshArray:
+        if isinstance(like, np.ndarray):
+            like = _as_ndarray(like)
+            if like.shape == shape and not like.flags.c_contiguous:
+                return _fresh_like(like, dtype)
         theirs = numpy_dtype(dtype)
-        if isinstance(like, np.ndarray) and like.shape == shape and not like.flags.c_contiguous:
-            allocate = _empty_like(like, theirs)
-            strides = tuple(stride // theirs.itemsize for stride in allocate().strides)
-            return FreshArray(shape, strides, dtype, allocate, numpy_address)
         empty = np.empty if math.prod(shape) * theirs.itemsize < _ALIGNED_FROM else aligned_empty
         return FreshArray(shape, contiguous_strides(shape), dtype, partial(empty, shape, theirs), numpy_address)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -61,6 +61,21 @@ class Backend(Protocol):
         """Memory for a workspace that the library brings, for work on a stream."""
 
 
+class _NothingToWrite:
+    """The kernel of a problem whose outputs are all empty."""
+
+    workspace_size = 0
+
+    def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
+        """Do nothing."""
+
+
+def prepare(problem: Problem, backend: Backend) -> Kernel:
+    """Return the kernel for a problem. Empty outputs need none, and other dimensions of theirs may be huge."""
+    outputs = [view for name, view in problem.views.items() if problem.signature.is_written(name)]
+    return backend.prepare(problem) if any(view.numel for view in outputs) else _NothingToWrite()
+
+
 class Plan:
     """A checked call with its workspace size; made by an operator's ``plan``.
 
@@ -71,7 +86,7 @@ class Plan:
         self._signature = problem.signature
         self._backend = backend
         self._problem = problem
-        self._kernel = backend.prepare(problem)
+        self._kernel = prepare(problem, backend)
         self._addresses = problem.addresses
         self._written_owners = _written_owners(problem)
         self._lock = threading.Lock()
@@ -85,6 +100,9 @@ class Plan:
             f"<Plan {self._signature.name}({tensors}) on {self._problem.device} by the backend {self._backend.name}, "
             f"workspace {self.workspace_size} bytes, {state}>"
         )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Plan cannot be copied or pickled: it refers to arrays by their address in this process")
 
     @property
     def workspace_size(self) -> int:
@@ -119,7 +137,7 @@ class Plan:
                 views[name] = self._rebound(name, array)
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
-            self._problem, self._kernel = problem, self._backend.prepare(problem)
+            self._problem, self._kernel = problem, prepare(problem, self._backend)
             self._addresses = problem.addresses
             self._written_owners = _written_owners(problem)
 

@@ -8,6 +8,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
+
+from normgrad.contract.status import shown
 
 Work = Callable[[], None]
 
@@ -175,8 +178,13 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream: {self._queue.state()}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stream cannot be copied or pickled: it has a thread of this process")
+
     def submit(self, work: Work) -> None:
         """Give the stream work: a function without arguments."""
+        if not callable(work):
+            raise TypeError(f"the work is {shown(work)}, and must be a function without arguments")
         self._queue.add(work)
 
     def query(self) -> bool:

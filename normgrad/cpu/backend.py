@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from normgrad.contract.plan import Kernel, Problem
+from normgrad.contract.products import Family
+from normgrad.contract.status import NO_KERNEL
 from normgrad.contract.view import Memory
 from normgrad.cpu.prepare import batch_norm, group_norm, layer_norm
 from normgrad.cpu.prepare.launch import holds_workspace
@@ -31,6 +33,21 @@ if find_spec("numba") is None:
 _KEPT = 64 << 20  # bytes of workspace that a thread keeps for its next call
 
 
+# The activations, which the kernels of LayerNorm and GroupNorm read and write in one dtype. Those of BatchNorm copy.
+_ACTIVATIONS = ("grad_out", "input", "output", "grad_input")
+
+
+def _refuse_two_dtypes(problem: Problem) -> None:
+    """Refuse activations of two dtypes (normgrad.operators.mixed), for which these kernels would misread memory."""
+    if problem.signature.family is Family.BATCH_NORM:
+        return
+    dtypes = {name: problem.views[name].dtype for name in _ACTIVATIONS if name in problem.views}
+    if len(set(dtypes.values())) > 1:
+        given = ", ".join(f"{{{name}}} is {dtype}" for name, dtype in dtypes.items())
+        text = f"the backend cpu takes activations of one dtype, and {given}"
+        raise problem.signature.error(None, text, NO_KERNEL)
+
+
 class _CPU:
     name = "cpu"
 
@@ -38,6 +55,7 @@ class _CPU:
         self._kept = threading.local()
 
     def prepare(self, problem: Problem) -> Kernel:
+        _refuse_two_dtypes(problem)
         return _PREPARE[problem.signature.name](problem)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:

@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from normgrad.backends import backend_for, requested_backend
 from normgrad.contract.check import check
-from normgrad.contract.dtypes import from_numpy_dtype
-from normgrad.contract.plan import Backend, Kernel, Problem, launch
+from normgrad.contract.dtypes import DType, from_numpy_dtype
+from normgrad.contract.plan import Backend, Kernel, Problem, launch, prepare
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
 from normgrad.jax.frame import Layout, handler
 from normgrad.jax.platform import on_cpu
@@ -31,6 +32,11 @@ _TARGET = "normgrad"
 _DATA = ("grad_out", "input", "output", "grad_input")
 _STATISTICS = ("mean", "rstd")
 _PAGE = 1 << 12
+
+# NumPy 1 computes these when they are first asked for. Numba does that in its import, which may happen on a thread of
+# XLA's; there subnormal numbers are flushed, and NumPy would keep 0 as the smallest one for the whole process.
+for _dtype in (np.float16, np.float32, np.float64):
+    np.finfo(_dtype)
 
 
 def stand_ins(arrays: dict[str, Layout]) -> dict[str, View]:
@@ -45,7 +51,10 @@ def stand_ins(arrays: dict[str, Layout]) -> dict[str, View]:
 
 def layout_of(array: Any) -> Layout:
     """The layout of an array of JAX's, also of a traced one."""
-    return from_numpy_dtype(array.dtype), tuple(array.shape)
+    dtype = array.dtype
+    if not isinstance(dtype, np.dtype):  # JAX's own, such as that of random keys
+        return DType(str(dtype), dtype.itemsize), tuple(array.shape)
+    return from_numpy_dtype(dtype), tuple(array.shape)
 
 
 def call(operator: str, arrays: dict[str, Any], results: dict[str, Any], **attributes: Any) -> list[Any]:
@@ -104,7 +113,7 @@ def _prepared(text: bytes, layouts: tuple[Layout, ...], backend_name: str | None
     problem = Problem(signature, checked.views, checked.attributes)
     backend = backend_for(problem)
     order = tuple(names.index(name) for name in problem.views)
-    return _Prepared(problem, backend, backend.prepare(problem), order, offsets)
+    return _Prepared(problem, backend, prepare(problem, backend), order, offsets)
 
 
 def _is_one_call(operator: str, ranks: list[int], batches: list[Shape]) -> bool:

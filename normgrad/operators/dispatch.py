@@ -26,8 +26,8 @@ import numpy as np
 from normgrad.backends import backend_for, requested_backend
 from normgrad.contract.arrays import FreshArray, NotAnArray, library_of, note_written, numpy_address, wants_note
 from normgrad.contract.check import Signature, check
-from normgrad.contract.parameters import Call, Tensor
-from normgrad.contract.plan import Backend, Kernel, Problem, launch
+from normgrad.contract.parameters import Broken, Call, Tensor
+from normgrad.contract.plan import Backend, Kernel, Problem, launch, prepare
 from normgrad.contract.products import Product
 from normgrad.contract.status import RUNTIME, quote, shown_error
 from normgrad.contract.view import Memory, View
@@ -217,7 +217,7 @@ class Dispatch:
         views |= {name: _unallocated(layout, device, number) for number, (name, layout) in enumerate(fresh.items())}
         problem = Problem(self._signature, views, call.attributes)
         backend = backend_for(problem)
-        kernel = backend.prepare(problem)
+        kernel = prepare(problem, backend)
         given = [self._given(name, view) for name, view in call.views.items()]
         written = [index for index, one in enumerate(given) if one.written]
         aliasing = Aliasing(list(call.views.values()), written) if written else None
@@ -246,7 +246,10 @@ class Dispatch:
 
         def fresh(output: Tensor) -> FreshArray:
             assert output.shape is not None
-            shape = output.shape(call).shape
+            try:
+                shape = output.shape(call).shape
+            except Broken as broken:
+                raise self._signature.error(output.name, str(broken)) from None
             assert shape is not None
             like = next((name for name in ("input", *call.views) if call.views[name].shape == shape), "input")
             return library.fresh(shape, output.dtype(call).allowed[0], named[like])

@@ -19,6 +19,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from normgrad.sdk.prototypes import INCLUDE, Prototype, read_headers
 
@@ -210,10 +211,23 @@ def _compiled(compiler: list[str], python: Path) -> bytes:
 
 
 def _emit(source: Path) -> None:
+    """Write the library's C source, by the embedding of cffi."""
     try:
         import cffi
     except ImportError:
         raise SdkError("cffi is not installed; pip install 'normgrad[sdk]'") from None
+    try:
+        _emit_by(cffi, source)
+    except OSError:
+        raise
+    except Exception as error:  # another cffi may lack a method, or take other arguments
+        raise SdkError(
+            f"cffi {getattr(cffi, '__version__', 'of an unknown version')} cannot write the library's source "
+            f"({type(error).__name__}: {error}); install one that can: pip install 'normgrad[sdk]'"
+        ) from error
+
+
+def _emit_by(cffi: ModuleType, source: Path) -> None:
     functions = [function for function in read_headers() if function.name not in NATIVE]
     builder = cffi.FFI()
     builder.embedding_api("")

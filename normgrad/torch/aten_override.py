@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -260,6 +260,9 @@ class override:
     def __repr__(self) -> str:
         calls = "; ".join(str(self.report()).splitlines())
         return f"<override: {'on' if self._is_in_force else 'off'}; {calls}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an override cannot be copied or pickled: it stands for what this process does")
 
     def __call__(self, function: _Function) -> _Function:
         """Return the function with every call of it in a block of its own, as ``torch.no_grad()`` does."""

@@ -263,7 +263,7 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
             found = _layer_norm_forward.if_taken(input, shape, weight, bias, eps)
         else:  # float32 parameters, beside which PyTorch keeps the statistics of 16-bit data in float32
             found = torch.native_layer_norm(input, shape, _float32(weight), _float32(bias), eps)
-        output, mean, rstd = found or _in_dtype(formulas.layer_norm(input, shape, weight, bias, eps), dtype)
+        output, mean, rstd = found or _in_dtype(formulas.layer_norm(input.float(), shape, weight, bias, eps), dtype)
         ctx.save_for_backward(input, weight, bias, mean, rstd)
         ctx.attributes = shape, eps
         return output
@@ -307,7 +307,7 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
             found = _group_norm_forward.if_taken(input, weight, bias, *sizes, eps)
         else:
             found = torch.native_group_norm(input, _float32(weight), _float32(bias), *sizes, eps)
-        output, mean, rstd = found or _in_dtype(formulas.group_norm(input, weight, bias, *sizes, eps), dtype)
+        output, mean, rstd = found or _in_dtype(formulas.group_norm(input.float(), weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, bias, mean, rstd)
         ctx.attributes = sizes, eps
         return output
@@ -333,6 +333,7 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _in_dtype(results: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return results of a formula on float32 data, with the output rounded once to its dtype."""
     output, mean, rstd = results
     return output.to(dtype), mean, rstd
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,10 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureF
     assert list((tmp_path / "tree").iterdir()) == [tmp_path / "tree" / "lib64"]
     assert main(["sdk", "/proc/x"]) == 2
     assert capsys.readouterr().err == "normgrad: /proc/x: cannot be written: No such file or directory\n"
+
+
+def test_a_cffi_without_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cffi", types.SimpleNamespace(FFI=object, __version__="9.0"))
+    with pytest.raises(sdk.SdkError, match=r"^cffi 9\.0 cannot write the library's source \(AttributeError: .*\)"):
+        sdk.build(tmp_path / "sdk")
+    assert not (tmp_path / "sdk").exists()

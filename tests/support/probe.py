@@ -30,3 +30,9 @@ def probe(desc: Probe):
     store_i64(desc.result, 3, desc.sizes[2])
     fetch_add(desc.phase.done, 5)
     store_i64(desc.result, 4, load_acquire(desc.phase.done) + load_acquire(desc.phase.taken))
+
+
+@kernel
+def add_range(begin, end, total):
+    """The body of a parallel loop, without a declared descriptor."""
+    total[0] += begin + end

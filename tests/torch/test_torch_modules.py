@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import normgrad.torch
-from normgrad.torch import heuristics
+from normgrad.torch import functional, heuristics
+from normgrad.torch.kernels import TorchKernel
 from support.torch_databases import MODULES, modules
 from support.torch_samples import random
 
@@ -365,3 +366,33 @@ def test_options_are_checked_and_shown() -> None:
     assert model[0].autocast_dtype == torch.float16
     done.undo()
     assert not hasattr(model[0], "autocast_dtype")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_the_contract_refuses_is_rounded_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast on CUDA 16-bit data gives a float32 output, by the formula too."""
+    monkeypatch.setattr(TorchKernel, "if_taken", lambda self, *args: None)
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    by_row = functional.NormgradLayerNorm.apply(x, None, None, (8,), 1e-5, torch.float32)
+    by_group = functional.NormgradGroupNorm.apply(x, None, None, (6, 8, 1, 1), 1e-5, torch.float32)
+    expected = torch.nn.functional.layer_norm(x.double(), (8,), eps=1e-5)
+    for output in (by_row, by_group):
+        assert output.dtype == torch.float32
+        torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])
+def test_a_saved_tensor_that_comes_back_in_another_dtype(name: str) -> None:
+    """Hooks that compress what is saved may not restore its dtype. PyTorch's modules refuse that, ours compute."""
+    theirs, ours = some(name)
+    x = random(4, 6, 10)
+
+    def gradient(module: torch.nn.Module, saved: torch.dtype) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(saved) if t.shape == x.shape else t, lambda t: t):
+            output = module(leaf)
+        return torch.autograd.grad(output.sin().sum(), leaf)[0]
+
+    expected = gradient(theirs, torch.float32)
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.testing.assert_close(gradient(ours, dtype), expected, rtol=2e-2, atol=2e-2)

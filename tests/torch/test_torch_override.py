@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import os
+import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -380,6 +381,16 @@ def test_words_of_the_report() -> None:
     with override:
         F.layer_norm(x, [8])
     assert override.report().taken == {"group_norm": 1, "layer_norm": 2}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_an_override_cannot_be_copied(copied: Callable[[Any], Any]) -> None:
+    """To undo the copy as well would leave the next override in force for ever."""
+    with (
+        normgrad.torch.override() as active,
+        pytest.raises(TypeError, match=r"^an override cannot be copied or pickled: "),
+    ):
+        copied(active)
 
 
 def test_as_a_decorator() -> None:

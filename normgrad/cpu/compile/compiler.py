@@ -3,12 +3,15 @@
 Numba by itself optimises every function it compiles, with all that the function calls: a function is optimised again
 for every caller, and machine code is generated for each. Here Numba's libraries stay as they are, are linked when the
 kernel is complete, and are optimised together.
+
+Numba's classes for this are not public. :func:`try_out` finds out whether the installed Numba has them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -17,12 +20,52 @@ import llvmlite.binding as llvm
 import numba
 from numba.core import compiler, types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
+from numba.core.compiler_machinery import PassManager
+from numba.core.registry import CPUDispatcher, cpu_target
 
-from normgrad.cpu.compile.jit import Pipeline
-from normgrad.cpu.compile.object_code import target_machine
-from normgrad.cpu.intrinsics.structs import StructPointer
+from normgrad.cpu.compile.object_code import loaded, target_machine
+from normgrad.cpu.intrinsics.structs import descriptor_type
+
+# Passes for closures, array expressions, overloads to inline, with-statements, ... Kernels have none of these, and the
+# passes take a sixth of Numba's time.
+_NEEDLESS = {
+    "with_lifting",
+    "inline_closure_likes",
+    "Rewrite dynamic raises",
+    "make_function_op_code_to_jit_function",
+    "inline_inlinables",
+    "find_literally",
+    "literal_unroll",
+    "LiteralPropagation",
+    "inline_overloads",
+    "nopython_rewrites",
+    "dump_parfor_diagnostics",
+}
+
+
+class _Pipeline(CompilerBase):
+    """Numba's pipeline without the passes that find nothing to do in a kernel."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        usual = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        lean = PassManager("kernel")
+        lean.passes = [step for step in usual.passes if step[0].name() not in _NEEDLESS]
+        lean.finalize()
+        return [lean]
+
+
+class _Function(CPUDispatcher):
+    """A function that is compiled once for the types of its arguments, not again for every literal."""
+
+    def get_call_template(self, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        return super().get_call_template(tuple(map(types.unliteral, args)), kws)
+
+
+def decorator(options: dict[str, bool | str]) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator as ``numba.jit`` does, for functions that :func:`compiled` compiles."""
+    return lambda function: _Function(function, targetoptions=options, pipeline_class=_Pipeline)
 
 
 class _Untouched(JITCodeLibrary):
@@ -77,15 +120,13 @@ def compiled(module: str, name: str, tags: tuple[Any, ...], symbol: str, is_loop
     descriptor is the class that declares it (:mod:`normgrad.cpu.descriptors`).
     """
     function = getattr(import_module(module), name).py_func
-    declared = next(iter(function.__annotations__.values()), None)
-    descriptor = StructPointer(declared) if declared else types.CPointer(types.int64)
-    leading = (*[types.int64] * (2 * is_loop_body), descriptor)
+    leading = (*[types.int64] * (2 * is_loop_body), descriptor_type(function))
     arguments = (*leading, *(numba.typeof(tag) for tag in tags))
     flags = compiler.Flags()
     flags.error_model, flags.no_cpython_wrapper, flags.no_cfunc_wrapper = "numpy", True, True
     with _untouched_libraries() as context:
         result = compiler.compile_extra(
-            cpu_target.typing_context, context, function, arguments, types.void, flags, {}, pipeline_class=Pipeline
+            cpu_target.typing_context, context, function, arguments, types.void, flags, {}, pipeline_class=_Pipeline
         )
         whole = _linked(result.library)
     _add_entry(whole, whole.get_function(result.fndesc.llvm_func_name), len(leading), symbol)
@@ -135,3 +176,21 @@ def _optimise(module: Any, machine: Any) -> None:
     options.loop_vectorization = options.loop_interleaving = options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+
+
+@decorator({"nopython": True})
+def _store_one(address):
+    address[0] = 1
+
+
+@decorator({"nopython": True})
+def _trial(address):
+    _store_one(address)
+
+
+def try_out() -> None:
+    """Compile, load and call a kernel of one line. Raise an error if this is not the Numba that is expected."""
+    stored = ctypes.c_int64(0)
+    loaded(compiled(__name__, "_trial", (), "normgrad_trial"), "normgrad_trial")(ctypes.addressof(stored))
+    if stored.value != 1:
+        raise RuntimeError("a compiled function has no effect")

@@ -1,14 +1,24 @@
-"""The decorators for kernels and the functions they call. Only kernel modules import it: it imports Numba."""
+"""The decorators for kernels and the functions they call. Only kernel modules import it: it imports Numba.
+
+Kernels are compiled by :mod:`normgrad.cpu.compile.compiler`, which uses Numba's internals. Where the installed Numba
+has other internals, they are compiled by its public interface (:mod:`normgrad.cpu.compile.public_compiler`): the
+results have the same bits, but compilation takes several times as long and is repeated in every process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-from numba.core import types
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import PassManager
-from numba.core.registry import CPUDispatcher
+import numba
+
+from normgrad.log import warn_once
+
+if numba.config.DISABLE_JIT:  # for debugging of the user's own functions; kernels are no Python that could run as it is
+    raise RuntimeError(
+        "NUMBA_DISABLE_JIT is set, and kernels must be compiled: unset it, or set NORMGRAD_BACKEND=reference"
+    )
 
 # No fast-math flags: contraction would make a value's bits depend on the code around it.
 _OPTIONS = {
@@ -19,48 +29,32 @@ _OPTIONS = {
     "no_cfunc_wrapper": True,
 }
 
-# Passes for closures, array expressions, overloads to inline, with-statements, ... Kernels have none of these, and the
-# passes take a sixth of Numba's time.
-_NEEDLESS = {
-    "with_lifting",
-    "inline_closure_likes",
-    "Rewrite dynamic raises",
-    "make_function_op_code_to_jit_function",
-    "inline_inlinables",
-    "find_literally",
-    "literal_unroll",
-    "LiteralPropagation",
-    "inline_overloads",
-    "nopython_rewrites",
-    "dump_parfor_diagnostics",
-}
+
+def _internal_compiler() -> ModuleType | None:
+    """Return the compiler that uses Numba's internals, or None where a trial fails with the installed Numba."""
+    try:
+        from normgrad.cpu.compile import compiler
+
+        compiler.try_out()
+    except MemoryError:
+        raise
+    except Exception as error:  # a changed internal may show in any way
+        warn_once(
+            f"Numba {numba.__version__} is not a version that normgrad's compiler works with ({type(error).__name__}: "
+            f"{error}); kernels are compiled by Numba's public interface, which takes longer, in every process anew"
+        )
+        return None
+    return compiler
 
 
-class Pipeline(CompilerBase):
-    """Numba's pipeline without the passes that find nothing to do in a kernel."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        """Return the only pipeline."""
-        usual = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        lean = PassManager("kernel")
-        lean.passes = [step for step in usual.passes if step[0].name() not in _NEEDLESS]
-        lean.finalize()
-        return [lean]
-
-
-class _Function(CPUDispatcher):
-    """A function that is compiled once for the types of its arguments, not again for every literal."""
-
-    def get_call_template(self, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        """Return how a function is called with arguments of these types."""
-        return super().get_call_template(tuple(map(types.unliteral, args)), kws)
+#: The compiler that uses Numba's internals, or None: one decision for all kernels of a process.
+internal_compiler = _internal_compiler()
 
 
 def _decorator(**options: bool) -> Callable[[Callable[..., Any]], Any]:
-    def decorate(function: Callable[..., Any]) -> Any:
-        return _Function(function, targetoptions=_OPTIONS | options, pipeline_class=Pipeline)
-
-    return decorate
+    if internal_compiler is None:
+        return numba.jit(**_OPTIONS, **options)
+    return internal_compiler.decorator(_OPTIONS | options)
 
 
 #: For functions that kernels call.

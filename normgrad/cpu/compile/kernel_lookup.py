@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _ANNOUNCE_AFTER = 1.0  # seconds
 _SYMBOL = "normgrad_{}"
-_BACKEND = Path(__file__).parent.parent  # the folder with all kernels and what they are made of
 _BACKEND = Path(__file__).parent.parent  # the folder of the backend, with all kernels and what they are made of
 
 # A fork waits for a compilation under way: in the child its thread would be gone, and its locks held for ever.
@@ -69,9 +68,11 @@ def _load(kernel: Kernel, tags: tuple[Tag, ...]) -> Entry:
     code = disk_cache.find(name, key)
     if code is None or not object_code.needs_only_c(code):
         with announced(kernel.name):
-            from normgrad.cpu.compile.compiler import compiled
+            from normgrad.cpu.compile import jit, public_compiler
 
-            code = compiled(kernel.module, kernel.name, tags, symbol, kernel.is_loop_body)
+            if jit.internal_compiler is None:
+                return public_compiler.compiled(kernel.module, kernel.name, tags, kernel.is_loop_body)
+            code = jit.internal_compiler.compiled(kernel.module, kernel.name, tags, symbol, kernel.is_loop_body)
         if object_code.needs_only_c(code):
             disk_cache.keep(name, key, code)
     return object_code.loaded(code, symbol)

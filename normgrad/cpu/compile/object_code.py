@@ -76,7 +76,11 @@ def loaded(code: bytes, symbol: str) -> Entry:
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    address = engine.get_function_address(symbol)
+    return entry_at(engine.get_function_address(symbol))
+
+
+def entry_at(address: int) -> Entry:
+    """Return native code at an address as a function that Python can call."""
     entry: Any = _entry_type(address)
     entry.address = address
     return cast(Entry, entry)

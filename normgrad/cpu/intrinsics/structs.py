@@ -24,6 +24,12 @@ class StructPointer(types.Type):
         super().__init__(name=f"StructPointer({struct.__name__})")
 
 
+def descriptor_type(kernel):
+    """Return the Numba type of a kernel's descriptor: its annotation is the class that declares it."""
+    declared = next(iter(kernel.__annotations__.values()), None)
+    return StructPointer(declared) if declared else types.CPointer(types.int64)
+
+
 @register_model(StructPointer)
 class _StructModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):

@@ -70,7 +70,7 @@ class Step:
 
     def call(self, descriptor: array[int], address: int) -> None:
         """Call the kernel with a filled descriptor at its address."""
-        entry = self._entry or self._loaded()
+        entry = self._entry or self.load()
         if self._shared:
             status = pool.run(entry, self._slots, address, self._shared, kept=descriptor)
         else:
@@ -78,8 +78,9 @@ class Step:
         if status:
             raise RuntimeError(f"{self._kernel.name} returned status {status}")
 
-    def _loaded(self) -> Entry:
-        entry = self._entry = self._kernel.entry(self._tags)
+    def load(self) -> Entry:
+        """Return the compiled kernel."""
+        entry = self._entry = self._entry or self._kernel.entry(self._tags)
         return entry
 
     def _in_workspace(self, workspace: int) -> array[int]:
@@ -121,6 +122,8 @@ class SteppedKernel:
         if len(self.steps) == 1:
             self.steps[0].run(addresses, base)
             return
+        for step in self.steps:
+            step.load()  # which may fail: no step has written to an output yet
         before, _thread.between_steps = _thread.between_steps, True
         try:
             for step in self.steps:

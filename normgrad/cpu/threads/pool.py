@@ -108,8 +108,8 @@ _starting = threading.Lock()
 def _start(count: int) -> None:
     """Start worker threads, or as many as the system allows: the caller's thread does the work of the others."""
     with _starting:
-        serve = _SERVE.entry(())
         try:
+            serve = _SERVE.entry(())
             while len(_workers) < count:
                 _workers.append(_Worker(serve))
         except (RuntimeError, MemoryError) as error:

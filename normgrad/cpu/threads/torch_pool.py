@@ -67,7 +67,7 @@ def found() -> TorchThreads | None:
     if _looks and "torch" in sys.modules:
         torch = sys.modules["torch"]
         if hasattr(torch, "get_num_threads"):  # which it has not while its import is under way
-            with suppress(AttributeError, KeyError, OSError):
+            with suppress(AttributeError, KeyError, OSError, MemoryError):
                 _found = TorchThreads(torch)
             _looks = False
     return _found
