@@ -40,12 +40,6 @@ def alignment(address: int) -> int:
     return math.gcd(address, VECTOR_BYTES)
 
 
-def alignment_mask(address: int) -> int:
-    """Return the low bits of an address that compiled code may assume to be zero: 15, 7, 3 or 0."""
-    found = alignment(address)
-    return found - 1 if found >= INT32.itemsize else 0
-
-
 def all_vector_aligned(operands: Sequence[Operand]) -> bool:
     """Return whether all tensors begin at a multiple of a vector's bytes."""
     return all(operand.alignment == VECTOR_BYTES for operand in operands)
