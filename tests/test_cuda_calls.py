@@ -18,7 +18,7 @@ import normgrad
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
-from normgrad.cuda.backend import _Kernel
+from normgrad.cuda.backend import _Kernel, has_one_device
 from normgrad.cuda.driver_launch import DriverLaunches
 from normgrad.cuda.launch import ALIGNMENT, Given, Scratch
 from normgrad.operators import cache_key
@@ -162,6 +162,20 @@ def test_the_tensors_device_is_made_the_current_one(backend: Backend, monkeypatc
         normgrad.layer_norm_backward(*args)
         assert entered == expected
     assert backend.prepared == 1
+
+
+def test_with_one_gpu_nobody_asks_for_the_current_one(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def current_device() -> int:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(torch.cuda, "current_device", current_device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    has_one_device.cache_clear()
+    try:
+        normgrad.layer_norm_backward(*arguments())
+    finally:
+        has_one_device.cache_clear()
+    assert len(backend.driver.launches) == 2
 
 
 def test_a_plan_runs_on_the_stream_that_it_is_given(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

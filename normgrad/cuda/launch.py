@@ -156,6 +156,7 @@ class TritonLaunches:
 
 
 def _placed(argument: Any, addresses: Mapping[str, int], workspace: int) -> Any:
+    """Return an argument of a launch: the address of a tensor or buffer, or the argument itself."""
     match argument:
         case Given(name, _, _):
             return addresses[name]
@@ -168,12 +169,8 @@ def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
     """Run a step in Triton's interpreter, on host memory."""
 
     def on_host(argument: Argument) -> Any:
-        match argument:
-            case Given(name, dtype, _):
-                return _host_tensor(addresses[name], dtype)
-            case Scratch(offset, dtype):
-                return _host_tensor(workspace + offset, dtype)
-        return argument
+        placed = _placed(argument, addresses, workspace)
+        return _host_tensor(placed, argument.dtype) if isinstance(argument, Given | Scratch) else placed
 
     step.kernel[step.grid](*map(on_host, step.arguments), **step.constants)
 
