@@ -18,10 +18,10 @@ import normgrad
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
-from normgrad.cuda.backend import _Kernel
+from normgrad.cuda.backend import _Kernel, has_one_device
 from normgrad.cuda.driver_launch import DriverLaunches
 from normgrad.cuda.launch import ALIGNMENT, Given, Scratch
-from normgrad.operators.cache_key import TENSORS
+from normgrad.operators import cache_key
 from support.driver import Driver, kernel, step
 
 DEVICE = 3
@@ -45,8 +45,7 @@ class Backend:
         arguments = [*(Given(name, FLOAT32, True) for name in names), Scratch(OFFSET, FLOAT32)]
         signature = {f"argument{index}": "*fp32" for index in range(len(arguments))}
         launches = DriverLaunches([step(arguments, {})] * 2, [kernel(signature)] * 2, names, DEVICE, self.driver)
-        masks = [0] * len(names)
-        return _Kernel(4096, problem, DEVICE, masks, launches, [])
+        return _Kernel(4096, DEVICE, launches)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
         tensor = torch.empty(nbytes, dtype=torch.uint8)
@@ -165,6 +164,20 @@ def test_the_tensors_device_is_made_the_current_one(backend: Backend, monkeypatc
     assert backend.prepared == 1
 
 
+def test_with_one_gpu_nobody_asks_for_the_current_one(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def current_device() -> int:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(torch.cuda, "current_device", current_device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    has_one_device.cache_clear()
+    try:
+        normgrad.layer_norm_backward(*arguments())
+    finally:
+        has_one_device.cache_clear()
+    assert len(backend.driver.launches) == 2
+
+
 def test_a_plan_runs_on_the_stream_that_it_is_given(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normgrad.operators.operator.backend_for", lambda problem: backend)
     args = arguments()
@@ -178,13 +191,16 @@ def test_a_plan_runs_on_the_stream_that_it_is_given(backend: Backend, monkeypatc
     assert all(launch["values"][:-1] == addresses(*args, *out) for launch in backend.driver.launches)
 
 
-def test_kernels_for_every_alignment_that_code_is_compiled_for() -> None:
+def test_kernels_for_every_alignment_that_code_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on a GPU have another key at another alignment to 16 bytes; on the host one key serves them all."""
+    monkeypatch.setattr(cache_key, "_TENSOR_TYPES", {SimpleNamespace})
 
     def key(address: int, is_cpu: bool) -> Any:
         fake = SimpleNamespace(dtype=torch.float32, shape=(2,), is_cpu=is_cpu, device="cuda:0")
         fake.stride, fake.is_neg, fake.data_ptr = (lambda: (1,)), (lambda: False), (lambda: address)
-        return TENSORS[torch.Tensor](fake)
+        found: list[Any] = []
+        cache_key.add_array_keys(found, [fake], [0])
+        return tuple(found)
 
     assert len({key(address, False) for address in (0x1000, 0x1004, 0x1008, 0x1010, 0x2000)}) == 3
     assert len({key(address, True) for address in (0x1000, 0x1004, 0x1008)}) == 1

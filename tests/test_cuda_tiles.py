@@ -35,7 +35,7 @@ from normgrad.cuda.group_norm.contiguous_launches import _backward_segments, _ve
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, channels_last_tile, group_tile
 from normgrad.cuda.launch import Given
 from normgrad.cuda.layer_norm.tiles import forward_row_tile, forward_segments, row_tile
-from normgrad.cuda.operands import Operand, alignment_mask, grid_strides, pack_operands, row_vector
+from normgrad.cuda.operands import Operand, grid_strides, pack_operands, row_vector
 from normgrad.cuda.steps import Steps
 
 CHIPS = [Chip(132), Chip(2, cooperative_launch=False, max_tile_elements=128)]
@@ -334,11 +334,6 @@ def test_elements_at_an_odd_address_are_not_packed() -> None:
     memory = np.zeros(33, np.float16)
     operand = Operand(Given("input", FLOAT16, False), (8, 1), _alignment(memory[1:]))
     assert pack_operands([operand], 8)[0] == UNPACKED.value
-
-
-@pytest.mark.parametrize(("address", "bits"), [(32, 15), (24, 7), (20, 3), (18, 0), (17, 0)])
-def test_compiled_code_assumes_no_more_alignment_than_the_address_has(address: int, bits: int) -> None:
-    assert alignment_mask(address) == bits
 
 
 def _alignment(array: np.ndarray) -> int:

@@ -283,18 +283,16 @@ def _tensor_address() -> Callable[[Any], int]:
     plain = sys.modules["torch"].Tensor
 
     def address(tensor: Any) -> int:
-        found: int = 0
-        if type(tensor) is plain:  # a FakeTensor warns when asked for its address
-            try:
-                found = tensor.data_ptr()
-            except RuntimeError:
-                found = 0
-        if not found and tensor.numel():
-            raise NotAnArray(
-                f"PyTorch allocated an output without memory (a {type(tensor).__name__}): a mode or a transform is "
-                "active, such as FakeTensorMode or torch.func.grad; torch.ops.normgrad supports them"
-            )
-        return found
+        try:
+            found: int = tensor.data_ptr() if type(tensor) is plain else 0  # a FakeTensor warns when asked
+        except RuntimeError:
+            found = 0
+        if found or not tensor.numel():
+            return found
+        raise NotAnArray(
+            f"PyTorch allocated an output without memory (a {type(tensor).__name__}): a mode or a transform is "
+            "active, such as FakeTensorMode or torch.func.grad; torch.ops.normgrad supports them"
+        )
 
     return address
 

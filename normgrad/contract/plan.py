@@ -45,8 +45,17 @@ class Kernel(Protocol):
     def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         """Do the work on the tensors at these addresses, in the order of the problem's views.
 
-        Their layout is the problem's, and they share memory no further than the problem's views do.
+        Their layout is the problem's, on a GPU they are aligned to 16 bytes as the problem's views are, and they share
+        memory no further than those do.
         """
+
+
+class Workspace(Protocol):
+    """Memory for one launch, alive as long as this object is."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
 
 
 class Backend(Protocol):
@@ -57,7 +66,7 @@ class Backend(Protocol):
     def prepare(self, problem: Problem) -> Kernel:
         """Choose and set up the kernel for a problem; computes nothing."""
 
-    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Workspace:
         """Memory for a workspace that the library brings, for work on a stream."""
 
 
@@ -244,7 +253,7 @@ def launch(
     addresses: list[int],
     kernel: Kernel,
     backend: Backend,
-    workspace: Memory | None = None,
+    workspace: Workspace | None = None,
     stream: Any = None,
 ) -> None:
     """Launch a kernel, with memory of the library's where no workspace is given; status 361001 where it fails."""

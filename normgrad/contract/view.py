@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,3 +117,47 @@ def contiguous_strides(shape: Shape) -> Shape:
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
     return tuple(strides)
+
+
+def merge_axes(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Shape]]:
+    """Merge the dimensions of one shape into the fewest that several views of it share; return sizes and strides.
+
+    Two neighbouring dimensions merge where in every view the outer stride is the inner one times the inner size.
+    Dimensions of size 1 are left out.
+    """
+    if 0 in shape:
+        return (0,), [(1,) for _ in strides]
+    sizes: list[int] = []
+    kept: list[int] = []  # of each merged dimension the last axis, whose stride it has
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if kept and all(own[kept[-1]] == own[axis] * size for own in strides):
+            sizes[-1], kept[-1] = sizes[-1] * size, axis
+        else:
+            sizes.append(size)
+            kept.append(axis)
+    return tuple(sizes), [tuple(own[axis] for axis in kept) for own in strides]
+
+
+def reshaped_strides(view: View, sizes: Shape, strides_of_one: Shape) -> Shape | None:
+    """Return the strides with which a view, reshaped to these sizes, can be read in place; None if it cannot.
+
+    A dimension of size 1 gets its stride from ``strides_of_one``, as all do where the view has no elements.
+    """
+    if view.numel == 0:
+        return strides_of_one
+    merged_sizes, (merged_strides,) = merge_axes(view.shape, [view.strides])
+    axes = list(zip(merged_sizes, merged_strides, strict=True))
+    strides: list[int] = []
+    for size, stride_of_one in zip(reversed(sizes), reversed(strides_of_one), strict=True):
+        if size == 1:
+            strides.append(stride_of_one)
+            continue
+        whole, stride = axes.pop()
+        if whole % size:
+            return None
+        if whole > size:
+            axes.append((whole // size, stride * size))
+        strides.append(stride)
+    return tuple(reversed(strides))

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import Memory
 from normgrad.cuda.batch_norm import launches as batch_norm
 from normgrad.cuda.chip import Chip
 from normgrad.cuda.cluster_occupancy import cluster_occupancy
 from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, load_driver
 from normgrad.cuda.group_norm import launches as group_norm
-from normgrad.cuda.launch import Launcher, aligned, compiled, launcher
+from normgrad.cuda.launch import TritonLaunches, compiled
 from normgrad.cuda.layer_norm import launches as layer_norm
 from normgrad.cuda.layout_checks import UnexpectedLayout
-from normgrad.cuda.operands import alignment_mask
 from normgrad.cuda.plain import PlainKernel
 from normgrad.cuda.steps import Steps
 
@@ -41,44 +38,38 @@ OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
 @dataclass(frozen=True)
 class _Kernel:
     workspace_size: int
-    problem: Problem
     device: int
-    alignment_masks: list[int]  # for view i the compiled code takes ``address & masks[i]`` for 0
-    launches: DriverLaunches | None  # through the driver, where that is possible
-    launchers: list[Launcher]  # Triton's, one per launch, where it is not
+    launches: DriverLaunches | TritonLaunches
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         """Put the launches on a stream: a PyTorch stream, a raw handle, or by default the device's current one."""
-        if torch.cuda.current_device() == self.device:
-            self._launch_here(addresses, workspace, stream)
+        handle = _handle(stream, self.device)
+        if has_one_device() or torch.cuda.current_device() == self.device:
+            self.launches.launch(addresses, workspace, handle)
         else:
             with torch.cuda.device(self.device):
-                self._launch_here(addresses, workspace, stream)
+                self.launches.launch(addresses, workspace, handle)
 
-    def _launch_here(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
-        if any(map(operator.and_, addresses, self.alignment_masks)):
-            self._for(addresses).launch(addresses, workspace, stream)
-            return
-        handle = _handle(stream, self.device)
-        if self.launches is not None:
-            self.launches.launch(addresses, workspace, handle)
-        first = aligned(workspace)
-        for launch in self.launchers:
-            launch(addresses, first, handle)
 
-    def _for(self, addresses: Sequence[int]) -> _Kernel | PlainKernel:
-        """Prepare the kernel anew, for addresses that are less aligned than the compiled code assumes."""
-        views = self.problem.views.items()
-        moved = {name: view.at(address) for (name, view), address in zip(views, addresses, strict=True)}
-        return backend.prepare(replace(self.problem, views=moved))
+@functools.cache
+def has_one_device() -> bool:
+    """Return whether there is one GPU, which is then the current one: asking PyTorch takes 0.4 µs of every call."""
+    return torch.cuda.device_count() == 1
 
 
 def _handle(stream: Any, device: int) -> int:
-    """Of a PyTorch stream, of a raw handle, or by default of the device's current stream."""
-    found: int = (
-        torch._C._cuda_getCurrentRawStream(device) if stream is None else getattr(stream, "cuda_stream", stream)
-    )
-    return found
+    """Return the handle of a PyTorch stream, a raw handle, or by default the handle of the device's current stream."""
+    handle: int
+    if stream is None:
+        handle = torch._C._cuda_getCurrentRawStream(device)
+    else:
+        handle = getattr(stream, "cuda_stream", stream)
+    return handle
+
+
+class _Workspace(NamedTuple):
+    address: int
+    tensor: torch.Tensor
 
 
 _device = functools.cache(torch.device)
@@ -116,22 +107,21 @@ class _Cuda:
         plan_launches = OPERATORS[problem.signature.name]
         steps = plan_launches(problem, chip)
         names = list(problem.views)
-        masks = [alignment_mask(address) for address in problem.addresses]
-        launches, launchers = _driver_launches(steps, names, device), []
+        launches: DriverLaunches | TritonLaunches | None = _driver_launches(steps, names, device)
         if launches is None:
             steps = plan_launches(problem, replace(chip, max_active_clusters=None))
-            launchers = [launcher(step, names, device) for step in steps.steps]
-        return _Kernel(steps.workspace_size, problem, device, masks, launches, launchers)
+            launches = TritonLaunches(steps.steps, names, device)
+        return _Kernel(steps.workspace_size, device, launches)
 
-    def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:
-        """From the current stream's pool, to which it goes back; but not before another stream is done with it."""
+    def allocate(self, nbytes: int, device: str, stream: Any = None) -> _Workspace:
+        """Allocate from the current stream's pool; where the work is on another stream, freeing waits for that."""
         where = _device(device)
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=where)
         if stream is not None:
             handle = _handle(stream, where.index)
             if handle != torch._C._cuda_getCurrentRawStream(where.index):
                 tensor.record_stream(torch.cuda.ExternalStream(handle, device=where))
-        return Memory(tensor.data_ptr(), nbytes, device, owner=tensor)
+        return _Workspace(tensor.data_ptr(), tensor)
 
 
 def _driver_launches(steps: Steps, names: Sequence[str], device: int) -> DriverLaunches | None:

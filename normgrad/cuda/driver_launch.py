@@ -186,9 +186,7 @@ class DriverLaunches:
 
 def parameters_of(step: Step, kernel: Any) -> Iterator[tuple[int, Any]]:
     """Yield the size in bytes and the value of each parameter that the compiled code takes, in order."""
-    constants = step.kernel.arg_names[len(step.arguments) :]
-    values = [*step.arguments, *(step.constants[name] for name in constants)]
-    for kind, value in zip(kernel.src.signature.values(), values, strict=True):
+    for kind, value in zip(kernel.src.signature.values(), step.parameters, strict=True):
         yield from _flattened(kind, value)
 
 

@@ -7,7 +7,7 @@ and launches them, through ``driver_launch`` or one by one, when it runs; ``inte
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,11 @@ class Step:
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Options = Options()
 
+    @property
+    def parameters(self) -> list[Any]:
+        """The arguments, and then the constants in the order of the kernel's parameters."""
+        return [*self.arguments, *(self.constants[name] for name in self.kernel.arg_names[len(self.arguments) :])]
+
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
@@ -92,8 +97,6 @@ class _Pointer:
     def data_ptr(self) -> int:
         return self.address
 
-
-Launcher = Callable[[Sequence[int], int, int], None]
 
 _compiled: dict[Any, Any] = {}
 
@@ -137,36 +140,37 @@ def compiled(step: Step, device: int) -> Any:
     return kernel
 
 
-def launcher(step: Step, names: Sequence[str], device: int) -> Launcher:
-    """Return a function of the named tensors' addresses, workspace and stream that launches the step."""
-    kernel = compiled(step, device)
-    run = kernel[step.grid]
-    constants = step.kernel.arg_names[len(step.arguments) :]
-    template = [*step.arguments, *(step.constants[name] for name in constants)]
-    given = [(at, names.index(argument.name)) for at, argument in enumerate(template) if isinstance(argument, Given)]
-    scratch = [(at, argument.offset) for at, argument in enumerate(template) if isinstance(argument, Scratch)]
+class TritonLaunches:
+    """The launches of a plan through Triton's launcher, where the driver cannot be called directly."""
 
-    def launch(addresses: Sequence[int], workspace: int, stream: int) -> None:
-        arguments = template.copy()
-        for at, index in given:
-            arguments[at] = addresses[index]
-        for at, offset in scratch:
-            arguments[at] = workspace + offset
-        run(*arguments, stream=stream)
+    def __init__(self, steps: Sequence[Step], names: Sequence[str], device: int) -> None:
+        """Compile the kernels; ``names`` are those of the tensors, in the order of addresses."""
+        self._names = list(names)
+        self._launches = [(compiled(step, device)[step.grid], step.parameters) for step in steps]
 
-    return launch
+    def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
+        """Put the launches for tensors at these addresses on a stream."""
+        named, base = dict(zip(self._names, addresses, strict=True)), aligned(workspace)
+        for run, parameters in self._launches:
+            run(*(_placed(parameter, named, base) for parameter in parameters), stream=stream)
+
+
+def _placed(argument: Any, addresses: Mapping[str, int], workspace: int) -> Any:
+    """Return an argument of a launch: the address of a tensor or buffer, or the argument itself."""
+    match argument:
+        case Given(name, _, _):
+            return addresses[name]
+        case Scratch(offset, _):
+            return workspace + offset
+    return argument
 
 
 def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
     """Run a step in Triton's interpreter, on host memory."""
 
     def on_host(argument: Argument) -> Any:
-        match argument:
-            case Given(name, dtype, _):
-                return _host_tensor(addresses[name], dtype)
-            case Scratch(offset, dtype):
-                return _host_tensor(workspace + offset, dtype)
-        return argument
+        placed = _placed(argument, addresses, workspace)
+        return _host_tensor(placed, argument.dtype) if isinstance(argument, Given | Scratch) else placed
 
     step.kernel[step.grid](*map(on_host, step.arguments), **step.constants)
 

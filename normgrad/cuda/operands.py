@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, INT32
-from normgrad.contract.view import Shape, View, contiguous_strides
+from normgrad.contract.view import Shape, View, contiguous_strides, merge_axes, reshaped_strides
 from normgrad.cuda.chip import VECTOR_BYTES
 from normgrad.cuda.device.pack16 import BF16X2, FP16X2, UNPACKED
 from normgrad.cuda.launch import Argument, Given, Scratch
@@ -40,12 +40,6 @@ def alignment(address: int) -> int:
     return math.gcd(address, VECTOR_BYTES)
 
 
-def alignment_mask(address: int) -> int:
-    """Return the low bits of an address that compiled code may assume to be zero: 15, 7, 3 or 0."""
-    found = alignment(address)
-    return found - 1 if found >= INT32.itemsize else 0
-
-
 def all_vector_aligned(operands: Sequence[Operand]) -> bool:
     """Return whether all tensors begin at a multiple of a vector's bytes."""
     return all(operand.alignment == VECTOR_BYTES for operand in operands)
@@ -53,30 +47,7 @@ def all_vector_aligned(operands: Sequence[Operand]) -> bool:
 
 def grid_strides(view: View, sizes: Shape) -> Shape | None:
     """Return the strides with which a view, reshaped to these sizes, can be read in place; None if it cannot."""
-    if view.numel == 0:
-        return contiguous_strides(sizes)
-    axes = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if size != 1]
-    strides: list[int] = []
-    default = contiguous_strides(sizes)
-    for size, contiguous in zip(reversed(sizes), reversed(default), strict=True):
-        left, stride, following = size, contiguous, None
-        while left > 1:
-            length, step = axes.pop()
-            if following is None:
-                stride = step
-            elif step != following:
-                return None
-            if length > left:
-                if length % left:
-                    return None
-                axes.append((length // left, step * left))
-                left = 1
-            elif left % length:
-                return None
-            else:
-                left, following = left // length, step * length
-        strides.append(stride)
-    return tuple(reversed(strides))
+    return reshaped_strides(view, sizes, contiguous_strides(sizes))
 
 
 def pack_operands(operands: Sequence[Operand], contiguous: int, axis: int = -1) -> tuple[int, list[Operand]]:
@@ -118,26 +89,18 @@ def pack_vector(vector: Argument, packing: int) -> Argument:
 
 
 def merge_rows(sizes: Shape, operands: Sequence[Operand]) -> tuple[Shape, list[Operand]]:
-    """Merge the outer dimensions of [*outer, columns] into as few as all tensors allow.
+    """Merge the outer dimensions of [*outer, columns] into as few as all tensors allow; rows are read in place.
 
-    Return the merged outer sizes and the operands with strides over them. Two neighbouring dimensions merge where in
-    every tensor the outer stride is the inner one times the inner size. So rows on any strides are read in place.
+    Return the merged outer sizes and the operands with strides over them.
     """
-    tensors = present(operands)
-    grid: list[int] = []
-    kept: list[int] = []  # of each merged dimension the last axis, whose stride it has
-    for axis, size in enumerate(sizes[:-1]):
-        if size == 1:
-            continue
-        if kept and all(tensor.strides[kept[-1]] == tensor.strides[axis] * size for tensor in tensors):
-            grid[-1], kept[-1] = grid[-1] * size, axis
-        else:
-            grid.append(size)
-            kept.append(axis)
+    grid, strides = merge_axes(sizes[:-1], [tensor.strides[:-1] for tensor in present(operands)])
     if not grid:
         return (1,), [replace(operand, strides=(sizes[-1], operand.strides[-1])) for operand in operands]
-    merged = [replace(operand, strides=tuple(operand.strides[axis] for axis in (*kept, -1))) for operand in operands]
-    return tuple(grid), merged
+    merged, absent = iter(strides), (1,) * len(grid)
+    return grid, [
+        replace(operand, strides=(*(absent if operand.pointer is None else next(merged)), operand.strides[-1]))
+        for operand in operands
+    ]
 
 
 def row_vector(columns: int, packing: int, operands: Sequence[Operand]) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from normgrad.contract.dtypes import DType
+from normgrad.contract.dtypes import FLOAT32, DType
 from normgrad.contract.overlap import overlap
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
@@ -76,6 +76,16 @@ class Steps:
     def workspace_size(self) -> int:
         """Bytes; with room to align the first buffer."""
         return self._size + ALIGNMENT if self._size else 0
+
+    def wants(self, output: str) -> bool:
+        """Return whether an output is to be computed."""
+        return output in self._problem.views
+
+    @property
+    def wanted_gradients(self) -> dict[str, bool]:
+        """The constexprs of the backward kernels that say which gradients to compute."""
+        names = {"WANT_INPUT": "grad_input", "WANT_WEIGHT": "grad_weight", "WANT_BIAS": "grad_bias"}
+        return {constant: self.wants(name) for constant, name in names.items()}
 
     def add(self, *steps: Step) -> None:
         self._steps.extend(steps)
@@ -149,6 +159,20 @@ class Steps:
             target = replace(shorter, offset=shorter.offset + index * segments * columns * itemsize)
             self.add(_sum_step(source, rows, columns, _SUM_SEGMENT, [Operand(target, (1,))]))
         self.sum_partials(shorter, segments, columns, outputs)
+
+
+def backward_steps(problem: Problem, columns: int) -> tuple[Steps, list[Operand], bool]:
+    """Return the steps of a backward pass, its weight gradients that are wanted, and whether there is work to add.
+
+    The weight gradients have ``columns`` elements each. Without data they are zeros, and the steps are complete.
+    """
+    weight_gradients = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
+    steps = Steps(problem, ["grad_input", *weight_gradients])
+    outputs = [steps.output(name, (columns,)) for name in weight_gradients]
+    has_data = problem.views["input"].numel > 0
+    if not has_data and outputs and columns:
+        steps.sum_partials(steps.scratch(1, FLOAT32), 0, columns, outputs)
+    return steps, outputs, has_data and (bool(outputs) or steps.wants("grad_input"))
 
 
 def _strides_in_place(view: View, sizes: Shape, contiguous_columns: bool) -> Shape | None:

@@ -32,7 +32,7 @@ from normgrad.contract.products import Product
 from normgrad.contract.status import RUNTIME, quote, shown_error
 from normgrad.contract.view import Memory, View
 from normgrad.operators.aliasing import Aliasing
-from normgrad.operators.cache_key import ATTRIBUTES, TENSORS, NoKey
+from normgrad.operators.cache_key import NoKey, add_array_keys, add_attribute_keys
 
 #: The arguments by position. After those of the operator may come its outputs, None for each that is not given.
 Arguments = tuple[Any, ...]
@@ -91,8 +91,8 @@ class CacheEntry:
                     return None
             else:
                 address = array.data_ptr()
-                beyond = array.storage_offset() * itemsize + end > array.untyped_storage().nbytes()
-                if end and (beyond or not address):
+                available = array.untyped_storage().nbytes() - array.storage_offset() * itemsize
+                if end and (end > available or not address):
                     return None
             if address % itemsize:
                 return None
@@ -141,7 +141,9 @@ class Dispatch:
         self._names = (*names, *signature.output_names)
         self._choose_outputs = choose_outputs or self._outputs_like_input
         tensors = {tensor.name for tensor in signature.tensors}
-        self._key_functions = tuple(TENSORS if name in tensors else ATTRIBUTES for name in self._names)
+        self._arrays = tuple(i for i, name in enumerate(names) if name in tensors)
+        self._outputs = tuple(range(len(names), len(self._names)))
+        self._attributes = tuple(i for i, name in enumerate(self._names) if name not in tensors)
         self._written = tuple(i for i, name in enumerate(self._names) if signature.is_written(name))
         self._entries: dict[Hashable, CacheEntry] = {}
 
@@ -163,10 +165,14 @@ class Dispatch:
         self._entries.clear()
 
     def _key(self, arguments: Arguments, product: Product | None) -> Hashable:
-        key = [functions[type(arg)](arg) for functions, arg in zip(self._key_functions, arguments)]  # noqa: B905
+        key: list[Hashable] = [product, requested_backend()]
+        add_attribute_keys(key, arguments, self._attributes)
+        add_array_keys(key, arguments, self._arrays)
         if len(arguments) > self._written[0]:
+            if len(arguments) == len(self._names):
+                add_array_keys(key, arguments, self._outputs)
             key += self._identities(arguments)
-        return product, requested_backend(), *key
+        return tuple(key)
 
     def _identities(self, arguments: Arguments) -> Iterator[Hashable]:
         """For each given array that is written, yield the first argument that is the same: a call may be in place."""

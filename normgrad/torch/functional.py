@@ -264,21 +264,21 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
         else:  # float32 parameters, beside which PyTorch keeps the statistics of 16-bit data in float32
             found = torch.native_layer_norm(input, shape, _float32(weight), _float32(bias), eps)
         output, mean, rstd = found or _in_dtype(formulas.layer_norm(input.float(), shape, weight, bias, eps), dtype)
-        ctx.save_for_backward(input, weight, bias, mean, rstd)
+        ctx.save_for_backward(input, weight, mean, rstd)  # no gradient depends on the bias
         ctx.attributes = shape, eps
         return output
 
     @staticmethod
     @untraced
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        input, weight, bias, mean, rstd = ctx.saved_tensors
+        input, weight, mean, rstd = ctx.saved_tensors
         shape, eps = ctx.attributes
-        mask = list(ctx.needs_input_grad[:3])
-        args = grad_out, input, shape, mean, rstd, weight, bias, mask
+        mask = ctx.needs_input_grad[:3]
+        args = grad_out, input, shape, mean, rstd, weight, None, mask
         if torch.is_grad_enabled():  # a gradient to be differentiated, through the statistics too
-            _, mean, rstd = torch.ops.normgrad.layer_norm(input, shape, weight, bias, eps)
+            _, mean, rstd = torch.ops.normgrad.layer_norm(input, shape, weight, None, eps)
             found = _gradients(
-                torch.ops.normgrad.layer_norm_backward, grad_out, input, shape, mean, rstd, weight, bias, mask
+                torch.ops.normgrad.layer_norm_backward, grad_out, input, shape, mean, rstd, weight, None, mask
             )
         elif type(grad_out) is not Tensor or is_watched():
             found = _gradients(torch.ops.normgrad.layer_norm_backward, *args)
@@ -308,19 +308,19 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         else:
             found = torch.native_group_norm(input, _float32(weight), _float32(bias), *sizes, eps)
         output, mean, rstd = found or _in_dtype(formulas.group_norm(input.float(), weight, bias, *sizes, eps), dtype)
-        ctx.save_for_backward(input, weight, bias, mean, rstd)
+        ctx.save_for_backward(input, weight, mean, rstd)
         ctx.attributes = sizes, eps
         return output
 
     @staticmethod
     @untraced
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        input, weight, bias, mean, rstd = ctx.saved_tensors
+        input, weight, mean, rstd = ctx.saved_tensors
         sizes, eps = ctx.attributes
-        mask = list(ctx.needs_input_grad[:3])
+        mask = ctx.needs_input_grad[:3]
         args = grad_out, input, mean, rstd, weight, *sizes, mask
         if torch.is_grad_enabled():
-            _, mean, rstd = torch.ops.normgrad.group_norm(input, weight, bias, *sizes, eps)
+            _, mean, rstd = torch.ops.normgrad.group_norm(input, weight, None, *sizes, eps)
             found = _gradients(
                 torch.ops.normgrad.group_norm_backward, grad_out, input, mean, rstd, weight, *sizes, mask
             )

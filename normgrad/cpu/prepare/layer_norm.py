@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import View
+from normgrad.contract.view import Shape, View, merge_axes
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor, Vector
 from normgrad.cpu.limits import (
@@ -25,7 +25,7 @@ from normgrad.cpu.limits import (
     STRIP,
     TILE,
 )
-from normgrad.cpu.prepare.axes import collapsed, collapsed_together, is_contiguous
+from normgrad.cpu.prepare.axes import is_contiguous, single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
 from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
 from normgrad.cpu.tags import TAGS
@@ -161,15 +161,14 @@ class _RowLayout:
         self._strides = {name: (*[0] * missing, *own) for name, own in zip(names, strides, strict=True)}
 
     def _column_stride(self, view: View) -> int | None:
-        axes = collapsed(view.shape[view.rank - self._inner :], view.strides[view.rank - self._inner :])
-        return None if len(axes) > 1 else axes[0][1] if axes else 1
+        return single_stride(view.shape[view.rank - self._inner :], view.strides[view.rank - self._inner :])
 
-    def _outer(self, names: tuple[str, ...]) -> tuple[list[int], list[list[int]]]:
+    def _outer(self, names: tuple[str, ...]) -> tuple[Shape, list[Shape]]:
         views = [self._operands.staged(name) for name in names]
         outer = views[0].rank - self._inner
         if views[0].numel == 0:  # rows without columns have no address
-            return [math.prod(views[0].shape[:outer])], [[0] for _ in names]
-        return collapsed_together(views[0].shape[:outer], [view.strides[:outer] for view in views])
+            return (math.prod(views[0].shape[:outer]),), [(0,) for _ in names]
+        return merge_axes(views[0].shape[:outer], [view.strides[:outer] for view in views])
 
     @property
     def has_column_strides(self) -> bool:

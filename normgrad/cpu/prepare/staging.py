@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from normgrad.contract.dtypes import INT32, DType
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import View, contiguous_strides
+from normgrad.contract.view import View, contiguous_strides, merge_axes
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, CopyTensor, Fill, Pointer, Vector
 from normgrad.cpu.limits import COPIED_ELEMENTS, STREAM_FROM
-from normgrad.cpu.prepare.axes import collapsed, collapsed_together
+from normgrad.cpu.prepare.axes import single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel, Workspace
 from normgrad.cpu.tags import CODES
 from normgrad.cpu.threads import pool
@@ -30,12 +30,6 @@ _COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for 
 def uses_streaming_stores(nbytes: int, read: int) -> bool:
     """Return whether a result of so many bytes is too large for the caches beside ``read`` inputs of its size."""
     return nbytes > STREAM_FROM[read]
-
-
-def single_stride(view: View) -> int | None:
-    """Return the one stride that goes through all of a view's elements in order, or None."""
-    axes = collapsed(view.shape, view.strides)
-    return None if len(axes) > 1 else axes[0][1] if axes else 1
 
 
 class Operands:
@@ -88,7 +82,7 @@ class Operands:
         """Return the description of a small tensor, with one stride; an absent one has no address."""
         if name not in self:
             return Vector()
-        stride = self.with_layout(name, single_stride)
+        stride = self.with_layout(name, lambda view: single_stride(view.shape, view.strides))
         return Vector(self.pointer(name), stride, CODES[self.view(name).dtype])
 
     def aliased(self, output: str) -> list[str]:
@@ -127,7 +121,7 @@ class Operands:
 
 def _copy_step(view: View, pointer: Pointer, copy: Pointer, dtype: DType, *, outwards: bool = False) -> Step:
     """Return a step that copies a view to a contiguous copy of a dtype, or the copy back to the view."""
-    sizes, (strides, dense) = collapsed_together(view.shape, (view.strides, contiguous_strides(view.shape)))
+    sizes, (strides, dense) = merge_axes(view.shape, (view.strides, contiguous_strides(view.shape)))
     missing, length = COPY_RANK - len(sizes), sizes[-1] if sizes else 1
     ends = [
         CopyTensor(pointer, _COPIED[view.dtype], (*[0] * missing, *strides)),

@@ -9,8 +9,8 @@ Where channels have few positions, a segment tile spans several of them as they 
 then seen as [1, C·HxW, N]: columns are the elements of a sample, of which each ``channel_length`` = HxW consecutive
 ones belong to a channel (otherwise ``channel_length`` is 1), and positions are the samples.
 
-``work`` is (position_blocks, block, columns, positions): the blocks of a sample, or None where N is 1; the CTA's block
-of columns; and the sizes.
+``work`` is (position_blocks, block, columns, positions): the blocks of a sample, the CTA's block of columns, and the
+sizes.
 """
 
 # mypy: ignore-errors
@@ -45,16 +45,16 @@ def count_position_blocks(positions, TILE: tl.constexpr):
 @triton.jit
 def first_position(rows, position_blocks, TILE: tl.constexpr):
     """Return the position of its sample with which each row begins."""
-    if position_blocks is not None:
+    if not TILE.one_sample:
         rows = rows % position_blocks
     return int64(rows) * TILE.positions
 
 
 @triton.jit
-def row_offset(rows, position, position_blocks, strides):
+def row_offset(rows, position, position_blocks, strides, TILE: tl.constexpr):
     """Return the offsets of one position of each row."""
     offset = position * strides[2]
-    if position_blocks is not None:
+    if not TILE.one_sample:
         offset += int64(rows // position_blocks) * strides[0]
     return offset
 
@@ -96,7 +96,7 @@ def tile_pointers(pointer, rows, work, strides, TILE: tl.constexpr):
     VECTOR: tl.constexpr = TILE.vector
     position_blocks, block, _, _ = work
     _, column_stride, position_stride = strides
-    row_start = row_offset(rows, first_position(rows, position_blocks, TILE), position_blocks, strides)
+    row_start = row_offset(rows, first_position(rows, position_blocks, TILE), position_blocks, strides, TILE)
     positions = tl.arange(0, POSITIONS)
     columns = tl.arange(0, COLUMNS)
     if TILE.offset64:
@@ -114,6 +114,18 @@ def tile_pointers(pointer, rows, work, strides, TILE: tl.constexpr):
 
 
 @triton.jit
+def program_tile(N, columns, positions, TILE: tl.constexpr):
+    """Return rows, ``work`` and mask of the tile of a program, of which the blocks of columns go fastest."""
+    ROWS: tl.constexpr = TILE.rows
+    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
+    column_blocks = tl.cdiv(columns, TILE.segment)
+    blocks_of_sample = count_position_blocks(positions, TILE)
+    work = (blocks_of_sample, tl.program_id(0) % column_blocks, columns, positions)
+    rows = tile_rows(tl.program_id(0) // column_blocks * ROWS, TILE)
+    return rows, work, element_mask(rows, N * blocks_of_sample, work, MASK_POSITIONS, TILE)
+
+
+@triton.jit
 def column_channels(block, channel_length, TILE: tl.constexpr):
     """Return the channel of each of a tile's columns."""
     COLUMNS: tl.constexpr = TILE.columns
@@ -122,5 +134,5 @@ def column_channels(block, channel_length, TILE: tl.constexpr):
 
 @triton.jit
 def load_channels(pointer, channels, C):
-    """Load a per-channel parameter for each of a tile's columns, float32 [1, 1, columns]."""
+    """Load a parameter of each of a tile's columns, float32 [1, 1, columns]."""
     return to_float32(tl.load(pointer + channels, mask=channels < C, other=0.0))[None, None, :]

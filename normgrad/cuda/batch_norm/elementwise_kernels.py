@@ -11,11 +11,9 @@ import triton.language as tl
 
 from normgrad.cuda.batch_norm.addressing import (
     column_channels,
-    count_position_blocks,
-    element_mask,
     load_channels,
+    program_tile,
     tile_pointers,
-    tile_rows,
 )
 from normgrad.cuda.device.pack16 import store_rounded, to_float32
 
@@ -77,24 +75,12 @@ def batch_norm_elemt_backward(
 
     n is the sum of the counter. In float64 where float32 is written, so that it is rounded once.
     """
-    ROWS: tl.constexpr = TILE.rows
-    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
-    column_blocks = tl.cdiv(columns, TILE.segment)
-    blocks_of_sample = count_position_blocks(positions, TILE)
-    block = tl.program_id(0) % column_blocks
-    rows = tile_rows(tl.program_id(0) // column_blocks * ROWS, TILE)
-    end = N * blocks_of_sample
-    if TILE.one_sample:
-        position_blocks: tl.constexpr = None
-    else:
-        position_blocks = blocks_of_sample
-    work = (position_blocks, block, columns, positions)
-    mask = element_mask(rows, end, work, MASK_POSITIONS, TILE)
+    rows, work, mask = program_tile(N, columns, positions, TILE)
     dy_pointers = tile_pointers(grad_out, rows, work, grad_out_strides, TILE)
     x_pointers = tile_pointers(input, rows, work, input_strides, TILE)
     dy = tl.load(dy_pointers, mask=mask)
     x = tl.load(x_pointers, mask=mask)
-    channels = column_channels(block, channel_length, TILE)
+    channels = column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
     channel_invstd = load_channels(invstd, channels, columns // channel_length)
@@ -129,21 +115,9 @@ def batch_norm_elemt(
 
     In float64 where float32 is written, so that it is rounded once.
     """
-    ROWS: tl.constexpr = TILE.rows
-    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
-    column_blocks = tl.cdiv(columns, TILE.segment)
-    blocks_of_sample = count_position_blocks(positions, TILE)
-    block = tl.program_id(0) % column_blocks
-    rows = tile_rows(tl.program_id(0) // column_blocks * ROWS, TILE)
-    end = N * blocks_of_sample
-    if TILE.one_sample:
-        position_blocks: tl.constexpr = None
-    else:
-        position_blocks = blocks_of_sample
-    work = (position_blocks, block, columns, positions)
-    mask = element_mask(rows, end, work, MASK_POSITIONS, TILE)
+    rows, work, mask = program_tile(N, columns, positions, TILE)
     x = tl.load(tile_pointers(input, rows, work, input_strides, TILE), mask=mask)
-    channels = column_channels(block, channel_length, TILE)
+    channels = column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
     deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
     result = deviation * load_channels(invstd, channels, columns // channel_length)

@@ -77,11 +77,8 @@ def batch_norm_reduce_backward(
     COLUMNS: tl.constexpr = TILE.columns
     if CLUSTER > 1:
         exchange = init_gather(CHANNELS, CLUSTER)
-    block, part, parts, blocks_of_sample, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
-    if TILE.one_sample:
-        position_blocks: tl.constexpr = None
-    else:
-        position_blocks = blocks_of_sample
+    block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
+    work = (position_blocks, block, columns, positions)
     ACC_DTYPE: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
     column_mean = load_channels(mean, column_channels(block, channel_length, TILE), columns // channel_length)
     candidates = (tl.reshape(column_mean, (COLUMNS,)),)
@@ -89,7 +86,7 @@ def batch_norm_reduce_backward(
         block, channel_length, columns, blocks_per_channel, TILE, REDUCE
     )
     channel_invstd = _load_invstd(invstd, channels, columns // channel_length, grad_weight)
-    data = (grad_out, input, grad_out_strides, input_strides, (position_blocks, block, columns, positions))
+    data = (grad_out, input, grad_out_strides, input_strides, work)
     dy, dy_xmu = reduce_rows(begin, end, candidates, data, ACC_DTYPE, TILE, REDUCE)
     if REDUCE.channel_elements > 1:
         dy = gather_by_channel(dy, first_column, length, REDUCE)

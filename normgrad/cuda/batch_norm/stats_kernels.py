@@ -28,14 +28,14 @@ def _load_candidate(pointer, row, position, work, column, strides, TILE: tl.cons
     """Load the element at a position of a row, or at its last, of each column."""
     position_blocks, _, columns, positions = work
     row_position = tl.minimum(first_position(row, position_blocks, TILE) + position, positions - 1)
-    offset = row_offset(row, row_position, position_blocks, strides)
+    offset = row_offset(row, row_position, position_blocks, strides, TILE)
     return to_float32(tl.load(pointer + offset + column * strides[1], mask=column < columns, other=0.0))
 
 
 @triton.jit
 def _count_positions(begin, end, position_blocks, positions, TILE: tl.constexpr):
     """Return how many positions rows have in all; the last row of a sample may have fewer than the others."""
-    if position_blocks is None:
+    if TILE.one_sample:
         count = tl.minimum(int64(end) * TILE.positions, positions) - int64(begin) * TILE.positions
     else:
         samples = int64(end // position_blocks - begin // position_blocks)
@@ -57,10 +57,10 @@ def _store_statistics(channel_mean, variance, channels, C, outputs, eps_bits):
 def _part_count(part, split, TILE: tl.constexpr):
     """Return how many elements of a column a part has, as float64.
 
-    ``split`` is (rows of a part, N, blocks of a sample, the same or None where N is 1, positions).
+    ``split`` is (rows of a part, N, blocks of a sample, positions).
     """
-    rows_per_part, N, blocks_of_sample, position_blocks, positions = split
-    begin, end = part_rows(part, rows_per_part, N, blocks_of_sample, TILE)
+    rows_per_part, N, position_blocks, positions = split
+    begin, end = part_rows(part, rows_per_part, N, position_blocks, TILE)
     return _count_positions(begin, end, position_blocks, positions, TILE).to(tl.float64)
 
 
@@ -122,11 +122,7 @@ def batch_norm_stats(
     POSITIONS: tl.constexpr = TILE.positions
     if CLUSTER > 1:
         exchange = init_gather(CHANNELS, CLUSTER)
-    block, part, parts, blocks_of_sample, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
-    if TILE.one_sample:
-        position_blocks: tl.constexpr = None
-    else:
-        position_blocks = blocks_of_sample
+    block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
     work = (position_blocks, block, columns, positions)
     column = int64(block) * TILE.segment + tl.arange(0, COLUMNS)
     candidates = (
@@ -159,7 +155,7 @@ def batch_norm_stats(
         send_to_first_cta(part_mean, squares, exchange, part, CHANNELS, CLUSTER)
         if part == 0:
             received = wait_for_ctas(exchange, 0, CHANNELS, CLUSTER)
-            split = (rows_per_part, N, blocks_of_sample, position_blocks, positions)
+            split = (rows_per_part, N, position_blocks, positions)
             channel_mean, variance = _combine_cluster(received, length.to(tl.float64), split, TILE, CLUSTER)
             _store_statistics(channel_mean, variance, channels, columns // channel_length, outputs, eps_bits)
     elif moments is None:

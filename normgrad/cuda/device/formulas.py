@@ -9,7 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normgrad.cuda.device.compiler_barriers import block_rematerialization
 from normgrad.cuda.device.pack16 import UNPACKED, unpack_acc_dtype
+from normgrad.cuda.device.sums import row_sums_float64
 
 
 @triton.jit
@@ -51,6 +53,42 @@ def split_mean(mean, dtype: tl.constexpr):
     """
     rounded = mean.to(dtype)
     return rounded, mean - rounded.to(tl.float64)
+
+
+@triton.jit
+def row_moments(
+    values, in_row, count, reciprocal_count, SEGMENTS: tl.constexpr, ALONE: tl.constexpr, TILE: tl.constexpr
+):
+    """Return sum, mean and sum of squares about the mean of each row of a tile [rows, columns], in float64.
+
+    ``in_row``: which columns there are; ``count``: how many. SEGMENTS of the columns are added up first; 1 where a
+    thread holds few. ALONE: the CTA holds whole rows.
+    """
+    ROWS: tl.constexpr = TILE.rows
+    PACKING: tl.constexpr = TILE.packing
+    total = tl.sum(values.to(tl.float64), axis=1)
+    mean = divide(total, count, reciprocal_count)
+    rounded_mean, remainder = split_mean(mean, values.dtype)
+    deviation = values - rounded_mean[:, None]
+    if TILE.masked:
+        deviation = tl.where(in_row, deviation, 0.0)
+    squares = row_sums_float64(deviation * deviation, SEGMENTS, PACKING)
+    if SEGMENTS > 1 and ALONE:
+        squares = block_rematerialization(squares, ROWS)
+    return total, mean, squares - remainder * remainder * count
+
+
+@triton.jit
+def merge_moments(sums, squares, counts, reciprocal_counts, mask, count, reciprocal_count):
+    """Return the means of rows or groups and their sums of squares about these, from moments [rows, parts] of parts.
+
+    Chan's formula: to each part's squares about its own mean comes its count times the squared distance of the means.
+    ``counts``: the elements of each part, [1, parts]; ``count``: those of a row or group.
+    """
+    mean = divide(tl.sum(sums, axis=1), count, reciprocal_count)
+    deviation = sums - mean[:, None] * counts
+    combined = squares + deviation * deviation * reciprocal_counts
+    return mean, tl.sum(tl.where(mask, combined, 0.0), axis=1)
 
 
 @triton.jit

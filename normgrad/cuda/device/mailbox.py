@@ -116,3 +116,34 @@ def receive_float64(slots, mask, WAIT: tl.constexpr):
     else:
         first, second = _read(slots, mask, False), _read(slots + 1, mask, False)
     return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def part_slots(slots, index, inside, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
+    """Return the addresses [rows, padded parts] of the slots of rows or groups, and which of them there are.
+
+    ``index``: of each row or group among all; ``inside``: which of them there are.
+    """
+    PADDED_PARTS: tl.constexpr = TILE.padded_parts
+    parts = tl.arange(0, PADDED_PARTS)
+    slot = (index[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART
+    return slots + slot, inside[:, None] & (parts < TILE.parts)[None, :]
+
+
+@triton.jit
+def publish_sums(first, second, slots, index, mask, FLOAT64: tl.constexpr):
+    """Write each pair of sums to the slot of this index as float32, or for FLOAT64 to two slots as float64."""
+    if FLOAT64:
+        publish_float64(first, second, slots + index * 2, mask)
+    else:
+        publish(first, second, slots + index, mask)
+
+
+@triton.jit
+def receive_sums(slots, mask, WAIT: tl.constexpr, FLOAT64: tl.constexpr):
+    """Return what ``publish_sums`` wrote, as float64; ``slots`` are addresses."""
+    if FLOAT64:
+        sums = receive_float64(slots, mask, WAIT)
+    else:
+        sums = receive(slots, mask, WAIT)
+    return sums

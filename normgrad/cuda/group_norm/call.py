@@ -1,4 +1,4 @@
-"""What the launches of all three memory layouts of GroupNorm take: sizes, wanted gradients, partial sums."""
+"""What the launches of all three memory layouts of GroupNorm take: sizes and partial sums."""
 
 from __future__ import annotations
 
@@ -35,20 +35,6 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The gradients that a backward call computes."""
-
-    input: bool
-    weight: bool
-    bias: bool
-
-    @property
-    def constants(self) -> dict[str, bool]:
-        """As constexprs of the backward kernels."""
-        return {"WANT_INPUT": self.input, "WANT_WEIGHT": self.weight, "WANT_BIAS": self.bias}
-
-
-@dataclass(frozen=True)
 class PartialSums:
     """The partial sums of the weight gradients: [outputs, N·parts, C] in the workspace."""
 
@@ -56,7 +42,7 @@ class PartialSums:
     parts: int  # of a sample's positions
 
     @classmethod
-    def of(cls, steps: Steps, sizes: Sizes, parts: int, wanted: Wanted, float64: bool) -> PartialSums:
+    def of(cls, steps: Steps, sizes: Sizes, parts: int, float64: bool) -> PartialSums:
         """Allocate them."""
-        count = (wanted.weight + wanted.bias) * sizes.N * parts * sizes.C
+        count = (steps.wants("grad_weight") + steps.wants("grad_bias")) * sizes.N * parts * sizes.C
         return cls(steps.scratch(max(count, 1), FLOAT64 if float64 else FLOAT32), parts)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.device.indexing import int64, tile_offsets
+from normgrad.cuda.device.pack16 import to_float32
 from normgrad.cuda.device.sums import sum_pair
 
 
@@ -60,6 +61,12 @@ def element_mask(positions_left, left, SIZE: tl.constexpr, TILE: tl.constexpr):
         positions = tl.arange(0, POSITIONS) < tl.minimum(positions_left, POSITIONS).to(tl.int32)
         mask = positions[:, None] & (tl.arange(0, SIZE) < left)[None, :]
     return mask
+
+
+@triton.jit
+def load_channels(pointer, index, inside):
+    """Load a parameter or a statistic of each channel of a block, float32 [1, channels]."""
+    return to_float32(tl.load(pointer + index, mask=inside, other=0.0))[None, :]
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from normgrad.cuda.device.formulas import input_gradient
 from normgrad.cuda.device.indexing import float64, int64
-from normgrad.cuda.device.mailbox import publish, publish_float64, receive, receive_float64
+from normgrad.cuda.device.mailbox import publish_sums, receive_sums
 from normgrad.cuda.device.pack16 import store_elements, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 from normgrad.cuda.device.sums import compensated_add, compensated_total, sum_pair
@@ -26,6 +26,7 @@ from normgrad.cuda.group_norm.channels_last_addressing import (
     entries_of_groups,
     entry_of_block,
     expand_to_channels,
+    load_channels,
     offsets_in_tile,
     sum_by_group,
     sum_within_threads,
@@ -80,8 +81,8 @@ def group_norm_backward_channels_last_reduce(
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     channel_inside = channels < C
     statistic = int64(sample) * group + channels // D
-    channel_mean = to_float32(tl.load(mean + statistic, mask=channel_inside, other=0.0))[None, :]
-    channel_rstd = to_float32(tl.load(rstd + statistic, mask=channel_inside, other=0.0))[None, :]
+    channel_mean = load_channels(mean, statistic, channel_inside)
+    channel_rstd = load_channels(rstd, statistic, channel_inside)
     begin = int64(part) * (POSITIONS * STEPS)
     x_pointers = tile_start(input, sample, begin, block * WORDS, input_strides)
     x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
@@ -119,10 +120,7 @@ def group_norm_backward_channels_last_reduce(
         sum_g, sum_gx = sum_by_group(sum_g, sum_gx, block, GROUPS, TILE)
         groups, group_inside = block_groups(block, group, GROUPS, TILE)
         entry = entry_of_block(sample, groups, part, block, group, ENTRIES)
-        if FLOAT64:
-            publish_float64(sum_g, sum_gx, sums + entry * 2, group_inside)
-        else:
-            publish(sum_g, sum_gx, sums + entry, group_inside)
+        publish_sums(sum_g, sum_gx, sums, entry, group_inside, FLOAT64)
 
 
 @triton.jit
@@ -171,21 +169,18 @@ def group_norm_backward_channels_last_apply(
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     channel_inside = channels < C
     statistic = int64(sample) * group + channels // D
-    channel_mean = to_float32(tl.load(mean + statistic, mask=channel_inside, other=0.0))[None, :]
-    channel_rstd = to_float32(tl.load(rstd + statistic, mask=channel_inside, other=0.0))[None, :]
+    channel_mean = load_channels(mean, statistic, channel_inside)
+    channel_rstd = load_channels(rstd, statistic, channel_inside)
     w = None
     if weight is not None:
-        w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))[None, :]
+        w = load_channels(weight, channels, channel_inside)
     pdl_wait()
     groups, group_inside = block_groups(block, group, GROUPS, TILE)
     total_g = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
     total_gx = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
     for begin in range(0, GROUP_ENTRIES, ENTRIES_AT_ONCE):
         entries, entry_mask = entries_of_groups(begin, sample, groups, group_inside, group, ENTRIES_AT_ONCE, ENTRIES)
-        if FLOAT64:
-            more_g, more_gx = receive_float64(sums + entries * 2, entry_mask, False)
-        else:
-            more_g, more_gx = receive(sums + entries, entry_mask, False)
+        more_g, more_gx = receive_sums(sums + entries * (2 if FLOAT64 else 1), entry_mask, False, FLOAT64)
         total_g += more_g
         total_gx += more_gx
     reciprocal_count = 1.0 / (float64(D) * float64(HxW))

@@ -31,6 +31,7 @@ from normgrad.cuda.group_norm.channels_last_addressing import (
     element_mask,
     entries_of_groups,
     entry_of_block,
+    load_channels,
     offsets_in_tile,
     sum_by_group,
     sum_within_threads,
@@ -242,9 +243,9 @@ def group_norm_forward_channels_last_apply(
     w = None
     b = None
     if weight is not None:
-        w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))[None, :]
+        w = load_channels(weight, channels, channel_inside)
     if bias is not None:
-        b = to_float32(tl.load(bias + channels, mask=channel_inside, other=0.0))[None, :]
+        b = load_channels(bias, channels, channel_inside)
     result = normalize(unpack_acc_dtype(x, PACKING), channel_mean, channel_rstd, w, b)
     start = tile_start(output, sample, position, block * WORDS, output_strides)
     store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, (POSITIONS, WORDS, 2), PACKING)

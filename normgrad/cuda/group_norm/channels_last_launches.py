@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes, Wanted
+from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes
 from normgrad.cuda.group_norm.channels_last_backward_kernels import (
     group_norm_backward_channels_last_apply,
     group_norm_backward_channels_last_reduce,
@@ -102,12 +102,7 @@ class ChannelBlocks:
         )
 
     def reduce_step(
-        self,
-        kernel: Any,
-        arguments: Sequence[Argument],
-        constants: Mapping[str, Any],
-        packing: int,
-        operands: Sequence[Operand],
+        self, kernel: Any, arguments: Sequence[Argument], packing: int, operands: Sequence[Operand], **constants: Any
     ) -> Step:
         """Return the launch that computes the entries; ``operands`` are packed."""
         tile = self.tile
@@ -126,12 +121,7 @@ class ChannelBlocks:
         return Step(kernel, grid, [*arguments, *_strides(operands)], every, Options(tile.warps, tile.ctas_per_sm))
 
     def apply_step(
-        self,
-        kernel: Any,
-        arguments: Sequence[Argument],
-        constants: Mapping[str, Any],
-        packing: int,
-        operands: Sequence[Operand],
+        self, kernel: Any, arguments: Sequence[Argument], packing: int, operands: Sequence[Operand], **constants: Any
     ) -> Step:
         """Return the launch that computes the results; ``operands`` are packed."""
         tile = self.tile
@@ -147,7 +137,7 @@ def _strides(operands: Sequence[Operand]) -> list[Shape]:
 
 
 def backward(
-    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument], wanted: Wanted
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument]
 ) -> PartialSums:
     """Add a launch that reduces and one that computes grad_input; return the partial sums of the weight gradients.
 
@@ -158,25 +148,23 @@ def backward(
     work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 2))
     one_entry = work.parts * work.blocks_per_group == 1
     few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= FEW_ELEMENTS
-    partial = PartialSums.of(steps, sizes, work.parts, wanted, float64=few)
+    partial = PartialSums.of(steps, sizes, work.parts, float64=few)
     sums = steps.scratch(work.entry_count * (2 if few else 1), INT64)
     packing, operands = pack_operands(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *parameters]
     arguments = [*inputs, partial.memory, sums, N, group, work.blocks, HxW]
-    constants: dict[str, Any] = {"FLOAT64": few, **wanted.constants}
     kernel = group_norm_backward_channels_last_reduce
-    steps.add(work.reduce_step(kernel, arguments, constants, packing, [grad_out, x]))
-    if wanted.input:
+    steps.add(work.reduce_step(kernel, arguments, packing, [grad_out, x], FLOAT64=few, **steps.wanted_gradients))
+    if steps.wants("grad_input"):
         arguments = [*inputs, grad_input.pointer, sums, group, work.blocks, work.apply_tiles, HxW]
         constants = {
             "ENTRIES": work.entries,
             "GROUPS": work.groups,
             "ENTRIES_AT_ONCE": work.entries_at_once(work.groups, smallest=16),
-            "FLOAT64": few,
         }
         kernel = group_norm_backward_channels_last_apply
-        steps.add(work.apply_step(kernel, arguments, constants, packing, operands))
+        steps.add(work.apply_step(kernel, arguments, packing, operands, FLOAT64=few, **constants))
     return partial
 
 
@@ -196,7 +184,7 @@ def forward(
     packing, operands = pack_operands(operands, C, axis=1)
     x, output = operands
     arguments: list[Argument] = [x.pointer, moments, group, work.blocks, HxW]
-    steps.add(work.reduce_step(group_norm_forward_channels_last_moments, arguments, {}, packing, [x]))
+    steps.add(work.reduce_step(group_norm_forward_channels_last_moments, arguments, packing, [x]))
     mean, rstd = statistics
     arguments = [moments, statistics64, mean.pointer, rstd.pointer, group, HxW, eps_bits]
     constants = {
@@ -209,4 +197,4 @@ def forward(
     kernel = group_norm_forward_channels_last_statistics
     steps.add(Step(kernel, grid, [*arguments, mean.strides[0], rstd.strides[0]], constants, Options(pdl=True)))
     arguments = [x.pointer, *parameters, output.pointer, statistics64, group, work.blocks, work.apply_tiles, HxW]
-    steps.add(work.apply_step(group_norm_forward_channels_last_apply, arguments, {}, packing, operands))
+    steps.add(work.apply_step(group_norm_forward_channels_last_apply, arguments, packing, operands))

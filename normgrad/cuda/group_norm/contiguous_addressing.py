@@ -125,16 +125,6 @@ def load_tile(tensor, item, work, cta, TILE: tl.constexpr):
     return tl.load(start + offsets, mask=element_mask(group_inside, word_in_group, TILE), other=0)
 
 
-@triton.jit
-def group_slots(slots, sample, groups, group_inside, group, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
-    """Return the addresses [groups, padded parts] of the groups' mailbox slots, and which of them there are."""
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    parts = tl.arange(0, PADDED_PARTS)
-    statistic = int64(sample) * group
-    slot = ((statistic + groups)[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART
-    return slots + slot, group_inside[:, None] & (parts < TILE.parts)[None]
-
-
 # The backward kernel sums a tile folded to five dimensions: groups, channels, segments, positions, adjacent positions.
 # Values beside it get their trailing dimensions one at a time: so Triton lays them out over the threads as it does the
 # sums over the tile's last three dimensions, and needs no layout conversion.

@@ -10,7 +10,7 @@ from normgrad.cuda.device.cluster_exchange import init_cta_exchange, send_to_cta
 from normgrad.cuda.device.compiler_barriers import block_rematerialization, opaque_zero
 from normgrad.cuda.device.formulas import input_gradient
 from normgrad.cuda.device.indexing import float64, int64
-from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish, receive
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, part_slots, publish, receive
 from normgrad.cuda.device.pack16 import store_elements, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 from normgrad.cuda.device.sums import sum_pair
@@ -20,7 +20,6 @@ from normgrad.cuda.group_norm.contiguous_addressing import (
     expand_channels,
     expand_groups,
     first_channel,
-    group_slots,
     in_words,
     item_groups,
     load_tile,
@@ -210,7 +209,7 @@ def group_norm_backward_contiguous(
                 sum_g, sum_gx = sum_received(wait_for_ctas(exchange, iteration, 1, PARTS), PARTS)
                 iteration += 1
             elif MAILBOX:
-                all_slots, slot_mask = group_slots(slots, sample, groups, group_inside, group, TILE, 1)
+                all_slots, slot_mask = part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 1)
                 all_g, all_gx = receive(all_slots, slot_mask, PHASE == FUSED)
                 sum_g = block_rematerialization(tl.sum(all_g, axis=1), GROUPS)
                 sum_gx = block_rematerialization(tl.sum(all_gx, axis=1), GROUPS)

@@ -8,16 +8,15 @@ import triton.language as tl
 
 from normgrad.cuda.device.cluster_exchange import init_cta_exchange, received_from, send_to_ctas, wait_for_ctas
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import divide, normalize, remainder_term, split_mean
+from normgrad.cuda.device.formulas import divide, merge_moments, normalize, remainder_term, split_mean
 from normgrad.cuda.device.indexing import INTERPRETED, float64, float64_from_bits, int64
-from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish_float64, receive_float64
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, part_slots, publish_float64, receive_float64
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_wait
 from normgrad.cuda.group_norm.contiguous_addressing import (
     cta_position,
     element_mask,
     first_channel,
-    group_slots,
     in_words,
     item_groups,
     load_tile,
@@ -233,12 +232,11 @@ def group_norm_forward_contiguous(
                 group_mean, squares = _moments_from_cluster(received, HxW, count, reciprocal_count, TILE)
                 iteration += 1
             elif MAILBOX:
-                all_slots, slot_mask = group_slots(slots, sample, groups, group_inside, group, TILE, 2)
+                all_slots, slot_mask = part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 2)
                 sums, all_squares = receive_float64(all_slots, slot_mask, PHASE == FUSED)
-                group_mean = divide(tl.sum(sums, axis=1), count, reciprocal_count)
-                deviation = sums - group_mean[:, None] * part_counts
-                combined = all_squares + deviation * deviation * reciprocal_part_counts
-                squares = tl.sum(tl.where(slot_mask, combined, 0.0), axis=1)
+                group_mean, squares = merge_moments(
+                    sums, all_squares, part_counts, reciprocal_part_counts, slot_mask, count, reciprocal_count
+                )
                 group_mean = block_rematerialization(group_mean, GROUPS)
                 squares = block_rematerialization(squares, GROUPS)
             group_rstd = _rsqrt_float64(squares * reciprocal_count + eps)

@@ -12,7 +12,7 @@ from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
 from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes, Wanted
+from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes
 from normgrad.cuda.group_norm.contiguous_backward_kernel import group_norm_backward_contiguous
 from normgrad.cuda.group_norm.contiguous_forward_kernel import group_norm_forward_contiguous
 from normgrad.cuda.group_norm.tiles import GroupTile, GroupTileSpec, group_tile
@@ -98,7 +98,7 @@ def _forward_segments(tile: GroupTile, itemsize: int, contiguous: bool) -> int:
 
 
 def backward(
-    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument], wanted: Wanted
+    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument]
 ) -> PartialSums:
     """Add the launch over the groups; return the partial sums of the weight gradients.
 
@@ -111,11 +111,11 @@ def backward(
     if strided:  # the results take the way through shared memory that the pipelined data would
         tile = replace(tile, stages=1)
     group_blocks = cdiv(sizes.group, tile.groups)
-    cta_groups = CtaGroups.of(tile.parts if wanted.input else 1, N * group_blocks, tile, chip)
+    cta_groups = CtaGroups.of(tile.parts if steps.wants("grad_input") else 1, N * group_blocks, tile, chip)
     # The roundings of few terms are a visible share of the bound, and of strided positions a thread may add up many.
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.positions <= FEW_ELEMENTS
     float64 = few or strided
-    partial = PartialSums.of(steps, sizes, tile.position_parts, wanted, float64)
+    partial = PartialSums.of(steps, sizes, tile.position_parts, float64)
     mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial.memory, mailbox.memory]
@@ -130,7 +130,7 @@ def backward(
         "FLOAT64": float64,
         "CLUSTER": cta_groups.cluster,
         "SAME_STRIDES": len({operand.strides[1:] for operand in present(operands)}) == 1,
-        **wanted.constants,
+        **steps.wanted_gradients,
     }
     counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
     arguments = [*tensors, *counts, *_strides_in_vectors(operands, vector)]

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cuda.chip import Chip
 from normgrad.cuda.group_norm import channels_last_launches, contiguous_launches, rows_launches
-from normgrad.cuda.group_norm.call import Sizes, Wanted
+from normgrad.cuda.group_norm.call import Sizes
 from normgrad.cuda.group_norm.tiles import prefer_rows
 from normgrad.cuda.launch import float64_bits
 from normgrad.cuda.operands import Operand
-from normgrad.cuda.steps import Steps
+from normgrad.cuda.steps import Steps, backward_steps
 
 
 def _is_channels_last(sizes: Sizes, x: Operand) -> bool:
@@ -36,27 +35,20 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     """Plan GroupNorm backward: launches over the groups, one that adds up the partial sums of the weight gradients."""
     sizes = Sizes.of(problem)
     N, C, HxW, _ = sizes
-    weight_gradients = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
-    wanted = Wanted(*(name in problem.views for name in ("grad_input", "grad_weight", "grad_bias")))
-    steps = Steps(problem, ["grad_input", *weight_gradients])
-    outputs = [steps.output(name, (C,)) for name in weight_gradients]
-    if N * C * HxW == 0:
-        if outputs and C:
-            steps.sum_partials(steps.scratch(1, FLOAT32), 0, C, outputs)
-        return steps
-    if not (wanted.input or outputs):
+    steps, outputs, has_work = backward_steps(problem, C)
+    if not has_work:
         return steps
     x = steps.strided_input("input", (N, C, HxW))
     operands = [steps.strided_input("grad_out", (N, C, HxW)), x, steps.output("grad_input", (N, C, HxW))]
     rows = _as_rows(sizes, steps, operands, tensors=2)
     if rows is not None:
-        rows_launches.backward(sizes, chip, steps, rows, wanted, outputs)
+        rows_launches.backward(sizes, chip, steps, rows, outputs)
         return steps
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     if _is_channels_last(sizes, x):
-        partial = channels_last_launches.backward(sizes, chip, steps, operands, parameters, wanted)
+        partial = channels_last_launches.backward(sizes, chip, steps, operands, parameters)
     else:
-        partial = contiguous_launches.backward(sizes, chip, steps, operands, parameters, wanted)
+        partial = contiguous_launches.backward(sizes, chip, steps, operands, parameters)
     if outputs:
         steps.sum_partials(partial.memory, N * partial.parts, C, outputs)
     return steps

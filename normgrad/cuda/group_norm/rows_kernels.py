@@ -11,12 +11,21 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import divide, input_gradient, normalize, split_mean
+from normgrad.cuda.device.formulas import input_gradient, merge_moments, normalize, row_moments
 from normgrad.cuda.device.indexing import block_indices, float64, float64_from_bits, int64, tile_offsets
-from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish, publish_float64, receive, receive_float64
+from normgrad.cuda.device.mailbox import (
+    APPLY,
+    FUSED,
+    REDUCE,
+    part_slots,
+    publish_float64,
+    publish_sums,
+    receive_float64,
+    receive_sums,
+)
 from normgrad.cuda.device.pack16 import UNPACKED, store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import column_sums, row_sums_float64, sum_pair
+from normgrad.cuda.device.sums import column_sums, sum_pair
 from normgrad.cuda.helper_kernels import store_sums
 from normgrad.cuda.layer_norm.addressing import (
     assume_divisible,
@@ -40,21 +49,8 @@ def _column_channels(part, HxW, TILE: tl.constexpr):
 
 @triton.jit
 def _load_channels(pointer, first_channel, channels, mask):
-    """Load a vector's values for the channels of the CTA's columns, float32 [1, columns]."""
+    """Load a parameter of the channels of the CTA's columns, float32 [1, columns]."""
     return to_float32(tl.load(pointer + first_channel + channels, mask=mask, other=0.0))[None, :]
-
-
-@triton.jit
-def _row_slots(slots, statistics, row_inside, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
-    """Return the addresses [rows, padded parts] of a tile's mailbox slots, and which of them there are.
-
-    ``statistics``: index (sample, group) of each row.
-    """
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    parts = tl.arange(0, PADDED_PARTS)
-    first = statistics * TILE.parts
-    slot = (first[:, None] + parts[None, :]) * SLOTS_PER_PART
-    return slots + slot, row_inside[:, None] & (parts < TILE.parts)[None, :]
 
 
 @triton.jit
@@ -155,10 +151,7 @@ def group_norm_backward_rows(
                     sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                     if PARTS > 1:
                         slot = (rows * group + group_index) * PARTS + part
-                        if FLOAT64:
-                            publish_float64(sum_g, sum_gx, slots + slot * 2, rows < N)
-                        else:
-                            publish(sum_g, sum_gx, slots + slot, rows < N)
+                        publish_sums(sum_g, sum_gx, slots, slot, rows < N, FLOAT64)
             if WANT_INPUT and PHASE != REDUCE:
                 rows, row_inside = tile_rows(result_tile, N, TILE, LAG)
                 if LAG:
@@ -167,13 +160,9 @@ def group_norm_backward_rows(
                     row_mean, previous_mean = previous_mean, row_mean
                     row_rstd, previous_rstd = previous_rstd, row_rstd
                 if PARTS > 1:
-                    all_slots, slot_mask = _row_slots(
-                        slots, rows * group + group_index, row_inside, TILE, 2 if FLOAT64 else 1
-                    )
-                    if FLOAT64:
-                        all_g, all_gx = receive_float64(all_slots, slot_mask, PHASE == FUSED)
-                    else:
-                        all_g, all_gx = receive(all_slots, slot_mask, PHASE == FUSED)
+                    statistic = rows * group + group_index
+                    all_slots, slot_mask = part_slots(slots, statistic, row_inside, TILE, 2 if FLOAT64 else 1)
+                    all_g, all_gx = receive_sums(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
                     sum_g = block_rematerialization(tl.sum(all_g, axis=1), ROWS)
                     sum_gx = block_rematerialization(tl.sum(all_gx, axis=1), ROWS)
                 mean_g = (sum_g.to(tl.float64) * reciprocal_columns)[:, None]
@@ -270,16 +259,9 @@ def group_norm_forward_rows(
             x = tl.load(x_start + x_offsets, mask=mask, other=0)
             if PHASE != APPLY:
                 values = unpack(x, PACKING, FLOAT64)
-                total = tl.sum(values.to(tl.float64), axis=1)
-                row_mean = divide(total, count, reciprocal_count)
-                rounded_mean, remainder = split_mean(row_mean, values.dtype)
-                deviation = values - rounded_mean[:, None]
-                if TILE.masked:
-                    deviation = tl.where(in_row, deviation, 0.0)
-                squares = row_sums_float64(deviation * deviation, SEGMENTS, PACKING)
-                if SEGMENTS > 1 and PARTS == 1:
-                    squares = block_rematerialization(squares, ROWS)
-                squares -= remainder * remainder * count
+                total, row_mean, squares = row_moments(
+                    values, in_row, count, reciprocal_count, SEGMENTS, PARTS == 1, TILE
+                )
                 squares = tl.where(squares < 0.0, 0.0, squares)
                 if PARTS > 1:
                     slot = slots + ((rows * group + group_index) * PARTS + part) * 2
@@ -289,12 +271,11 @@ def group_norm_forward_rows(
                 if LAG:
                     x, previous_x = previous_x, x
                 if PARTS > 1:
-                    all_slots, slot_mask = _row_slots(slots, rows * group + group_index, row_inside, TILE, 2)
+                    all_slots, slot_mask = part_slots(slots, rows * group + group_index, row_inside, TILE, 2)
                     sums, all_squares = receive_float64(all_slots, slot_mask, PHASE == FUSED)
-                    row_mean = divide(tl.sum(sums, axis=1), columns64, reciprocal_columns)
-                    deviation = sums - row_mean[:, None] * counts
-                    combined = all_squares + deviation * deviation * reciprocal_counts
-                    squares = tl.sum(tl.where(slot_mask, combined, 0.0), axis=1)
+                    row_mean, squares = merge_moments(
+                        sums, all_squares, counts, reciprocal_counts, slot_mask, columns64, reciprocal_columns
+                    )
                     row_mean = block_rematerialization(row_mean, ROWS)
                     squares = block_rematerialization(squares, ROWS)
                 row_rstd = 1.0 / tl.sqrt(squares * reciprocal_columns + eps)

@@ -14,7 +14,7 @@ from normgrad.contract.view import Shape
 from normgrad.cuda.chip import Chip, cdiv, next_power_of_2
 from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm.call import FEW_ELEMENTS, Sizes, Wanted
+from normgrad.cuda.group_norm.call import FEW_ELEMENTS, Sizes
 from normgrad.cuda.group_norm.rows_kernels import (
     group_norm_backward_rows,
     group_norm_backward_rows_sum_partials,
@@ -84,9 +84,7 @@ class RowWork:
         self.spec = RowTileSpec.of(tile, columns, vector, packing, extent >= 2**31)
 
 
-def backward(
-    sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], wanted: Wanted, outputs: Sequence[Operand]
-) -> None:
+def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand], outputs: Sequence[Operand]) -> None:
     """Add one launch over the rows, and one that adds up the weight gradients over CTA groups and positions.
 
     ``operands``: grad_out, input, grad_input as rows; ``outputs``: the weight gradients that are wanted.
@@ -94,17 +92,17 @@ def backward(
     N, C, HxW, group = sizes
     columns = sizes.D * HxW
     tile = group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
-    work = RowWork(sizes, tile, chip, operands, tile.parts if wanted.input else 1, partial_sums=bool(outputs))
-    float64 = (
-        steps.itemsize == FLOAT32.itemsize
-    )  # results are computed in float64, so the sums take no conversions more
+    parts = tile.parts if steps.wants("grad_input") else 1
+    work = RowWork(sizes, tile, chip, operands, parts, partial_sums=bool(outputs))
+    # Results of float32 data are computed in float64, so its sums take no conversions more.
+    float64 = steps.itemsize == FLOAT32.itemsize
     partial = steps.scratch(max(len(outputs) * work.per_group * C * HxW, 1), FLOAT64 if float64 else FLOAT32)
     mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group if float64 else N * group)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = (operand.pointer for operand in work.operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, N, group, HxW, columns, work.groups_at_once, work.per_group, *work.strides]
-    constants = {"TILE": work.spec, "D": sizes.D, "STAGES": tile.stages, "FLOAT64": float64, **wanted.constants}
+    constants = {"TILE": work.spec, "D": sizes.D, "STAGES": tile.stages, "FLOAT64": float64, **steps.wanted_gradients}
     add_launches(steps, work.cta_groups, mailbox, GroupKernel(group_norm_backward_rows, tile, arguments, constants))
     if outputs:
         _add_sums(steps, partial, work.per_group, sizes, outputs)

@@ -16,7 +16,7 @@ from normgrad.cuda.device.cluster_exchange import (
 from normgrad.cuda.device.compiler_barriers import block_rematerialization, opaque_zero
 from normgrad.cuda.device.formulas import input_gradient
 from normgrad.cuda.device.indexing import block_indices, float64, int64
-from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish, publish_float64, receive, receive_float64
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish, publish_float64, receive_sums
 from normgrad.cuda.device.pack16 import UNPACKED, store_elements, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 from normgrad.cuda.device.sums import column_sums, sum_pair
@@ -189,10 +189,7 @@ def layer_norm_backward(
                     iteration += 1
                 elif MAILBOX:
                     all_slots, slot_mask = row_slots(slots, rows, M, TILE, 2 if FLOAT64 else 1)
-                    if FLOAT64:
-                        all_g, all_gx = receive_float64(all_slots, slot_mask, PHASE == FUSED)
-                    else:
-                        all_g, all_gx = receive(all_slots, slot_mask, PHASE == FUSED)
+                    all_g, all_gx = receive_sums(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
                 if MAILBOX:
                     mean_g = tl.sum(all_g, axis=1) * reciprocal_N
                     mean_gx = tl.sum(all_gx, axis=1) * reciprocal_N

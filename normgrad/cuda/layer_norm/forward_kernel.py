@@ -8,12 +8,11 @@ import triton.language as tl
 
 from normgrad.cuda.device.cluster_exchange import init_cta_exchange, received_from, send_to_ctas, wait_for_ctas
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import divide, normalize, split_mean
+from normgrad.cuda.device.formulas import divide, merge_moments, normalize, row_moments
 from normgrad.cuda.device.indexing import block_indices, float64, float64_from_bits
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish_float64, receive_float64
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, unpack_float32
 from normgrad.cuda.device.pdl import pdl_wait
-from normgrad.cuda.device.sums import row_sums_float64
 from normgrad.cuda.layer_norm.addressing import (
     assume_divisible,
     cta_columns,
@@ -29,23 +28,8 @@ from normgrad.cuda.layer_norm.addressing import (
 
 
 @triton.jit
-def _moments_from_mailbox(slots, rows, M, counts, N64, reciprocal_N, TILE: tl.constexpr, WAIT: tl.constexpr):
-    """Return the means of rows and the sums of their squares about them, from the moments of their parts.
-
-    Chan's formula: to each part's squares about its own mean comes its count times the squared distance of the means.
-    ``counts`` are the columns of each part, [1, padded parts].
-    """
-    all_slots, slot_mask = row_slots(slots, rows, M, TILE, 2)
-    sums, squares = receive_float64(all_slots, slot_mask, WAIT)
-    row_mean = divide(tl.sum(sums, axis=1), N64, reciprocal_N)
-    deviation = sums - row_mean[:, None] * counts
-    combined = tl.where(slot_mask, squares + deviation * deviation * (1.0 / counts), 0.0)
-    return row_mean, tl.sum(combined, axis=1)
-
-
-@triton.jit
 def _moments_from_cluster(received, N, reciprocal_N, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
-    """Return the same from what the CTAs of a cluster have sent; all but the last hold COLUMNS columns."""
+    """Merge the moments that the CTAs of a cluster have sent, of which all but the last hold COLUMNS columns."""
     last_count = float64(N - (PARTS - 1) * COLUMNS)
     last_sum, squares = received_from(PARTS - 1, received)
     sums = last_sum
@@ -145,16 +129,9 @@ def layer_norm_forward(
             values = unpack_float32(x, PACKING)
             if FLOAT64:
                 values = values.to(tl.float64)
-            total = tl.sum(values.to(tl.float64), axis=1)
-            part_mean = divide(total, count, reciprocal_count)
-            rounded_mean, remainder = split_mean(part_mean, values.dtype)
-            deviation = values - rounded_mean[:, None]
-            if TILE.masked:
-                deviation = tl.where(in_row, deviation, 0.0)
-            squares = row_sums_float64(deviation * deviation, SEGMENTS, PACKING)
-            if SEGMENTS > 1 and not MAILBOX:
-                squares = block_rematerialization(squares, ROWS)
-            squares -= remainder * remainder * count
+            total, part_mean, squares = row_moments(
+                values, in_row, count, reciprocal_count, SEGMENTS, not MAILBOX, TILE
+            )
             if CLUSTER:
                 send_to_ctas(total, squares, exchange, part, iteration, ROWS, PARTS)
             elif MAILBOX:
@@ -168,9 +145,9 @@ def layer_norm_forward(
                 row_mean, squares = _moments_from_cluster(received, N, reciprocal_N, COLUMNS, PARTS)
                 iteration += 1
             elif MAILBOX:
-                row_mean, squares = _moments_from_mailbox(
-                    slots, rows, M, counts, N64, reciprocal_N, TILE, PHASE == FUSED
-                )
+                all_slots, slot_mask = row_slots(slots, rows, M, TILE, 2)
+                sums, all_squares = receive_float64(all_slots, slot_mask, PHASE == FUSED)
+                row_mean, squares = merge_moments(sums, all_squares, counts, 1.0 / counts, slot_mask, N64, reciprocal_N)
                 row_mean = block_rematerialization(row_mean, ROWS)
                 squares = block_rematerialization(squares, ROWS)
             else:

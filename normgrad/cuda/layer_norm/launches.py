@@ -31,7 +31,7 @@ from normgrad.cuda.operands import (
     row_vector,
     strides_in_vectors,
 )
-from normgrad.cuda.steps import Steps
+from normgrad.cuda.steps import Steps, backward_steps
 
 # Up to this many rows or columns, the weight gradients of float32 data are summed in float64: one float32 rounding
 # would be a visible share of the error bound.
@@ -62,14 +62,8 @@ def _needs_offset64(tile: RowTile, row_grid: Shape, operands: Sequence[Operand])
 
 def backward(problem: Problem, chip: Chip) -> Steps:
     """Plan LayerNorm backward: one launch over the rows, one that adds up the CTA groups' weight gradients."""
-    *outer, N = _row_shape(problem)
-    weight_gradients = [name for name in ("grad_weight", "grad_bias") if name in problem.views]
-    steps = Steps(problem, ["grad_input", *weight_gradients])
-    outputs = [steps.output(name, (N,)) for name in weight_gradients]
-    if math.prod(outer) * N == 0:
-        if outputs and N:
-            steps.sum_partials(steps.scratch(1, FLOAT32), 0, N, outputs)
-    elif outputs or "grad_input" in problem.views:
+    steps, outputs, has_work = backward_steps(problem, _row_shape(problem)[-1])
+    if has_work:
         _add_backward(problem, chip, steps, outputs)
     return steps
 
@@ -78,7 +72,6 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
     """``outputs``: the weight gradients that are wanted, grad_weight before grad_bias."""
     shape = _row_shape(problem)
     M, N = math.prod(shape[:-1]), shape[-1]
-    want_input = "grad_input" in problem.views
     operands = [
         steps.strided_input("grad_out", shape, contiguous_columns=True),
         steps.strided_input("input", shape, contiguous_columns=True),
@@ -89,7 +82,7 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
     tile = row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
     share = _FEW_ROWS_SHARE if outputs else 1
     tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
-    cta_groups = CtaGroups.of(tile.parts if want_input else 1, cdiv(M, tile.rows), tile, chip)
+    cta_groups = CtaGroups.of(tile.parts if steps.wants("grad_input") else 1, cdiv(M, tile.rows), tile, chip)
     weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
     partial_dtype = FLOAT64 if weight_float64 else FLOAT32
     partial = steps.scratch(max(len(outputs) * cta_groups.count * N, 1), partial_dtype)
@@ -110,9 +103,7 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
             "WARPS": tile.warps,
             "FLOAT64": tile.float64,
             "WEIGHT_FLOAT64": weight_float64,
-            "WANT_INPUT": want_input,
-            "WANT_WEIGHT": "grad_weight" in problem.views,
-            "WANT_BIAS": "grad_bias" in problem.views,
+            **steps.wanted_gradients,
         },
     )
     add_launches(steps, cta_groups, mailbox, kernel)
