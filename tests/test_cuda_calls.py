@@ -196,7 +196,8 @@ def test_kernels_for_every_alignment_that_code_is_compiled_for(monkeypatch: pyte
     monkeypatch.setattr(cache_key, "_TENSOR_TYPES", {SimpleNamespace})
 
     def key(address: int, is_cpu: bool) -> Any:
-        fake = SimpleNamespace(dtype=torch.float32, shape=(2,), is_cpu=is_cpu, device="cuda:0")
+        fake = SimpleNamespace(dtype=torch.float32, shape=(2,), is_cpu=is_cpu, is_cuda=not is_cpu)
+        fake.get_device = lambda: 0
         fake.stride, fake.is_neg, fake.data_ptr = (lambda: (1,)), (lambda: False), (lambda: address)
         found: list[Any] = []
         cache_key.add_array_keys(found, [fake], [0])

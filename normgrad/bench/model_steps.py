@@ -21,10 +21,12 @@ from normgrad.bench.clock import median_ratio, no_collection, turns
 from normgrad.bench.models import Task
 
 EAGER, OVERRIDE, MODULES = "eager", "override", "modules"
+#: Modules whose output is 16-bit under autocast (``autocast_dtype``): on CUDA, and in a 16-bit dtype.
+MODULES_16 = "modules16"
 COMPILE, COMPILE_MODULES = "compile", "compile+modules"
-MODES = (EAGER, OVERRIDE, MODULES, COMPILE, COMPILE_MODULES)
+MODES = (EAGER, OVERRIDE, MODULES, MODULES_16, COMPILE, COMPILE_MODULES)
 #: What a mode's time is compared with.
-BASELINES = {OVERRIDE: EAGER, MODULES: EAGER, COMPILE: EAGER, COMPILE_MODULES: COMPILE}
+BASELINES = {OVERRIDE: EAGER, MODULES: EAGER, MODULES_16: EAGER, COMPILE: EAGER, COMPILE_MODULES: COMPILE}
 
 #: The largest relative error of one rounding. A dtype other than float32 is autocast's.
 ROUNDINGS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -101,8 +103,9 @@ class Training:
         import normgrad.torch
 
         model = copy.deepcopy(task.model)
-        if mode in (MODULES, COMPILE_MODULES):
-            normgrad.torch.replace_norms(model)
+        if mode in (MODULES, MODULES_16, COMPILE_MODULES):
+            output_dtype = getattr(torch, dtype) if mode == MODULES_16 else torch.float32
+            normgrad.torch.replace_norms(model, autocast_dtype=output_dtype)
         self._loss, self._mode = task.loss, mode
         # SGD: an error in the scale of a gradient shows in the losses, which Adam would hide.
         self._optimizer = torch.optim.SGD(model.parameters(), _LEARNING_RATE, momentum=0.9, fused=device == "cuda")
@@ -147,7 +150,7 @@ def _compared_and_timed(task: Task, dtype: str, settings: Settings) -> tuple[tup
     trainings = {EAGER: eager}
     found = {EAGER: ModeResult(EAGER, None, None, losses, 0.0, allowed, first)}
     for mode in settings.modes:
-        if mode == EAGER:
+        if mode == EAGER or (mode == MODULES_16 and (device == "cpu" or dtype == "float32")):
             continue
         try:
             training = Training(task, mode, dtype, device)

@@ -71,7 +71,7 @@ _NUMBERS = frozenset(
     [
         *("time", "limit", "of limit", "peer", "× peer", "cases", "worst", "target", "mean", "error"),
         *("growth", "workspace", "normal", "time / normal", "PyTorch", "time / PyTorch", "worst / PyTorch"),
-        *("eager", "override", "modules", "compile", "compile+modules", "× eager", "× compile"),
+        *("eager", "override", "modules", "modules16", "compile", "compile+modules", "× eager", "× compile"),
     ]
 )
 

@@ -49,9 +49,11 @@ def add_array_keys(key: list[Hashable], arguments: Sequence[Any], positions: Ite
         if kind in _TENSOR_TYPES:
             if array.is_cpu:
                 key.append((array.dtype, array.shape, array.stride(), array.is_neg()))
-            else:
+            elif array.is_cuda:
                 alignment = array.data_ptr() & _ALIGNMENT_BITS
-                key.append((array.dtype, array.shape, array.stride(), array.is_neg(), array.device, alignment))
+                key.append((array.dtype, array.shape, array.stride(), array.is_neg(), array.get_device(), alignment))
+            else:
+                raise NoKey
         elif kind is np.ndarray:
             key.append((array.dtype, array.shape, array.strides))
         elif array is None:
