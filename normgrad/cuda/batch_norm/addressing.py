@@ -128,27 +128,8 @@ def program_tile(N, columns, positions, TILE: tl.constexpr):
 @triton.jit
 def column_channels(block, channel_length, TILE: tl.constexpr):
     """Return the channel of each of a tile's columns."""
-    return _block_columns(block, TILE) // channel_length
-
-
-@triton.jit
-def column_channels_by_reciprocal(block, reciprocal, TILE: tl.constexpr):
-    """Return the channel of each of a tile's columns, from ``tiles.reciprocal`` of a channel's length.
-
-    A division takes about 25 instructions, this about five: it counts where a thread has few elements of each column.
-    ``reciprocal`` is None where each column is a channel.
-    """
-    channels = _block_columns(block, TILE)
-    if reciprocal is not None:
-        multiplier, shift = reciprocal
-        channels = (int64(channels) * multiplier >> shift).to(tl.int32)
-    return channels
-
-
-@triton.jit
-def _block_columns(block, TILE: tl.constexpr):
     COLUMNS: tl.constexpr = TILE.columns
-    return block * TILE.segment + tl.arange(0, COLUMNS)
+    return (block * TILE.segment + tl.arange(0, COLUMNS)) // channel_length
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.batch_norm.addressing import (
-    column_channels_by_reciprocal,
+    column_channels,
     load_channels,
     program_tile,
     tile_pointers,
@@ -65,7 +65,6 @@ def batch_norm_elemt_backward(
     columns,
     positions,
     channel_length,  # columns of a channel: 1, or HxW for segment tiles
-    channel_reciprocal,  # tiles.reciprocal of that; None where it is 1
     grad_out_strides,  # of sample, column and position
     input_strides,
     grad_input_strides,
@@ -81,7 +80,7 @@ def batch_norm_elemt_backward(
     x_pointers = tile_pointers(input, rows, work, input_strides, TILE)
     dy = tl.load(dy_pointers, mask=mask)
     x = tl.load(x_pointers, mask=mask)
-    channels = column_channels_by_reciprocal(work[1], channel_reciprocal, TILE)
+    channels = column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
     channel_invstd = load_channels(invstd, channels, columns // channel_length)
@@ -108,7 +107,6 @@ def batch_norm_elemt(
     columns,
     positions,
     channel_length,  # columns of a channel: 1, or HxW for segment tiles
-    channel_reciprocal,  # tiles.reciprocal of that; None where it is 1
     input_strides,  # of sample, column and position
     output_strides,
     TILE: tl.constexpr,  # tiles.TileSpec
@@ -119,7 +117,7 @@ def batch_norm_elemt(
     """
     rows, work, mask = program_tile(N, columns, positions, TILE)
     x = tl.load(tile_pointers(input, rows, work, input_strides, TILE), mask=mask)
-    channels = column_channels_by_reciprocal(work[1], channel_reciprocal, TILE)
+    channels = column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
     deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
     result = deviation * load_channels(invstd, channels, columns // channel_length)

@@ -26,7 +26,6 @@ from normgrad.cuda.batch_norm.tiles import (
     blocks_per_channel,
     channels_per_segment,
     elementwise_tile,
-    reciprocal,
     reduce_tile,
     tiles_per_cta,
 )
@@ -155,15 +154,14 @@ class _ElementwiseWork:
         thread_bytes = 32 if three_float64 else 64
         N, C, HxW = data.sizes
         tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
-        channel_length, channel_reciprocal = 1, None
+        channel_length = 1
         if tile.segment:
-            channel_length, channel_reciprocal = HxW, reciprocal(HxW)
+            channel_length = HxW
             data = data.as_segments()
         N, columns, positions = data.sizes
         rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
         grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
-        layout: list[Argument] = [*data.sizes, channel_length, channel_reciprocal, *data.strides]
-        return cls(layout, grid, data.tile_spec(tile), Options(tile.warps))
+        return cls([*data.sizes, channel_length, *data.strides], grid, data.tile_spec(tile), Options(tile.warps))
 
 
 def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:

@@ -114,16 +114,6 @@ def elementwise_tile(
     return ElementwiseTile(*tile_shape(N, C, HxW, room, access.contiguous_positions), warps)
 
 
-def reciprocal(divisor: int) -> tuple[int, int]:
-    """Return a multiplier and a shift: ``n * multiplier >> shift`` is ``n // divisor`` for every n below 2**29.
-
-    The multiplier is 2**shift / divisor, rounded up. So it exceeds that by less than 1, and n times it exceeds the
-    quotient by less than n / 2**shift < 1 / divisor, which is too little to reach the next integer.
-    """
-    shift = 30 + (divisor - 1).bit_length()
-    return cdiv(1 << shift, divisor), shift
-
-
 def blocks_per_channel(HxW: int, segment: int) -> int:
     """Return how many segments, laid end to end from the first channel on, one channel is in at the most."""
     return max(HxW // segment, 1) if segment % HxW == 0 or HxW % segment == 0 else (HxW - 2) // segment + 2
