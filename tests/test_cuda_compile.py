@@ -13,6 +13,7 @@ import pytest
 import normgrad
 from normgrad.contract.check import check
 from normgrad.contract.plan import Problem
+from normgrad.operators.mixed import MIXED
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -127,9 +128,11 @@ def _chip_with_clusters() -> Any:
     return Chip(132, max_active_clusters=lambda cluster, ctas_per_sm: 132 * ctas_per_sm // cluster)
 
 
-def _problem(operator: str, arguments: tuple[Any, ...], out: tuple[Any, ...] | None = None) -> Problem:
+def _problem(
+    operator: str, arguments: tuple[Any, ...], out: tuple[Any, ...] | None = None, mixed: bool = False
+) -> Problem:
     """Return the problem of a call; its outputs are allocated as a plain call would, where none are given."""
-    called = getattr(normgrad, operator)
+    called = MIXED[operator] if mixed else getattr(normgrad, operator)
     if out is None:
         results = called(*arguments)
         out = results if isinstance(results, tuple) else (results,)
@@ -216,14 +219,14 @@ CLUSTERS = [
     for operator, arguments in _layer_norm((480, columns), dtype).items()
 ]
 # N, C, HxW, group: parts of many channels, some beyond the group; of two channels; of channels and positions; with
-# masks. In float32 only groups of up to 32768 elements.
+# masks. In float32 only groups of up to 65536 elements.
 GROUPS_IN_CLUSTERS = [(2, 40, 256, 1), (2, 18, 1024, 2), (2, 20, 4096, 2), (2, 8, 16384, 1), (2, 12, 3600, 1)]
 CLUSTERS += [
     pytest.param(operator, arguments, id=f"{operator}-{'x'.join(map(str, sizes))}-{dtype}".replace("torch.", ""))
     for sizes in GROUPS_IN_CLUSTERS
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     for operator, arguments in _group_norm(dtype, False, sizes).items()
-    if dtype != torch.float32 or sizes in GROUPS_IN_CLUSTERS[:2]
+    if dtype != torch.float32 or sizes != (2, 8, 16384, 1)
 ]
 
 
@@ -234,7 +237,7 @@ def test_each_sum_is_sent_once_to_every_cta_of_a_cluster(
 ) -> None:
     """The sending threads hold all values, and no value is sent twice: the receiver's mbarrier counts the bytes."""
     from normgrad.cuda.backend import OPERATORS
-    from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_CLUSTER_WARPS, MAX_ROWS
+    from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER_WARPS, MAX_ROWS
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     chip = _chip_with_clusters()
@@ -261,8 +264,49 @@ def test_each_sum_is_sent_once_to_every_cta_of_a_cluster(
             # hold different rows.
             assert "shfl" not in kernel.asm["ttgir"]
         else:
-            assert step.options.cluster <= MAX_CLUSTER
+            _check_cta_exchange(step, ptx)
         assert step.options.ctas_per_sm * (kernel.metadata.shared + _exchange_bytes(ptx) + 1024) <= 228 * 1024
+
+
+def _check_cta_exchange(step: Any, ptx: str) -> None:
+    """Two sets of slots, of one for each row and CTA, follow the two mbarriers; a thread sends to each CTA."""
+    from normgrad.cuda.device.cluster_exchange import MAX_EXCHANGE_CLUSTER
+
+    slots = step.options.cluster * getattr(step.constants["TILE"], "rows", 1)
+    assert _exchange_bytes(ptx) >= 16 + 2 * 16 * slots
+    assert step.options.cluster <= MAX_EXCHANGE_CLUSTER <= 32 * step.options.warps
+
+
+@pytest.mark.parametrize("wide", ["data", "gradients and output"])
+@pytest.mark.parametrize("sizes", GROUPS_IN_CLUSTERS)
+@pytest.mark.parametrize("operator", ["group_norm", "group_norm_backward"])
+def test_groups_of_mixed_dtypes_in_clusters(
+    operator: str, sizes: tuple[int, int, int, int], wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normgrad.cuda.backend import OPERATORS
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    dtype, other = (torch.float32, torch.bfloat16) if wide == "data" else (torch.bfloat16, torch.float32)
+    (x, *_), *_ = _group_norm(dtype, False, sizes).values()
+    weight, statistics = _vector(sizes[1]), (_vector(sizes[0], sizes[3]),) * 2
+    y = _data(sizes[:3], other)
+    if operator == "group_norm":
+        arguments, out = (x, weight, weight, *sizes), (y, *(value.copy() for value in statistics))
+    else:
+        arguments, out = (y, x, *statistics, weight, *sizes), (_data(sizes[:3], dtype), weight.copy(), weight.copy())
+    steps = OPERATORS[operator](_problem(operator, arguments, out, mixed=True), _chip_with_clusters()).steps
+    assert (steps[0].options.cluster > 1) == (sizes != (2, 8, 16384, 1) or (operator, wide) == NARROW_FORWARD)
+    for step in steps:
+        kernel = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments())
+        check_layouts(kernel.asm)
+        if step.options.cluster > 1:
+            _check_cta_exchange(step, kernel.asm["ptx"])
+            used = kernel.metadata.shared + _exchange_bytes(kernel.asm["ptx"]) + 1024
+            assert step.options.ctas_per_sm * used <= 228 * 1024
+
+
+#: What reads 16-bit data alone has room for the largest groups.
+NARROW_FORWARD = ("group_norm", "gradients and output")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -26,7 +26,8 @@ import triton.language as tl
 
 from normgrad.cuda.device.sums import sum_pair
 
-MAX_CLUSTER = 8  # CTAs of a CTA exchange or a gather: the portable cluster size; a warp exchange may have more
+MAX_CLUSTER = 8  # CTAs of a gather, and of a CTA exchange of MAX_ROWS rows: the portable cluster size
+MAX_EXCHANGE_CLUSTER = 16  # CTAs of a CTA exchange of one row, and of a warp exchange: what Hopper allows
 MAX_ROWS = 4  # rows of a tile
 MAX_GATHERED_SUMS = 64  # pairs of sums that a CTA sends in a gather; no more than it has threads
 MAX_CLUSTER_WARPS = 128  # warps in all CTAs of a cluster, in a warp exchange

@@ -24,17 +24,19 @@ _MAX_VECTOR = 8  # words of the widest access: of 16-bit elements
 _CHAIN = 16  # float32 elements that a thread adds up one by one at the most: equal ones may all be rounded the same way
 
 
-def _choose_tile(sizes: Sizes, steps: Steps, chip: Chip, inputs: Sequence[Operand], packing: int) -> GroupTile:
-    """Choose the tile for these inputs.
+def _choose_tile(sizes: Sizes, chip: Chip, inputs: Sequence[Operand], itemsize: int, packed: bool) -> GroupTile:
+    """Choose the tile for these inputs, whose elements have ``itemsize`` bytes at the most.
 
-    An unpacked 16-bit element takes a register, as a float32 one does, and its address another: so tiles are those of
-    float32, and a thread has no more than 16 elements. Clusters take contiguous positions only.
+    ``packed``: 16-bit elements are loaded in vectors. Otherwise each takes a register, as a float32 one does, and its
+    address another: so tiles are those of float32, and a thread has no more than 16 elements. Clusters take contiguous
+    positions only.
     """
     dimensions, tensors = (max(sizes.D, 1), max(sizes.HxW, 1), sizes.group), len(inputs)
     if _positions_strided(inputs):
         chip = replace(chip, max_active_clusters=None)
-    if packing != UNPACKED.value or steps.dtype == FLOAT32:
-        return group_tile(*dimensions, steps.itemsize, chip, tensors)
+    if packed or itemsize == FLOAT32.itemsize:
+        mixed = len({operand.pointer.dtype for operand in inputs if operand.pointer is not None}) > 1
+        return group_tile(*dimensions, itemsize, chip, tensors, mixed)
     tile = group_tile(*dimensions, FLOAT32.itemsize, chip, tensors)
     warps = max(tile.positions * tile.groups * tile.channels // 512, tile.warps)
     return replace(tile, warps=warps, ctas_per_sm=min(tile.ctas_per_sm, max(16 // warps, 1)))
@@ -106,7 +108,7 @@ def backward(
     """
     N, HxW = sizes.N, sizes.HxW
     packing, operands = pack_operands(operands, HxW)
-    tile = _choose_tile(sizes, steps, chip, operands[:2], packing)
+    tile = _choose_tile(sizes, chip, operands[:2], steps.itemsize, packing != UNPACKED.value)
     strided = _positions_strided(operands[:2])
     if strided:  # the results take the way through shared memory that the pipelined data would
         tile = replace(tile, stages=1)
@@ -143,8 +145,13 @@ def forward(
 ) -> None:
     """Add the launch over the groups. ``operands``: input, output over (N, C, HxW); ``statistics``: mean, rstd."""
     N, HxW = sizes.N, sizes.HxW
+    dtypes = [operand.pointer.dtype for operand in operands if operand.pointer is not None]
+    # Mixed dtypes are not packed, but 16-bit data beside a float32 output is loaded in vectors all the same.
+    loaded = operands if len(set(dtypes)) == 1 else operands[:1]
+    packed = pack_operands(loaded, HxW)[0] != UNPACKED.value
+    itemsize = dtypes[0].itemsize
+    tile = _choose_tile(sizes, chip, operands[:1], itemsize, packed)
     packing, operands = pack_operands(operands, HxW)
-    tile = _choose_tile(sizes, steps, chip, operands[:1], packing)
     group_blocks = cdiv(sizes.group, tile.groups)
     cta_groups = CtaGroups.of(tile.parts, N * group_blocks, tile, chip)
     mailbox = Mailbox.of(steps, cta_groups, 2 * N * sizes.group)
@@ -158,7 +165,7 @@ def forward(
     constants = {
         "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
         "STAGES": tile.stages,
-        "SEGMENTS": _forward_segments(tile, steps.itemsize, x.strides[2] == 1),
+        "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1),
         "CLUSTER": cta_groups.cluster,
     }
     counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
