@@ -11,7 +11,7 @@ WIDTH = 760  # as wide as the text of a page, so that the type is not scaled dow
 BAR, GAP = 18, 12  # heights of a bar, and of the space between two rows
 LETTER = 8  # the width of a letter, generously
 #: Blue, orange and grey, which are told apart in any kind of colour vision.
-COLOURS = ("#2f6fb0", "#d98c2b", "#8a94a3")
+COLOURS = ("#2f6fb0", "#d98c2b", "#4f9e6a", "#8a94a3")
 STYLE = (
     "text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif;fill:#1c2430}"
     ".title{font-weight:600;font-size:16px}.small{font-size:13px;fill:#4b5565}.grid{stroke:#e3e7ec}"
@@ -41,7 +41,7 @@ def bar_chart(title: str, subtitle: str, series: Sequence[str], rows: Sequence[R
         f'<text class="small" x="16" y="48">{escape(subtitle)}</text>',
     ]
     if len(series) > 1:
-        x = left
+        x = 16
         for name, colour in zip(series, COLOURS, strict=False):
             parts.append(f'<rect x="{x}" y="61" width="14" height="14" fill="{colour}"/>')
             parts.append(f'<text class="small" x="{x + 20}" y="73">{escape(name)}</text>')
