@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from normgrad.bench import model_steps, models
-from normgrad.bench.model_steps import EAGER, MODES, MODULES, OVERRIDE, Settings, run_model
+from normgrad.bench.model_steps import EAGER, MODES, MODULES, MODULES_16, OVERRIDE, Settings, Training, run_model
 from normgrad.cli import main
 
 torch = pytest.importorskip("torch")
@@ -40,6 +40,7 @@ def by_mode(result):
 def test_every_mode_trains_as_eager_mode_does(dtype, quickly_compiled):
     found = by_mode(run_model("tiny", dtype, Settings(rounds=1)))
     assert list(found) == list(MODES)
+    assert found.pop(MODULES_16).problem == "there is no 16-bit output without autocast on a GPU"
     for mode, result in found.items():
         assert result.problem == "", mode
         assert len(result.losses) == 10
@@ -49,12 +50,20 @@ def test_every_mode_trains_as_eager_mode_does(dtype, quickly_compiled):
         assert (result.speedup is None) == (mode == EAGER)
 
 
+def test_modules_with_16_bit_output(monkeypatch):
+    options = []
+    monkeypatch.setattr(normgrad_torch, "replace_norms", lambda model, **given: options.append(given))
+    for mode in (MODULES, MODULES_16):
+        Training(models.build("tiny", "cpu"), mode, "bfloat16", "cpu")
+    assert [given["autocast_dtype"] for given in options] == [torch.float32, torch.bfloat16]
+
+
 def scaling(factor):
     """Return a ``replace_norms`` whose modules have their gradients times a factor."""
     right = normgrad_torch.replace_norms
 
-    def replace_norms(model):
-        replaced = right(model)
+    def replace_norms(model, **options):
+        replaced = right(model, **options)
         for module in replaced.values():
             module.weight.register_hook(lambda gradient: gradient * factor)
             module.register_full_backward_hook(lambda module, grad_input, grad_output: (grad_input[0] * factor,))

@@ -93,6 +93,7 @@ below_autograd: Callable[[], AbstractContextManager[None]] | None = getattr(
 
 
 _exclude_keys: Any = getattr(torch._C, "_ExcludeDispatchKeyGuard", None)
+_AUTOCAST_KEYS = None if _exclude_keys is None else torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
 def without_autocast() -> AbstractContextManager[Any]:
@@ -103,7 +104,7 @@ def without_autocast() -> AbstractContextManager[Any]:
     if _exclude_keys is None:
         off: AbstractContextManager[Any] = torch.autocast("cuda", enabled=False)
         return off
-    below: AbstractContextManager[Any] = _exclude_keys(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+    below: AbstractContextManager[Any] = _exclude_keys(_AUTOCAST_KEYS)
     return below
 
 
@@ -136,21 +137,32 @@ def unregister(library: torch.library.Library, operators: Iterable[Any], keys: I
     return True
 
 
+def _dynamo_is_imported() -> bool | None:
+    """Stand in for the question whether Dynamo's frame hook is set: it may be."""
+    return "torch._dynamo" in sys.modules or None
+
+
+#: Dynamo's frame hook in this thread; None where it is not set.
+_frame_hook: Callable[[], Any] = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", _dynamo_is_imported
+)
+
+
 def untraced(function: _Function) -> _Function:
     """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
 
     A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
-    trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` imports Dynamo, which
-    takes a second: it waits until something else has done so.
+    trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` takes microseconds of
+    every call, and imports Dynamo: it is used only where the hook is set.
     """
     disabled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         nonlocal disabled
+        if _frame_hook() is None:
+            return function(*args)
         if disabled is None:
-            if "torch._dynamo" not in sys.modules:
-                return function(*args)
             disabled = torch.compiler.disable(function)
         return disabled(*args)
 

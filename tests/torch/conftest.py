@@ -24,4 +24,4 @@ def small_tensors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave nothing to PyTorch for being small, so that small tensors show what large ones do."""
     monkeypatch.setattr(heuristics, "MIN_FLOAT32", 0)
     monkeypatch.setattr(heuristics, "MIN_FLOAT32_CHANNELS_LAST", 0)
-    monkeypatch.setattr(heuristics, "MIN_GROUP_NORM", {})
+    monkeypatch.setattr(heuristics, "MIN_16_BITS", {})

@@ -193,14 +193,15 @@ def test_small_tensors_of_float32_are_pytorchs(name: str, monkeypatch: pytest.Mo
     assert type(ours(last).grad_fn).__name__ == type(theirs(last).grad_fn).__name__
 
 
+@every_module
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_small_group_norms_of_16_bits_are_pytorchs_beside_float32(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_small_tensors_of_16_bits_are_pytorchs_beside_float32(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, ours = some("GroupNorm")
-    x = random(*SHAPES["GroupNorm"]).to(dtype).requires_grad_()
+    theirs, ours = some(name)
+    x = random(*SHAPES[name]).to(dtype).requires_grad_()
     last = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-    monkeypatch.setattr(heuristics, "MIN_GROUP_NORM", {dtype: x.numel() + 1})
+    monkeypatch.setattr(heuristics, "MIN_16_BITS", {dtype: x.numel() + 1})
     assert type(ours(x).grad_fn).__name__ == type(theirs(x).grad_fn).__name__
     torch.testing.assert_close(results(ours, x), results(theirs, x), rtol=0, atol=0)
     assert type(ours(last).grad_fn).__name__ != type(theirs(last).grad_fn).__name__
@@ -209,11 +210,8 @@ def test_small_group_norms_of_16_bits_are_pytorchs_beside_float32(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weight_gradients_of_16_bit_data_are_exact_in_every_size(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weight_gradients_of_16_bit_data_are_exact(dtype: torch.dtype) -> None:
     """PyTorch's LayerNorm sums them in 16 bits."""
-    monkeypatch.undo()  # as shipped
     for rows in (4, 500):
         x = random(rows, 6, 10, 10, dtype=dtype)
         _, ours = some("LayerNorm")

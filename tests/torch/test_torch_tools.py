@@ -338,7 +338,7 @@ PRIVATE = ["_len_torch_dispatch_stack", "_are_functorch_transforms_active", "_is
 
 
 @pytest.mark.parametrize(
-    "name", [*PRIVATE, "_is_tracing", "_functorch", "_ExcludeDispatchKeyGuard", "_AutoDispatchBelowAutograd"]
+    "name", [*PRIVATE, "_is_tracing", "_functorch", "_ExcludeDispatchKeyGuard", "_AutoDispatchBelowAutograd", "_dynamo"]
 )
 def test_without_a_private_function_of_pytorchs(name: str) -> None:
     """Slower, or with PyTorch's public way, and the same results."""
