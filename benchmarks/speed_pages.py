@@ -451,14 +451,10 @@ def by_model(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Row]]:
 
 def steps_chart(results: dict[str, Any]) -> str:
     """Return a chart of the training steps: how many times faster than the same mode with PyTorch's norms."""
-    series = {
-        "override": "override()",
-        "modules": "modules",
-        "modules16": "modules, 16-bit output",
-        "compile+modules": "both compiled",
-    }
-    measured = {mode for modes in by_model(results).values() for mode in modes}
-    series = {mode: title for mode, title in series.items() if mode in measured}
+    titles = {"override": "override()", "modules": "modules", "modules16": "modules, 16-bit output"}
+    titles["compile+modules"] = "both compiled"
+    measured = {row["mode"] for row in results["results"]}
+    series = {mode: title for mode, title in titles.items() if mode in measured}
     rows = []
     for (title, dtype), modes in by_model(results).items():
         factors = [modes.get(mode, {}).get("speedup") for mode in series]
