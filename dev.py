@@ -27,7 +27,7 @@ TORCH = "torch==2.13.0"
 # The Triton whose compiled layouts the tests were written for, where PyTorch does not bring its own.
 TRITON = "triton>=3.6,<3.7; sys_platform == 'linux'"
 QUICK = "--quick"
-QUICK_EXAMPLES = "100"  # of the property tests, in place of 1,000
+QUICK_EXAMPLES = "100"  # of the property tests, in place of 500
 FOR_CHECKS = ["-e", ".[dev]", TRITON]
 # Warnings are errors: a link that leads nowhere, a docstring that does not parse.
 SPHINX = ("-m", "sphinx", "-q", "-W", "--keep-going", "-j", "auto", "docs", os.path.join("build", "docs"))

@@ -13,7 +13,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PAGES = {"Documentation": "docs/index.md", "Changelog": "CHANGELOG.md", "Security": "SECURITY.md"}
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^):]+)\)\n*")
-LINK = re.compile(r"\[([^\]]*)\]\(([^):#]+)\)")
+LINK = re.compile(r"\[([^\]]*)\]\(([^):#][^):]*)\)")
 
 
 class ReadmeAndUrls(MetadataHookInterface):

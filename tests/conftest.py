@@ -1,6 +1,6 @@
 """Fixtures, and how many examples the property tests try.
 
-``NORMGRAD_TEST_EXAMPLES`` sets the number of valid and of broken calls per operator (1,000 by default).
+``NORMGRAD_TEST_EXAMPLES`` sets the number of valid and of broken calls per operator (500 by default).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if find_spec("hypothesis") is not None:  # which the tests on a GPU do without
 
     settings.register_profile(
         "ci",
-        max_examples=int(os.environ.get("NORMGRAD_TEST_EXAMPLES", "1000")),
+        max_examples=int(os.environ.get("NORMGRAD_TEST_EXAMPLES", "500")),
         derandomize=True,
         database=None,
         deadline=None,
