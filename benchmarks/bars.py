@@ -10,8 +10,8 @@ from html import escape
 WIDTH = 760  # as wide as the text of a page, so that the type is not scaled down
 BAR, GAP = 18, 12  # heights of a bar, and of the space between two rows
 LETTER = 8  # the width of a letter, generously
-#: Blue, orange and grey, which are told apart in any kind of colour vision.
-COLOURS = ("#2f6fb0", "#d98c2b", "#4f9e6a", "#8a94a3")
+#: Blue, orange, dark red and grey: by their lightness they are told apart in any kind of colour vision.
+COLOURS = ("#2f6fb0", "#d98c2b", "#7a2e4f", "#8a94a3")
 STYLE = (
     "text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif;fill:#1c2430}"
     ".title{font-weight:600;font-size:16px}.small{font-size:13px;fill:#4b5565}.grid{stroke:#e3e7ec}"
