@@ -104,7 +104,7 @@ def test_the_report_says_where_and_by_how_much() -> None:
     assert (report.passed, report.wrong, report.index) == (False, 1, (1, 2))
     assert report.worst == pytest.approx(1 / (9 * 2.0**-24))
     assert "5 of 6 elements within the bound" in report.text
-    assert "at (1, 2): 2.0 for 1" in report.text
+    assert "; worst at (1, 2): 2 for 1" in report.text
 
 
 def test_another_shape_is_wrong_altogether() -> None:

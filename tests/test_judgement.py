@@ -17,11 +17,13 @@ from normgrad.operators import OPERATORS
 from normgrad.reference import rounded
 from normgrad.testing import judge, terms
 from normgrad.testing.cases import TestCase, make_cases
-from normgrad.testing.clusters import clusters
+from normgrad.testing.clusters import Cluster, clusters
 from normgrad.testing.expected import checked, exact_results, results_of
 from normgrad.testing.layout import Layout, layout_of
+from normgrad.testing.measured import Measured
 from normgrad.testing.page import Origin, not_judged, page, section
 from normgrad.testing.page_style import CSS, TEXT_ON, THEMES
+from normgrad.testing.terms import Magnitude
 
 ORIGIN = Origin("normgrad 1.2.3", "2026-01-31T12:00:00+00:00", "normgrad check <op> in out")
 
@@ -130,14 +132,14 @@ def test_rows_are_named_to_the_last_one() -> None:
 
 
 def test_rows_that_repeat() -> None:
-    assert patterns((64, 100), np.s_[np.arange(64) % 3 > 0]) == [("row", "in 42 rows of 64: 1–2 of every 3")]
-    assert patterns((64, 100), np.s_[5::16]) == [("row", "in 4 rows of 64: 5 of every 16")]
+    assert patterns((64, 100), np.s_[np.arange(64) % 3 > 0]) == [("row", "in 42 rows of 64: rows 1–2 of every 3")]
+    assert patterns((64, 100), np.s_[5::16]) == [("row", "in 4 rows of 64: row 5 of every 16")]
 
 
 def test_all_rows_but_some() -> None:
     is_wrong = np.ones(64, bool)
     is_wrong[[4, 20, 33]] = False
-    assert patterns((64, 100), np.s_[is_wrong]) == [("row", "in 61 rows of 64: all but 4, 20, 33")]
+    assert patterns((64, 100), np.s_[is_wrong]) == [("row", "in 61 rows of 64: all but rows 4, 20, 33")]
 
 
 def test_a_pattern_of_most_says_so() -> None:
@@ -203,6 +205,13 @@ def test_the_last_elements_of_a_vector() -> None:
     assert patterns((1, 24), np.s_[:, 23:]) == [("single", "1 wrong element, at (0, 23)")]
 
 
+def test_a_few_neighbours_in_a_vector() -> None:
+    """The channels of one group, say, which chance could make too."""
+    is_wrong = np.zeros(24, bool)
+    is_wrong[12:18] = True
+    assert clusters(is_wrong, Layout(24)) == [Cluster("element", "in 6 elements 12–17 of 24")]
+
+
 def test_positions() -> None:
     is_wrong = np.zeros((3, 24, 187), bool)
     is_wrong[..., [5, 70]] = True
@@ -226,6 +235,18 @@ def test_blocks() -> None:
     ]
 
 
+def test_half_a_row_of_every_other_row_is_no_block_of_two_rows() -> None:
+    assert patterns((64, 512), np.s_[::2, 256:]) == [
+        ("row", "in 32 rows of 64: row 0 of every 2"),
+        ("tail", "in the last 256 of the 512 elements of rows"),
+    ]
+
+
+def test_a_block_of_several_rows_where_nothing_else_explains_the_pattern() -> None:
+    rows, columns = np.indices((64, 512))
+    assert patterns((64, 512), np.s_[(rows + columns) % 2 == 0])[0][0] == "block"
+
+
 def test_places_that_are_wrong_in_one_block_only_are_no_block_pattern() -> None:
     offsets = [46, 97, 164, 233 + 256, 12 + 512, 200 + 768]
     assert [kind for kind, _ in patterns((64, 1024), np.s_[:, offsets])] == ["channel"]
@@ -243,6 +264,17 @@ def test_everywhere_and_nowhere() -> None:
 def test_a_few_elements_are_named() -> None:
     assert patterns((64, 100), np.s_[3, 5]) == [("single", "1 wrong element, at (3, 5)")]
     assert patterns((64, 100), np.s_[[3, 60], [5, 7]]) == [("scattered", "2 wrong elements, at (3, 5) and (60, 7)")]
+
+
+def test_a_few_elements_are_named_with_their_pattern() -> None:
+    assert patterns((64, 100), np.s_[5, 7:10]) == [
+        ("row", "in row 5 of 64; the wrong elements are (5, 7), (5, 8) and (5, 9)")
+    ]
+
+
+def test_an_index_looks_the_same_everywhere() -> None:
+    found = found_in("layer_norm_backward", put("grad_weight", 4, 100))
+    assert found["single"] == "1 wrong element, at (4,)"
 
 
 @pytest.mark.parametrize("count", [2, 5, 50, 500, 2000])
@@ -356,7 +388,87 @@ def test_numbers_where_nan_is_right() -> None:
     (output, *_) = judge("layer_norm_backward", case.arguments, results).outputs
     assert output.errors.clusters[-1].text.endswith(" numbers where NaN or Inf is right")
     assert "the worst error is" in output.report.text
-    assert "inf" not in output.report.text.partition(", at")[0]
+    assert "inf" not in output.report.text.partition("; first at")[0]
+
+
+def test_the_worst_element_is_named_as_what_it_is() -> None:
+    """Not as the one that should be Inf, which is another."""
+    case = one_case("layer_norm_backward")
+    right = right_results(case)
+    case.arguments["input"][3, 1, 4] = 3e38
+    (output, *_) = judge("layer_norm_backward", case.arguments, right).outputs
+    text, worst = output.report.text, output.errors.worst[0]
+    assert "; 1 number where Inf is right" in text
+    assert text.endswith(f"; worst at {worst.index}: {worst.actual:.9g} for {worst.exact:.9g}")
+    assert np.isfinite(worst.share)
+    right["grad_input"][0, 0, 0] = np.nan
+    (output, *_) = judge("layer_norm_backward", case.arguments, right).outputs
+    assert "; first at (0, 0, 0): nan for " in output.report.text
+
+
+def test_what_is_wrong_beside_special_values_is_described_too() -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"][4] = 0
+        results["grad_input"][4, 0, :2] = np.nan
+
+    assert found_in("layer_norm_backward", change) == {
+        "row": "in 3 rows 12–14 of 33",
+        "special": "2 NaN where numbers are right",
+        "zero": "the other 1543 are 0",
+    }
+
+
+def test_a_number_within_the_bound_of_an_overflow_is_not_out_of_place() -> None:
+    exact = np.array([65520.0])  # halfway between float16's largest number and what rounds to Inf
+    measured = Measured(np.array([65504], np.float16), exact, Magnitude(exact))
+    assert measured.share_of_bound <= 1
+    assert measured.misplaced == ""
+
+
+def test_one_value_in_place_of_all() -> None:
+    found = found_in("batch_norm_elemt", put("output", np.s_[2], 9))
+    assert found == {"sample": "in sample 2 of 6", "constant": "all of them are 9"}
+
+
+def test_results_of_another_row() -> None:
+    def broadcast(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"][:] = results["grad_input"][0]
+
+    assert found_in("group_norm_backward", broadcast) == {
+        "sample": "in 2 samples 1–2 of 3",
+        "copy": "all of these samples have the results of sample 0",
+    }
+
+    def once(results: dict[str, np.ndarray]) -> None:
+        results["output"][:, 7] = results["output"][:, 3]
+
+    found = found_in("batch_norm_elemt", once)
+    assert found == {"channel": "in channel 7 of 19", "copy": "channel 7 has the results of channel 3"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_constant_of_each_row_or_channel(dtype: str) -> None:
+    case = one_case("batch_norm_elemt", dtype=dtype)
+    weight, bias = (case.arguments[name].astype(np.float64).reshape(19, 1, 1) for name in ("weight", "bias"))
+
+    def without_bias(results: dict[str, np.ndarray]) -> None:
+        results["output"] = (results["output"] - bias).astype(results["output"].dtype)
+
+    def twice_the_weight(results: dict[str, np.ndarray]) -> None:
+        results["output"] = (results["output"] * weight).astype(results["output"].dtype)
+
+    found = found_in("batch_norm_elemt", without_bias, dtype)
+    assert found["offset"] == "in each channel they are too large or too small by one constant"
+    found = found_in("batch_norm_elemt", twice_the_weight, dtype)
+    assert found["factor"] == "in each channel they are one constant times the exact value"
+
+
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
+def test_a_result_that_went_through_16_bits(narrow: str) -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"] = results["grad_input"].astype(np.dtype(narrow)).astype(np.float32)
+
+    assert found_in("layer_norm_backward", change)["rounded"] == f"all of them are the exact value rounded to {narrow}"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -393,7 +505,8 @@ def test_errors_that_only_look_alike_are_no_constant(dtype: str) -> None:
         flat = results["grad_input"].reshape(-1)
         flat[:600] = (flat[:600].astype(np.float64) * (1 + random.uniform(0.01, 0.03, 600))).astype(flat.dtype)
 
-    assert {"factor", "offset", "swap", "shift"}.isdisjoint(found_in("layer_norm_backward", change, dtype))
+    found = found_in("layer_norm_backward", change, dtype)
+    assert {"factor", "offset", "constant", "rounded", "swap", "shift", "copy"}.isdisjoint(found)
 
 
 def test_wrong_values_beyond_any_ratio() -> None:

@@ -178,7 +178,7 @@ def _judged(arguments: argparse.Namespace, case: Files, product: Product | None)
         raise BadInput(f"{arguments.actual}: has no results of the name {case.inputs.stem}")
     values = read_arguments(operator, case.inputs)
     try:
-        known = {tensor.name for tensor in results_of(operator, checked(operator, values, product))}
+        known = [tensor.name for tensor in results_of(operator, checked(operator, values, product))]
     except ContractError as error:
         raise BadInput(f"{case.inputs}: {error} ({error.status_name}, {int(error.status)})") from None
     actual = _results(arguments.operator, case.actual, known)
@@ -198,7 +198,7 @@ def _judged(arguments: argparse.Namespace, case: Files, product: Product | None)
         raise BadInput(f"{case.actual}: {error}") from None
 
 
-def _results(operator: str, path: Path, known: set[str]) -> dict[str, Any]:
+def _results(operator: str, path: Path, known: Sequence[str]) -> dict[str, Any]:
     """The results in a file; one that holds anything else is no file of results."""
     every = {tensor.name for tensor in OPERATORS[operator].signature.tensors if tensor.is_written}
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,8 +35,9 @@ class Cluster:
     Attributes
     ----------
     kind : str
-        Where they are: ``everywhere``, ``row``, ``sample``, ``channel``, ``position``, ``tail``, ``block``, ``single``
-        or ``scattered``. What they are: ``special``, ``zero``, ``sign``, ``factor``, ``offset``, ``swap`` or ``shift``.
+        Where they are: ``everywhere``, ``row``, ``sample``, ``channel``, ``position``, ``element``, ``tail``,
+        ``block``, ``single`` or ``scattered``. What they are: ``special``, ``zero``, ``constant``, ``sign``,
+        ``factor``, ``offset``, ``rounded``, ``swap``, ``shift`` or ``copy``.
     text : str
         The pattern in words; everything is counted from 0.
     """
@@ -94,37 +95,50 @@ def clusters(is_wrong: np.ndarray, layout: Layout) -> list[Cluster]:
     wrong = np.flatnonzero(is_wrong)
     if not wrong.size:
         return []
-    found = list(_patterns(wrong, is_wrong.size, layout))
-    return found or [_without_pattern(wrong, is_wrong.size, shape)]
+    found, described = _patterns(wrong, is_wrong.size, layout)
+    if not found:
+        return [_without_pattern(wrong, is_wrong.size, shape, layout)]
+    if wrong.size <= _MOST_NAMED and described != wrong.size:
+        found[-1] = replace(found[-1], text=f"{found[-1].text}; the wrong elements are {_indices(wrong, shape)}")
+    return found
 
 
-def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...]) -> Cluster:
+def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...], layout: Layout) -> Cluster:
     if wrong.size == size > 1:
         return Cluster("everywhere", f"all {size} elements are wrong")
     if 1 < wrong.size == size - wrong[0]:  # too few for a pattern by chance alone, and yet the first thing to look at
         return Cluster("tail", f"in the last {wrong.size} of the {size} elements{_left_over(wrong.size, size)}")
+    if wrong.size == 1:
+        return Cluster("single", f"1 wrong element, at {_indices(wrong, shape)}")
+    if layout.row_length == size and wrong[-1] - wrong[0] + 1 == wrong.size:  # of a vector, and as worth a look
+        return Cluster("element", f"in {_named('element', wrong, size)}")
     if wrong.size <= _MOST_NAMED:
-        named = [_index(index, shape) for index in wrong]
-        kind, plural = ("single", "") if wrong.size == 1 else ("scattered", "s")
-        return Cluster(kind, f"{wrong.size} wrong element{plural}, at {_listed(named)}")
+        return Cluster("scattered", f"{wrong.size} wrong elements, at {_indices(wrong, shape)}")
     if 2 * wrong.size > size:
         return Cluster("everywhere", f"{percent(wrong.size, size)} of the elements are wrong, in no pattern")
     return Cluster("scattered", f"{wrong.size} wrong elements, in no pattern")
 
 
-def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> Iterator[Cluster]:
-    """The best pattern, the best one inside its set, and so on."""
+def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluster], int]:
+    """The best pattern, the best one inside its set, and so on; and how many elements they leave."""
+    found: list[Cluster] = []
     inside = np.arange(size)
     segments = _segments(layout, size)
     while wrong.size > 1:
         of = f"of the {wrong.size} wrong elements" if inside.size == size else f"of these {wrong.size} elements"
         candidates = [*_sets(wrong, inside, divisions(layout, size), of), *_tails(wrong, inside, segments, of)]
-        candidates += _blocks(wrong, inside, segments)
+        # Blocks of several rows only where nothing else will do: rows that repeat say the same in fewer words.
+        rows = [segment.length for segment in segments if segment.length < size]
+        in_blocks = list(_blocks(wrong, inside, segments))
+        candidates += [pattern for block, pattern in in_blocks if all(block % row for row in rows)]
+        if all(pattern.chance > _CHANCE for pattern in candidates):
+            candidates = [pattern for _, pattern in in_blocks]
         best = min(candidates, key=lambda pattern: pattern.chance, default=None)
         if best is None or best.chance > _CHANCE:
-            return
-        yield best.cluster
+            break
+        found.append(best.cluster)
         wrong, inside = wrong[best.holds(wrong)], inside[best.holds(inside)]
+    return found, inside.size
 
 
 def _segments(layout: Layout, size: int) -> list[_Segments]:
@@ -180,8 +194,8 @@ def _left_over(tail: int, length: int) -> str:
     return f", which blocks of {blocks[0]}{f' to {blocks[-1]}' if len(blocks) > 1 else ''} leave over"
 
 
-def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -> Iterator[_Pattern]:
-    """The offsets in every block of a power of two that hold the wrong elements."""
+def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -> Iterator[tuple[int, _Pattern]]:
+    """The sizes of blocks, powers of two, and the offsets in every such block that hold the wrong elements."""
     for segments in every:
         counts = [np.bincount(segments.offset(index) % _BLOCKS[-1], minlength=_BLOCKS[-1]) for index in (wrong, inside)]
         for block in reversed(_BLOCKS):
@@ -197,7 +211,7 @@ def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -
             blocks = "every block" if wrong.size == elements else f"{percent(wrong.size, elements)} of the blocks"
             text = f"at {_named('position', lanes)} of {blocks} of {block} {segments.noun}"
             chance = math.log(len(_BLOCKS)) + _ways(block, lanes.size) - evidence
-            yield _Pattern(chance, Cluster("block", text), _in_lanes(segments, block, lanes))
+            yield block, _Pattern(chance, Cluster("block", text), _in_lanes(segments, block, lanes))
 
 
 def _evidence(found: int, wrong: int, elements: int, of: int) -> float | None:
@@ -261,10 +275,15 @@ def _named(noun: str, numbers: np.ndarray, of: int | None = None, period: int | 
     head = f"{numbers.size} {noun}s"
     if period is not None:
         repeated = numbers[numbers < period]
-        return f"{head}{end}: {_runs(repeated)} of every {period}"
+        return f"{head}{end}: {_plural(noun, repeated)} {_runs(repeated)} of every {period}"
     if of is not None and 4 * numbers.size > 3 * of:
-        return f"{head}{end}: all but {_runs(np.setdiff1d(np.arange(of), numbers))}"
+        others = np.setdiff1d(np.arange(of), numbers)
+        return f"{head}{end}: all but {_plural(noun, others)} {_runs(others)}"
     return f"{head} {_runs(numbers)}{end}"
+
+
+def _plural(noun: str, numbers: np.ndarray) -> str:
+    return noun if numbers.size == 1 else f"{noun}s"
 
 
 def _runs(numbers: np.ndarray) -> str:
@@ -275,11 +294,8 @@ def _runs(numbers: np.ndarray) -> str:
     return ", ".join(texts)
 
 
-def _index(index: int, shape: tuple[int, ...]) -> str:
-    return f"({', '.join(str(i) for i in np.unravel_index(index, shape))})"
-
-
-def _listed(texts: Sequence[str]) -> str:
+def _indices(wrong: np.ndarray, shape: tuple[int, ...]) -> str:
+    texts = [str(tuple(int(i) for i in np.unravel_index(index, shape))) for index in wrong]
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
 
 

@@ -122,5 +122,6 @@ def report_of(measured: Measured, standard: str, baseline: Measured | None = Non
     index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
     text = verdict.text
     if wrong:
-        text += f", at {index}: {measured.result[index]} for {measured.exact[index]:.9g}"
+        which = "worst" if np.isfinite(share[place]) else "first"
+        text += f"; {which} at {index}: {measured.actual[index]:.9g} for {measured.exact[index]:.9g}"
     return Report(verdict.passed, wrong, float(share[place]), index, text, standard, verdict.figures)

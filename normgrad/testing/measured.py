@@ -120,21 +120,25 @@ class Measured:
         return np.asarray((actual == self.nearest) | (overflows & signed) | (excused & ~np.isfinite(actual)))
 
     @cached_property
+    def is_misplaced(self) -> NDArray[np.bool_]:
+        """Where NaN, Inf or a number stands and something else is correct."""
+        special = ~(np.isfinite(self.actual) & np.isfinite(self.nearest))
+        return np.asarray(special & ~self.is_right_special & ~(self.share_of_bound <= 1))
+
+    @cached_property
     def misplaced(self) -> str:
-        """How many NaN, Inf and numbers stand where something else is correct, in words; empty where there are none."""
-        wrong = ~(np.isfinite(self.actual) & np.isfinite(self.nearest)) & ~self.is_right_special
-        if not np.any(wrong):
-            return ""
+        """How many these are, in words; empty where there are none."""
         is_nan, is_inf = np.isnan(self.actual), np.isinf(self.actual)
-        is_number = np.isfinite(self.nearest)
+        is_number, overflows = np.isfinite(self.nearest), np.isfinite(self.exact)
         places = {
             "NaN where {a number is} right": is_nan & is_number,
             "Inf where {a number is} right": is_inf & is_number,
             "NaN where Inf is right": is_nan & ~is_number,
             "Inf where Inf of the other sign is right": is_inf & ~is_number,
-            "{number} where NaN or Inf is right": ~is_nan & ~is_inf,
+            "{number} where Inf is right": ~is_nan & ~is_inf & overflows,
+            "{number} where NaN or Inf is right": ~is_nan & ~is_inf & ~overflows,
         }
-        counts = {text: int(np.count_nonzero(wrong & of)) for text, of in places.items()}
+        counts = {text: int(np.count_nonzero(self.is_misplaced & of)) for text, of in places.items()}
         return ", ".join(f"{count} {_counted(text, count)}" for text, count in counts.items() if count)
 
     def share_of(self, allowed: Array, error: Array | None = None) -> Array:

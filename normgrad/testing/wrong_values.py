@@ -1,4 +1,4 @@
-"""What the wrong elements of a result are: NaN, zero, off by a constant, multiplied by one, or another element's value.
+"""What the wrong elements of a result are: NaN, zero, off by a constant, rounded too early, or another element's value.
 
 A claim is made if it is true of every wrong element within its error bound, and if chance does not explain it.
 """
@@ -10,45 +10,96 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from normgrad.contract.dtypes import BFLOAT16, numpy_dtype
+from normgrad.reference import rounded
 from normgrad.testing.clusters import Cluster, Division, divisions
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import Array, Measured, ulp
 
 _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
 _MOST_PERMUTED = 16  # classes that are compared with each other
+_FEWEST_COPIED = 4  # elements that are another row's or channel's: fewer may be so by chance
+_NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
 
 
 def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
-    """What the elements beyond the bound are."""
-    wrong = np.flatnonzero(~(np.ravel(measured.share_of_bound) <= 1))
-    misplaced = measured.misplaced
-    found = [Cluster("special", misplaced)] if misplaced else []
-    if wrong.size < 2 or misplaced:
+    """What the elements beyond the bound are; where some are NaN or Inf, what the others are."""
+    is_misplaced = np.ravel(measured.is_misplaced)
+    wrong = np.flatnonzero(~(np.ravel(measured.share_of_bound) <= 1) & ~is_misplaced)
+    found = [Cluster("special", measured.misplaced)] if np.any(is_misplaced) else []
+    values = _Values(measured, wrong)
+    if not wrong.size or not np.all(np.isfinite(values.allowed)):
         return found
-    actual, exact = np.ravel(measured.actual)[wrong], np.ravel(measured.exact)[wrong]
-    # What is left of an error once a constant is taken out: the bound, and the rounding of the wrong value.
-    allowed = np.ravel(measured.limit)[wrong] + ulp(actual, measured.dtype)
-    if not np.all(np.isfinite(allowed)):
-        return found
-    with np.errstate(all="ignore"):  # what overflows is in no interval
-        constant = _constant(actual, exact, allowed)
-    return [constant] if constant else list(_exchanged(measured, wrong, layout))
+    if wrong.size > 1:
+        those = f"the other {wrong.size}" if found else "all of them"
+        with np.errstate(all="ignore"):  # what overflows is in no interval
+            constant = _constant(values, those) or _constants(
+                values, _divisions(measured, layout), "the others" if found else "they"
+            )
+        if constant:
+            return [*found, constant]
+    return found or list(_exchanged(measured, wrong, _divisions(measured, layout)))
 
 
-def _constant(actual: Array, exact: Array, allowed: Array) -> Cluster | None:
+class _Values:
+    """The wrong elements: their values, the exact ones, and how far from a value that explains them they may be."""
+
+    def __init__(self, measured: Measured, wrong: np.ndarray) -> None:
+        self.index, self.dtype = wrong, measured.dtype
+        self.actual, self.exact = np.ravel(measured.actual)[wrong], np.ravel(measured.exact)[wrong]
+        # What is left of an error once a constant is taken out: the bound, and the rounding of the wrong value.
+        self.allowed = np.ravel(measured.limit)[wrong] + ulp(self.actual, measured.dtype)
+
+
+def _divisions(measured: Measured, layout: Layout) -> list[Division]:
+    return [division for division in divisions(layout, measured.exact.size) if division.noun != "position"]
+
+
+def _constant(values: _Values, those: str) -> Cluster | None:
     """One rule by which all wrong values come from the exact ones."""
+    actual, exact, allowed = values.actual, values.exact, values.allowed
     if not np.any(actual):
-        return Cluster("zero", "all of them are 0")
+        return Cluster("zero", f"{those} are 0")
     factor = _factor(actual, exact, allowed)
     if factor == "-1":
-        return Cluster("sign", "all of them have the wrong sign")
+        return Cluster("sign", f"{those} have the wrong sign")
     if factor:
-        return Cluster("factor", f"all of them are {factor} times the exact value")
+        return Cluster("factor", f"{those} are {factor} times the exact value")
     offset = _common(actual - exact - allowed, actual - exact + allowed)
     if offset and _is_beyond_chance(np.abs(float(offset)) / allowed):
-        return Cluster("offset", f"all of them are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
+        return Cluster("offset", f"{those} are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
+    if np.all(actual == actual[0]):
+        return Cluster("constant", f"{those} are {actual[0]:.9g}")
+    for narrow, dtype in _NARROW.items() if values.dtype == "float32" else ():
+        near = np.abs(actual - exact) <= 0.5 * ulp(exact, narrow) + allowed
+        if np.all(near & (rounded(actual, dtype) == actual)):
+            return Cluster("rounded", f"{those} are the exact value rounded to {narrow}")
     return None
+
+
+def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluster | None:
+    """One such constant for each row, sample or channel: a statistic or a weight that is missing or wrong."""
+    actual, exact, allowed = values.actual, values.exact, values.allowed
+    ratio, width = actual / exact, allowed / np.abs(exact)
+    for division in sorted(every, key=lambda division: division.classes):
+        order = np.argsort(division.of(values.index), kind="stable")
+        starts = np.flatnonzero(np.diff(division.of(values.index)[order], prepend=-1))
+        if _one_each(ratio[order], width[order], starts, 1):
+            return Cluster("factor", f"in each {division.noun} {those} are one constant times the exact value")
+        if _one_each((actual - exact)[order], allowed[order], starts, 0):
+            return Cluster("offset", f"in each {division.noun} {those} are too large or too small by one constant")
+    return None
+
+
+def _one_each(middle: Array, width: Array, starts: np.ndarray, neutral: float) -> bool:
+    """Whether the intervals of every class have a number in common, and do not by chance."""
+    least, most = np.maximum.reduceat(middle - width, starts), np.minimum.reduceat(middle + width, starts)
+    if not np.all(least <= most):  # nor where a ratio is NaN
+        return False
+    sizes = np.diff(starts, append=middle.size)
+    evidence = np.log(np.maximum(np.repeat(np.abs((least + most) / 2 - neutral), sizes) / width, 1))
+    return bool(np.sum(np.maximum.reduceat(evidence, starts)) - np.sum(evidence) < _CHANCE)
 
 
 def _factor(actual: Array, exact: Array, allowed: Array) -> str:
@@ -78,25 +129,43 @@ def _is_beyond_chance(precision: Array) -> bool:
     return bool(-np.sum(np.log(np.maximum(np.sort(precision)[:-1], 1))) < _CHANCE)
 
 
-def _exchanged(measured: Measured, wrong: np.ndarray, layout: Layout) -> Iterator[Cluster]:
-    """Rows, samples, channels or elements that have each other's results, or their neighbour's."""
-    every = [division for division in divisions(layout, measured.exact.size) if division.noun != "position"]
+def _exchanged(measured: Measured, wrong: np.ndarray, every: Sequence[Division]) -> Iterator[Cluster]:
+    """Rows, samples, channels or elements that have each other's results, their neighbour's or those of one other."""
     named = [(division, np.unique(division.of(wrong))) for division in every]
     for division, hit in sorted(named, key=lambda pair: pair[1].size):
-        if hit.size < 2:
-            continue
         slices = _Slices(measured, division)
-        if hit.size <= _MOST_PERMUTED:
-            sources = [next((k for k in hit if k != j and slices.has(j, k)), -1) for j in hit]
-            if -1 not in sources and len(set(sources)) == hit.size:
-                yield Cluster("swap", _swap_text(division.noun, list(hit), sources))
-                return
-        for step, word in ((-1, "before"), (1, "after")):
-            inner = hit[(hit + step >= 0) & (hit + step < division.classes)]
-            if inner.size >= 2 and inner.size >= hit.size - 1 and all(slices.has(j, j + step) for j in inner):
-                those = "all of these" if inner.size == hit.size else f"{inner.size} of these {hit.size}"
-                yield Cluster("shift", f"{those} {division.noun}s have the results of the {division.noun} {word} them")
-                return
+        cluster = _moved(division, hit, slices) if hit.size > 1 else None
+        if cluster is None and wrong.size >= _FEWEST_COPIED:
+            cluster = _copied(division, hit, slices)
+        if cluster is not None:
+            yield cluster
+            return
+
+
+def _moved(division: Division, hit: np.ndarray, slices: _Slices) -> Cluster | None:
+    """Classes that have each other's results, or their neighbour's."""
+    if hit.size <= _MOST_PERMUTED:
+        sources = [next((k for k in hit if k != j and slices.has(j, k)), -1) for j in hit]
+        if -1 not in sources and len(set(sources)) == hit.size:
+            return Cluster("swap", _swap_text(division.noun, list(hit), sources))
+    for step, word in ((-1, "before"), (1, "after")):
+        inner = hit[(hit + step >= 0) & (hit + step < division.classes)]
+        if inner.size >= 2 and inner.size >= hit.size - 1 and all(slices.has(j, j + step) for j in inner):
+            those = "all of these" if inner.size == hit.size else f"{inner.size} of these {hit.size}"
+            noun = division.noun
+            return Cluster("shift", f"{those} {noun}s have the results of the {noun} {word} them")
+    return None
+
+
+def _copied(division: Division, hit: np.ndarray, slices: _Slices) -> Cluster | None:
+    """Classes that all have the results of one class that is correct."""
+    if division.noun == "element":  # would be one value, and is found as such
+        return None
+    for source in np.setdiff1d(slices.alike(hit[0]), hit):
+        if all(slices.has(j, source) for j in hit):
+            those = f"{division.noun} {hit[0]} has" if hit.size == 1 else f"all of these {division.noun}s have"
+            return Cluster("copy", f"{those} the results of {division.noun} {source}")
+    return None
 
 
 class _Slices:
@@ -108,6 +177,12 @@ class _Slices:
         self._starts = np.searchsorted(labels[self._order], np.arange(division.classes + 1))
         self._actual, self._exact = np.ravel(measured.actual), np.ravel(measured.exact)
         self._limit = np.ravel(measured.limit)
+
+    def alike(self, one: int) -> np.ndarray:
+        """The classes whose first exact value is the first result of one."""
+        first = self._order[self._starts[:-1]]
+        with np.errstate(all="ignore"):
+            return np.flatnonzero(np.abs(self._actual[first[one]] - self._exact[first]) <= self._limit[first])
 
     def has(self, one: int, other: int) -> bool:
         """Whether the results of one class are correct for another."""
