@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import normgrad
 from normgrad.contract.dtypes import numpy_dtype
 from normgrad.operators import OPERATORS
 from normgrad.reference import rounded
@@ -428,6 +429,15 @@ def test_a_number_within_the_bound_of_an_overflow_is_not_out_of_place() -> None:
 def test_one_value_in_place_of_all() -> None:
     found = found_in("batch_norm_elemt", put("output", np.s_[2], 9))
     assert found == {"sample": "in sample 2 of 6", "constant": "all of them are 9"}
+    # So large that any offset would be within its rounding.
+    assert found_in("layer_norm", put("output", np.s_[2:4], 65504), "float16")["constant"] == "all of them are 65504"
+
+
+def test_constants_are_written_out() -> None:
+    found = found_in("layer_norm_backward", scaled("grad_input", np.s_[:], 515))
+    assert found["factor"] == "all of them are 515 times the exact value"
+    found = found_in("layer_norm_backward", scaled("grad_bias", np.s_[:], 500))
+    assert found["factor"] == "all of them are 500 times the exact value"
 
 
 def test_results_of_another_row() -> None:
@@ -459,8 +469,18 @@ def test_a_constant_of_each_row_or_channel(dtype: str) -> None:
 
     found = found_in("batch_norm_elemt", without_bias, dtype)
     assert found["offset"] == "in each channel they are too large or too small by one constant"
-    found = found_in("batch_norm_elemt", twice_the_weight, dtype)
-    assert found["factor"] == "in each channel they are one constant times the exact value"
+    text = "in each channel they are one constant times the exact value"
+    assert found_in("batch_norm_elemt", twice_the_weight, dtype)["factor"] == text
+
+
+def test_the_error_of_a_constant_grows_with_it() -> None:
+    case = one_case("batch_norm_elemt_backward")
+    case.arguments["weight"][3] = 0.001
+    computed = normgrad.batch_norm_elemt_backward(**case.arguments)
+    without_weight = computed / case.arguments["weight"].reshape(-1, *[1] * (computed.ndim - 2))
+    (output,) = judge("batch_norm_elemt_backward", case.arguments, {"grad_input": without_weight}).outputs
+    kinds = {cluster.kind: cluster.text for cluster in output.errors.clusters}
+    assert kinds["factor"] == "in each channel they are one constant times the exact value"
 
 
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
@@ -515,7 +535,7 @@ def test_wrong_values_beyond_any_ratio() -> None:
     case.arguments["invstd"][:] = 1e-38
     case.arguments["mean"][:] = case.arguments["bias"][:] = 0
     results = right_results(case)
-    results["output"][:] = 1e38
+    results["output"][:] = np.random.default_rng(0).uniform(1e38, 2e38, results["output"].shape)
     (output,) = judge("batch_norm_elemt", case.arguments, results).outputs
     assert {cluster.kind for cluster in output.errors.clusters} <= {"everywhere", "offset"}
 

@@ -48,8 +48,13 @@ class _Values:
     def __init__(self, measured: Measured, wrong: np.ndarray) -> None:
         self.index, self.dtype = wrong, measured.dtype
         self.actual, self.exact = np.ravel(measured.actual)[wrong], np.ravel(measured.exact)[wrong]
+        limit, rounding = np.ravel(measured.limit)[wrong], ulp(self.actual, measured.dtype)
         # What is left of an error once a constant is taken out: the bound, and the rounding of the wrong value.
-        self.allowed = np.ravel(measured.limit)[wrong] + ulp(self.actual, measured.dtype)
+        self.allowed = limit + rounding
+        with np.errstate(all="ignore"):
+            self.ratio = self.actual / self.exact
+            # Multiplied by more than 1, what was within the bound is no longer.
+            self.width = (limit * np.maximum(np.abs(self.ratio), 1) + rounding) / np.abs(self.exact)
 
 
 def _divisions(measured: Measured, layout: Layout) -> list[Division]:
@@ -61,7 +66,9 @@ def _constant(values: _Values, those: str) -> Cluster | None:
     actual, exact, allowed = values.actual, values.exact, values.allowed
     if not np.any(actual):
         return Cluster("zero", f"{those} are 0")
-    factor = _factor(actual, exact, allowed)
+    if np.all(actual == actual[0]) and np.any(exact != exact[0]):
+        return Cluster("constant", f"{those} are {actual[0]:.9g}")
+    factor = _factor(values)
     if factor == "-1":
         return Cluster("sign", f"{those} have the wrong sign")
     if factor:
@@ -69,8 +76,6 @@ def _constant(values: _Values, those: str) -> Cluster | None:
     offset = _common(actual - exact - allowed, actual - exact + allowed)
     if offset and _is_beyond_chance(np.abs(float(offset)) / allowed):
         return Cluster("offset", f"{those} are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
-    if np.all(actual == actual[0]):
-        return Cluster("constant", f"{those} are {actual[0]:.9g}")
     for narrow, dtype in _NARROW.items() if values.dtype == "float32" else ():
         near = np.abs(actual - exact) <= 0.5 * ulp(exact, narrow) + allowed
         if np.all(near & (rounded(actual, dtype) == actual)):
@@ -80,14 +85,13 @@ def _constant(values: _Values, those: str) -> Cluster | None:
 
 def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluster | None:
     """One such constant for each row, sample or channel: a statistic or a weight that is missing or wrong."""
-    actual, exact, allowed = values.actual, values.exact, values.allowed
-    ratio, width = actual / exact, allowed / np.abs(exact)
+    error = values.actual - values.exact
     for division in sorted(every, key=lambda division: division.classes):
         order = np.argsort(division.of(values.index), kind="stable")
         starts = np.flatnonzero(np.diff(division.of(values.index)[order], prepend=-1))
-        if _one_each(ratio[order], width[order], starts, 1):
+        if _one_each(values.ratio[order], values.width[order], starts, 1):
             return Cluster("factor", f"in each {division.noun} {those} are one constant times the exact value")
-        if _one_each((actual - exact)[order], allowed[order], starts, 0):
+        if _one_each(error[order], values.allowed[order], starts, 0):
             return Cluster("offset", f"in each {division.noun} {those} are too large or too small by one constant")
     return None
 
@@ -102,12 +106,12 @@ def _one_each(middle: Array, width: Array, starts: np.ndarray, neutral: float) -
     return bool(np.sum(np.maximum.reduceat(evidence, starts)) - np.sum(evidence) < _CHANCE)
 
 
-def _factor(actual: Array, exact: Array, allowed: Array) -> str:
+def _factor(values: _Values) -> str:
     """The number that all exact values are multiplied by; empty where there is none."""
-    has_size = exact != 0
-    if not np.all(np.abs(actual[~has_size]) <= allowed[~has_size]) or np.count_nonzero(has_size) < 2:
+    has_size = values.exact != 0
+    if not np.all(np.abs(values.actual[~has_size]) <= values.allowed[~has_size]) or np.count_nonzero(has_size) < 2:
         return ""
-    ratio, width = actual[has_size] / exact[has_size], allowed[has_size] / np.abs(exact[has_size])
+    ratio, width = values.ratio[has_size], values.width[has_size]
     factor = _common(ratio - width, ratio + width)
     return factor if factor and _is_beyond_chance(abs(float(factor) - 1) / width) else ""
 
@@ -120,7 +124,8 @@ def _common(low: Array, high: Array) -> str:
     for digits in range(1, _LONGEST_DECIMAL + 1):
         text = f"{(least + most) / 2:.{digits}g}"
         if least <= float(text) <= most:
-            return text
+            is_short = 1e-4 <= abs(float(text)) < 1e7
+            return np.format_float_positional(float(text), trim="-") if is_short else text
     return ""
 
 
