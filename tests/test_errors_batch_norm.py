@@ -12,7 +12,7 @@ from support.dtypes import BF16
 from support.refusals import NULLPTR, Row, a, check_refused
 
 _NULL = "is null, and must be given"
-_WANTED = "is null, and is a wanted output"
+_WANTED = "is null, and is a requested output"
 _FLOATS = "is float64, and must be float32, float16 or bfloat16"
 
 

@@ -9,7 +9,7 @@ from support.dtypes import BF16, F16
 from support.refusals import NULLPTR, Row, a, check_refused
 
 _NULL = "is null, and must be given"
-_WANTED = "is null, and is a wanted output"
+_WANTED = "is null, and is a requested output"
 
 
 def _null(name: str, words: str = _NULL) -> Row:

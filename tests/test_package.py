@@ -107,7 +107,7 @@ def test_help_shows_the_arguments_and_their_defaults() -> None:
     signature = "layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05, *, out=None, product=None)"
     assert signature in shown
     assert "Added to the variance." in shown
-    assert "with every wanted output in ``out``" in pydoc.render_doc(normgrad.layer_norm.plan)
+    assert "with every requested output in ``out``" in pydoc.render_doc(normgrad.layer_norm.plan)
 
 
 def test_wrong_arguments_are_pythons_own_error() -> None:

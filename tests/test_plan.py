@@ -55,7 +55,7 @@ def test_a_plan_without_outputs_is_told_of_out() -> None:
         normgrad.layer_norm_backward.plan(ROWS, ROWS, [4], STATISTICS, STATISTICS)
     assert error.value.status == 161001
     out = (np.empty((3, 4), np.float32), np.empty(4, np.float32), None)
-    with pytest.raises(ContractError, match="grad_bias is null, and is a wanted output: it must be given"):
+    with pytest.raises(ContractError, match="grad_bias is null, and is a requested output: it must be given"):
         normgrad.layer_norm_backward.plan(ROWS, ROWS, [4], STATISTICS, STATISTICS, out=out)
 
 

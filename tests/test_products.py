@@ -225,3 +225,13 @@ def test_every_operator_takes_a_product(name: str) -> None:
         getattr(normgrad, name)(**arguments, product="Abacus")
     assert getattr(normgrad, name)(**arguments, product="Ascend 950") is not None
     assert current_product() is None
+
+
+def test_products_and_choices_print_their_names():
+    assert repr(Product.ATLAS_A2) == "<Product.ATLAS_A2: 'Atlas A2'>"
+    with use_product("Ascend310P3") as product:
+        assert repr(product) == "<Product.ATLAS_INFERENCE: 'Atlas inference'>"
+    for name, text in (("atlas a3", "<use_product: Atlas A3>"), (None, "<use_product: none>")):
+        choice = use_product(name)
+        with choice:
+            assert repr(choice) == text

@@ -20,7 +20,7 @@ def show_case(console: Console, name: str, judgement: Judgement, *, only_failed:
         if not (only_failed and output.passed):
             _show_output(console, output)
     if not judgement.outputs:
-        console.print("No output is wanted.")
+        console.print("No output is requested.")
     console.print()
 
 

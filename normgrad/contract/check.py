@@ -123,7 +123,7 @@ def _flags(given: Any, length: int) -> tuple[bool, ...]:
 def _check_null_outputs(signature: Signature, call: Call) -> None:
     for parameter in signature.outputs:
         if call.arguments.get(parameter.name) is None and not parameter.optional and parameter.wanted(call):
-            raise signature.error(parameter.name, "is null, and is a wanted output: it must be given", NULLPTR)
+            raise signature.error(parameter.name, "is null, and is a requested output: it must be given", NULLPTR)
 
 
 def _check_product(signature: Signature, call: Call) -> None:

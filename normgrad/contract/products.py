@@ -80,6 +80,9 @@ class Product(Enum):
         """The product's name as users write it, such as ``Atlas A2``."""
         return self.value.label
 
+    def __repr__(self) -> str:
+        return f"<Product.{self.name}: {self.label!r}>"
+
     def has(self, family: Family) -> bool:
         """Whether the product has the operators of a family."""
         return family in self.value.families
@@ -147,6 +150,9 @@ class use_product:
     def __init__(self, product: Product | str | None) -> None:
         self.product = None if product is None else parse_product(product)
         _choices.append(self)
+
+    def __repr__(self) -> str:
+        return f"<use_product: {self.product.label if self.product else 'none'}>"
 
     def __enter__(self) -> Product | None:
         return self.product

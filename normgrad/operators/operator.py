@@ -70,7 +70,7 @@ class Operator:
         """Return ``plan``, a function whose signature is the operator's own."""
 
         def plan(*args: Any, **kwargs: Any) -> Plan:
-            """Check the call and make its plan: the same arguments, with every wanted output in ``out``."""
+            """Check the call and make its plan: the same arguments, with every requested output in ``out``."""
             return self._plan(args, kwargs)
 
         signature = self.__signature__.replace(return_annotation="Plan")
@@ -84,7 +84,7 @@ class Operator:
         except ContractError as error:
             if out is None and error.status == NULLPTR and self.signature.is_output(error.parameter or ""):
                 names = ", ".join(self.signature.output_names)
-                text = f"is null, and is a wanted output: a plan needs arrays to write to, out=({names})"
+                text = f"is null, and is a requested output: a plan needs arrays to write to, out=({names})"
                 raise self.signature.error(error.parameter, text, NULLPTR) from None
             raise
         problem = Problem(self.signature, call.views, call.attributes)

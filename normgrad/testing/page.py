@@ -114,7 +114,7 @@ def _body(part: Section, heading: str) -> str:
     if part.verdict == NOT_JUDGED:
         return f"<p>{escape(part.line)}</p>"
     body = "".join(_output(output, part.plots.get(output.name, ()), heading) for output in part.outputs)
-    return body or "<p class=dim>No output is wanted.</p>"
+    return body or "<p class=dim>No output is requested.</p>"
 
 
 def _output(output: OutputJudgement, drawn: Sequence[str], heading: str) -> str:

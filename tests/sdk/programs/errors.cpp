@@ -146,7 +146,7 @@ Rows layerNormRows()
     resultRows(rows);
     maskRows(rows);
     nullRows(rows, {"gradOut", "input", "mean", "rstd"}, " is null, and must be given");
-    nullRows(rows, {"gradInputOut", "gradWeightOut", "gradBiasOut"}, " is null, and is a wanted output");
+    nullRows(rows, {"gradInputOut", "gradWeightOut", "gradBiasOut"}, " is null, and is a requested output");
     rows.push_back({"normalizedShape null", [](Call &c) { c.nullNormalized = true; }, NULLPTR_ERROR,
                     "normalizedShape is null"});
     for (const char *name : {"gradOut", "input", "mean", "rstd", "weightOptional", "biasOptional", "gradInputOut",
@@ -186,7 +186,7 @@ Rows groupNormRows()
     resultRows(rows);
     maskRows(rows);
     nullRows(rows, {"gradOut", "input", "mean", "rstd"}, " is null, and must be given");
-    nullRows(rows, {"gradInput", "gradGammaOut", "gradBetaOut"}, " is null, and is a wanted output");
+    nullRows(rows, {"gradInput", "gradGammaOut", "gradBetaOut"}, " is null, and is a requested output");
     for (const char *name : {"gradOut", "input", "mean", "rstd", "gamma", "gradInput", "gradGammaOut", "gradBetaOut"})
         commonRows(rows, name, ACL_INT32, (std::string(name) + " is int32, and must be ").c_str());
     dtypeRows(rows, {"input", "mean", "rstd", "gamma", "gradInput", "gradGammaOut", "gradBetaOut"}, ACL_BF16,
@@ -221,7 +221,7 @@ Rows batchNormRows()
     resultRows(rows);
     nullRows(rows, {"gradOut", "input", "mean", "invstd", "sumDy", "sumDyXmu", "counter"},
              " is null, and must be given");
-    nullRows(rows, {"gradInput"}, " is null, and is a wanted output");
+    nullRows(rows, {"gradInput"}, " is null, and is a requested output");
     for (const char *name : {"gradOut", "input", "mean", "invstd", "weight", "sumDy", "sumDyXmu", "gradInput"})
         commonRows(rows, name, ACL_INT64, (std::string(name) + " is int64, and must be ").c_str());
     commonRows(rows, "counter", ACL_BF16, "counter is bfloat16, and must be int32, float16 or float32");
