@@ -176,6 +176,16 @@ def test_figures_and_charts_are_those_of_the_results(module, monkeypatch):
         assert path.read_text(encoding="utf-8") == content, f"run benchmarks/pages.py: {path} differs"
 
 
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/zh/install.md"])
+def test_the_times_of_the_first_call_are_those_of_the_table(page):
+    table = (ROOT / "docs/evidence/cpu.md").read_text(encoding="utf-8").partition("The first call in a fresh process:")[2]
+    rows = re.findall(r"^\| \w+ \| \w+ \| [\d.]+ s \| ([\d.]+) s \| [\d.]+ s \| ([\d.]+) s \|$", table, re.M)
+    compiling, cached = ([float(time) for time in times] for times in zip(*rows, strict=True))
+    text = (ROOT / page).read_text(encoding="utf-8").replace(" 到 ", " to ")
+    assert f"{min(compiling):.1f} to {max(compiling):.1f} " in text
+    assert f"{min(cached):.2f} to {max(cached):.2f} " in text
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_has_a_page(name):
     page = (DOCS / "reference" / "operators" / f"{name}.md").read_text(encoding="utf-8")
