@@ -182,6 +182,7 @@ def test_pt_holds_plain_values_beside_tensors(tmp_path, torch):
         (lambda torch: [torch.ones(1)], "must hold a dictionary with parameter names as keys"),
         (lambda torch: {1: torch.ones(1)}, "must hold a dictionary with parameter names as keys"),
         (lambda torch: {"x": torch.eye(2).to_sparse()}, "x is a tensor of layout torch.sparse_coo"),
+        (lambda torch: {"x": torch.ones(1, device="meta")}, "x is a tensor on the device meta, which has no data"),
         (lambda torch: {"x": torch.ones(1).to(torch.float8_e4m3fn)}, "x is torch.float8_e4m3fn, which has no NumPy"),
     ],
 )
@@ -218,6 +219,13 @@ def test_npz_with_pickled_objects(tmp_path, monkeypatch):
     np.savez(tmp_path / "evil.npz", input=np.array([Evil()], object))
     assert "pickled objects, and those are never loaded" in refused(tmp_path / "evil.npz")
     assert not Path("unpickled").exists()
+
+
+def test_npz_with_a_header_that_is_too_long(tmp_path):
+    header = b"[" * 5000 + b"]" * 5000 + b"\n"
+    with zipfile.ZipFile(tmp_path / "long.npz", "w") as archive:
+        archive.writestr("input.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", len(header)) + header)
+    assert refused(tmp_path / "long.npz").endswith("an array's header is too long")
 
 
 def test_pt_with_pickled_objects(tmp_path, monkeypatch, torch):

@@ -33,6 +33,8 @@ def load(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[str, 
     try:
         entries = _entries(stream, accept)
     except ValueError as error:
+        if "max_header_size" in str(error):
+            raise BadInput("is no sound .npz file: an array's header is too long") from None
         if "pickle" in str(error):
             raise BadInput("holds pickled objects, and those are never loaded") from None
         raise

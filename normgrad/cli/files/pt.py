@@ -39,6 +39,8 @@ def _array(name: str, tensor: Any) -> np.ndarray:
 
     if tensor.layout is not torch.strided:
         raise BadInput(f"{name} is a tensor of layout {tensor.layout}, and must be strided")
+    if tensor.is_meta:
+        raise BadInput(f"{name} is a tensor on the device meta, which has no data")
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
         return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
