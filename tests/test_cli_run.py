@@ -359,6 +359,7 @@ def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_
     [
         ("in", "in", "in: is IN, whose files would be replaced by their results"),
         ("in", "in/a.npz", "in/a.npz: is a file, and must be a folder, as IN is"),
+        ("in", "out.npz", "out.npz: has the name of a file, and must name a folder, as IN is one"),
         ("in/a.npz", "in", "in: is a folder, and must be a file, as IN is"),
         ("empty", "out", "empty: holds no cases (.npz, .safetensors, .pt)"),
         ("in", "in/a.npz/out", "in/a.npz/out: cannot be created"),
@@ -370,3 +371,4 @@ def test_folders_that_are_refused(folder, tmp_path, capsys, source, target, text
     assert main(["run", "batch_norm_stats", source, "-o", target]) == 2
     assert text in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert not (tmp_path / "out.npz").exists()

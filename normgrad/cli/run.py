@@ -72,6 +72,8 @@ def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Prod
     cases = list(files.cases_in(source).values())
     if target.exists() and not target.is_dir():
         raise BadInput(f"{target}: is a file, and must be a folder, as IN is")
+    if not target.exists() and target.suffix.lower() in files.FORMATS:
+        raise BadInput(f"{target}: has the name of a file, and must name a folder, as IN is one")
     if target.exists() and target.samefile(source):
         raise BadInput(f"{target}: is IN, whose files would be replaced by their results; choose another folder")
     files.make_folder(target)
