@@ -211,6 +211,18 @@ def test_a_nan_is_told_in_plain_words(capsys: pytest.CaptureFixture[str]) -> Non
     assert "nan ulp" not in out
 
 
+def test_a_summary_counts_a_number_out_of_place_as_special(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where NaN is right, the result is neither NaN nor Inf, and says so nowhere."""
+    written("normal special")
+    results = files.read(Path("out/special-float32.npz"))
+    results["grad_input"] = np.nan_to_num(results["grad_input"], nan=1)
+    files.write(Path("out/special-float32.npz"), results)
+    assert main(["check", NAME, "in", "out", "--html", "r.html"]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(" special-float32")]
+    assert line.split() == ["special-float32", "FAIL", "special", "grad_input"]
+    assert "special values out of place; wrong: grad_input" in Path("r.html").read_text(encoding="utf-8")
+
+
 def test_help_names_standards_levels_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(check.STANDARDS) == set(STANDARDS)
     with pytest.raises(SystemExit):

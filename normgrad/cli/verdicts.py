@@ -50,9 +50,9 @@ def show_summary(console: Console, outcomes: Sequence[tuple[str, Judgement | Non
 
 
 def _share(value: float) -> str:
-    """A fraction of the bound; what is within it does not read as 1."""
+    """A fraction of the bound; what is within it does not read as 1, and NaN, Inf or a number out of place has none."""
     if not math.isfinite(value):
-        return "NaN, Inf"
+        return "special"
     return f"{min(value, 0.999):.3g}" if value <= 1 else f"{value:.3g}"
 
 

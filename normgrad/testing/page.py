@@ -46,7 +46,8 @@ def section(name: str, judgement: Judgement, *, with_plots: bool) -> Section:
     """The part of the page on one case. What was measured is drawn now, and not kept."""
     failed = [output.name for output in judgement.outputs if not output.passed]
     shares = [output.errors.largest_share for output in judgement.outputs if output.errors]
-    line = f"{_share(max(shares, default=0.0))} of the bound at most"
+    largest = max(shares, default=0.0)
+    line = f"{_share(largest)} of the bound at most" if math.isfinite(largest) else "special values out of place"
     if failed:
         line += f"; wrong: {', '.join(failed)}"
     drawn = {o.name: plots(o.measured) for o in judgement.outputs if with_plots and o.measured is not None}
@@ -176,5 +177,5 @@ def _number(value: float) -> str:
 
 
 def _share(value: float) -> str:
-    """A fraction of the bound; where it is not finite, NaN or Inf is out of place."""
-    return f"{value:.4g}" if math.isfinite(value) else "NaN or Inf"
+    """A fraction of the bound; where it is not finite, NaN, Inf or a number is out of place."""
+    return f"{value:.4g}" if math.isfinite(value) else "special"
