@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from normgrad.testing import LEVELS, STANDARDS, compare, ulp
+from normgrad.testing.measured import percent
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
 WITHOUT_BASELINE = [name for name in STANDARDS if name != "cann-double"]
@@ -52,6 +53,15 @@ def test_cann(dtype: type, tolerance: float, limit: float) -> None:
     ones = np.ones(1000)
     assert compare(around(ones, 0.9 * (absolute + tolerance), dtype), ones, standard="cann").passed
     assert not compare(around(ones, 1.6 * (absolute + tolerance), dtype), ones, standard="cann").passed
+
+
+def test_shares_are_rounded_down() -> None:
+    exact = np.ones(100_000)
+    result = exact.astype(F32)
+    result[7] = 1.005
+    report = compare(result, exact, standard="cann")
+    assert report.text.startswith("99.99 % of the elements within the tolerance")
+    assert [percent(share) for share in (1, 0.57, 0.999999, 0)] == ["100 %", "57 %", "99.99 %", "0 %"]
 
 
 def test_cann_allows_a_large_value_32_ulp() -> None:

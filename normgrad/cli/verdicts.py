@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normgrad.testing.judgement import Element, Judgement, OutputJudgement
+from normgrad.testing.measured import percent
 
 
 def show_case(console: Console, name: str, judgement: Judgement, *, only_failed: bool = False) -> None:
@@ -67,7 +68,7 @@ def _show_output(console: Console, output: OutputJudgement) -> None:
     if output.errors is None:
         return
     quantiles = ", ".join(f"{share} below {value:.3g}" for share, value in output.errors.quantiles.items())
-    _indented(console, 8, f"errors in ulp: {quantiles}; {100 * output.errors.rounded:.4g} % correctly rounded")
+    _indented(console, 8, f"errors in ulp: {quantiles}; {percent(output.errors.rounded)} correctly rounded")
     for cluster in output.errors.clusters:
         _indented(console, 8, f"beyond the bound, {cluster.kind}: {cluster.text}")
     if not output.passed:

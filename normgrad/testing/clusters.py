@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normgrad.testing.layout import Layout
+from normgrad.testing.measured import percent
 
 _CHANCE = math.log(1e-3)  # a pattern that chance makes more often than this is none
 _MOST_OF = 0.9  # of the wrong elements, for a pattern that does not hold for all of them
@@ -115,7 +116,7 @@ def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...], layou
     if wrong.size <= _MOST_NAMED:
         return Cluster("scattered", f"{wrong.size} wrong elements, at {_indices(wrong, shape)}")
     if 2 * wrong.size > size:
-        return Cluster("everywhere", f"{percent(wrong.size, size)} of the elements are wrong, in no pattern")
+        return Cluster("everywhere", f"{percent(wrong.size / size, 1)} of the elements are wrong, in no pattern")
     return Cluster("scattered", f"{wrong.size} wrong elements, in no pattern")
 
 
@@ -208,7 +209,7 @@ def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -
             is_whole = np.min(in_lane[lanes] / all_in_lane[lanes]) >= _WHOLE
             if evidence is None or not is_whole or 4 * block > segments.length:
                 continue
-            blocks = "every block" if wrong.size == elements else f"{percent(wrong.size, elements)} of the blocks"
+            blocks = "every block" if wrong.size == elements else f"{percent(wrong.size / elements, 1)} of the blocks"
             text = f"at {_named('position', lanes)} of {blocks} of {block} {segments.noun}"
             chance = math.log(len(_BLOCKS)) + _ways(block, lanes.size) - evidence
             yield block, _Pattern(chance, Cluster("block", text), _in_lanes(segments, block, lanes))
@@ -297,8 +298,3 @@ def _runs(numbers: np.ndarray) -> str:
 def _indices(wrong: np.ndarray, shape: tuple[int, ...]) -> str:
     texts = [str(tuple(int(i) for i in np.unravel_index(index, shape))) for index in wrong]
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
-
-
-def percent(part: int, of: int) -> str:
-    """A share that is rounded down: what is not all does not read as 100 %."""
-    return f"{math.floor(1000 * part / of) / 10:g} %"

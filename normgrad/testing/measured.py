@@ -39,6 +39,11 @@ def bound(expected: ArrayLike, terms: ArrayLike, dtype: str, underflow: ArrayLik
     return np.asarray(0.5 * ulp(expected, dtype) + 8 * 2.0**-24 * scale + SMALLEST_NORMAL * allowance)
 
 
+def percent(share: float, decimals: int = 2) -> str:
+    """A share in percent, rounded down: what is not all does not read as 100 %."""
+    return f"{math.floor(round(share * 10 ** (decimals + 2), 6)) / 10**decimals:g} %"
+
+
 def _counted(text: str, count: int) -> str:
     singular, plural = ("a number is", "number"), ("numbers are", "numbers")
     for one, many in zip(singular, plural, strict=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from normgrad.testing.judgement import Element, Errors, Judgement, OutputJudgement
+from normgrad.testing.measured import percent
 from normgrad.testing.page_style import CSS
 from normgrad.testing.plots import plots
 
@@ -140,7 +141,7 @@ def _quantiles(errors: Errors) -> str:
     heads = "".join(f"<th class=n>{share} below</th>" for share in errors.quantiles)
     return (
         f"<div class=scroll><table><caption>Errors in ulp</caption><tr>{heads}<th class=n>correctly rounded</th>"
-        f"<th class=n>largest, of the bound</th></tr><tr>{cells}<td class=n>{100 * errors.rounded:.4g} %</td>"
+        f"<th class=n>largest, of the bound</th></tr><tr>{cells}<td class=n>{percent(errors.rounded)}</td>"
         f"<td class=n>{_share(errors.largest_share)}</td></tr></table></div>"
     )
 

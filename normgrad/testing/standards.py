@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from normgrad.testing.measured import Array, Measured, ulp
+from normgrad.testing.measured import Array, Measured, percent, ulp
 
 STRICT = "strict"
 
@@ -118,9 +118,7 @@ def cann(measured: Measured, reference: Reference) -> Verdict:
         if error.size
         else 0.0
     )
-    text = (
-        f"{100 * good:.4g} % of the elements within the tolerance (99 % needed); the largest error is {largest:.3g}, "
-    )
+    text = f"{percent(good)} of the elements within the tolerance (99 % needed); the largest error is {largest:.3g}, "
     text += f"and may be {allowed:.3g}{_misplaced_text(measured)}"
     passed = good >= CANN_SHARE and largest <= allowed and not measured.misplaced
     return Verdict(passed, share, text, {"good": good, "largest": largest, "allowed": allowed})
