@@ -214,7 +214,7 @@ def _judged(variable: str, judge: Callable[[], Any]) -> str:
 
 
 def _label(product: Product | None) -> str:
-    return "none: what some product allows is allowed" if product is None else product.label
+    return "none: a call is accepted if some product accepts it" if product is None else product.label
 
 
 def _or_problem(read: Callable[[], str]) -> str:

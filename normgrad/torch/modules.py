@@ -161,7 +161,7 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
 def check_options(compiled: Any, autocast_dtype: Any) -> None:
     """Refuse arguments that a module cannot have, with a ValueError."""
     if compiled not in get_args(Compiled):
-        raise ValueError(f"compiled is {compiled!r}, and must be one of {get_args(Compiled)}")
+        raise ValueError(f"compiled is {compiled!r}, and must be {' or '.join(map(repr, get_args(Compiled)))}")
     if autocast_dtype not in DTYPES:
         raise ValueError(f"autocast_dtype is {autocast_dtype!r}, and must be torch.float32, bfloat16 or float16")
 

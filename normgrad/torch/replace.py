@@ -22,7 +22,7 @@ class Replacement(Mapping[str, Module]):
     Attributes
     ----------
     left : mapping of str to str
-        The norms of ``torch.nn`` that were left as they are, each with the reason.
+        The LayerNorms and GroupNorms that were left as they are, each with the reason.
     """
 
     def __init__(self, replaced: dict[str, Module], left: dict[str, str]) -> None:
