@@ -39,11 +39,8 @@ def passes(kernel: Kernel) -> bool:
     call = {"grad_out": grad_out, "input": x, "normalized_shape": [COLUMNS], "mean": mean, "rstd": rstd}
     call["output_mask"] = (True, False, False)
     judgement = judge("layer_norm_backward", call, {"grad_input": kernel(grad_out, x, mean, rstd)})
-    output = judgement.outputs[0]
-    print(f"{kernel.__name__}: {'pass' if output.passed else 'FAIL'}")
-    for cluster in output.errors.clusters:
-        print(f"  {cluster.kind}: {cluster.text}")
-    return output.passed
+    print(f"{kernel.__name__}:\n{judgement}\n")
+    return judgement.passed
 
 
 def main() -> int:

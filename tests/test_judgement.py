@@ -8,15 +8,17 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import normgrad
+from normgrad import ContractError
 from normgrad.contract.dtypes import numpy_dtype
 from normgrad.operators import OPERATORS
 from normgrad.reference import rounded
-from normgrad.testing import judge, terms
+from normgrad.testing import compare, judge, terms
 from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.clusters import Cluster, clusters
 from normgrad.testing.expected import checked, exact_results, results_of
@@ -581,6 +583,53 @@ def test_results_that_are_no_results() -> None:
     ]
     assert json.loads(json.dumps(judgement.as_json(), allow_nan=False))["passed"] is False
     assert "is missing" in page("title", "", [section("case", judgement, with_plots=True)], ORIGIN)
+
+
+STATISTICS = {"mean": np.zeros(3, np.float32), "invstd": np.zeros(3, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("operator", "more", "text"),
+    [
+        ("batch_norm", {}, "unknown operator 'batch_norm'; known are layer_norm_backward, group_norm_backward, "),
+        (
+            "batch_norm_stats",
+            {"actual": {**STATISTICS, "var": 0}},
+            "var: no result of batch_norm_stats, whose results are mean, invstd",
+        ),
+        ("batch_norm_stats", {"product": "Abacus"}, "unknown product 'Abacus'; known are "),
+        ("batch_norm_stats", {"worst": -1}, "worst is -1, and must be 0 or more"),
+    ],
+)
+def test_arguments_of_judge_that_are_wrong(operator: str, more: dict[str, Any], text: str) -> None:
+    arguments: dict[str, Any] = {"actual": STATISTICS, **more}
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        judge(operator, {"input": np.ones((2, 3), np.float32)}, **arguments)
+
+
+def test_a_product_by_its_name() -> None:
+    with pytest.raises(ContractError, match="Atlas inference has no aclnnBatchNormStats"):
+        judge("batch_norm_stats", {"input": np.ones((2, 3), np.float32)}, STATISTICS, product="Ascend310P3")
+
+
+def test_a_result_that_is_no_array() -> None:
+    judgement = judge(
+        "batch_norm_stats", {"input": np.ones((2, 3), np.float32)}, {**STATISTICS, "mean": [1.0, 1.0, 1.0]}
+    )
+    text = "is of type list, and must be a NumPy array, a PyTorch tensor or have __dlpack__"
+    assert judgement.outputs[0].report.text == text
+    with pytest.raises(TypeError, match=f"^actual {text}"):
+        compare([1.0], [1.0])
+
+
+def test_a_judgement_prints_its_verdicts() -> None:
+    judgement = judge("batch_norm_stats", {"input": np.ones((2, 3), np.float32)}, STATISTICS)
+    assert repr(judgement) == "<Judgement of batch_norm_stats by strict: mean FAIL, invstd FAIL>"
+    wrong = "0 of 3 elements within the bound; the worst error is 1.86e+06 of it; worst at (0,): 0 for 1"
+    assert repr(judgement.outputs[0]) == f"<OutputJudgement of mean float32 (3,): FAIL; {wrong}>"
+    lines = str(judgement).splitlines()
+    assert lines[:2] == ["batch_norm_stats, standard strict", f"  FAIL  mean: {wrong}"]
+    assert lines[2:4] == ["    everywhere: all 3 elements are wrong", "    zero: all of them are 0"]
 
 
 def test_a_statistic_may_have_any_shape_of_its_size() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from normgrad.contract.arrays import as_numpy, as_view
+from normgrad.contract.arrays import NotAnArray, as_numpy, as_view
 from normgrad.testing.measured import Measured, bound, ulp
 from normgrad.testing.standards import STRICT, Reference, find
 from normgrad.testing.terms import Magnitude
@@ -93,7 +93,10 @@ def compare(
     exact = np.asarray(expected, np.float64)
     given = {"": actual} if baseline is None else {"": actual, " of the baseline": baseline}
     for whose, array in given.items():
-        shape = as_view(array).shape
+        try:
+            shape = as_view(array).shape
+        except NotAnArray as problem:
+            raise TypeError(f"{'the baseline' if whose else 'actual'} {problem}") from None
         if shape != exact.shape:
             text = f"the shape{whose} is {shape}, and must be {exact.shape}"
             return Report(False, exact.size, float("inf"), (), text, standard)

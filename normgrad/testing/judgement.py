@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from normgrad.contract.arrays import as_view
+from normgrad.contract.arrays import NotAnArray, as_view
 from normgrad.contract.dtypes import listed
 from normgrad.contract.parameters import Call, Role, Tensor
-from normgrad.contract.products import Product
+from normgrad.contract.products import Product, parse_product
 from normgrad.operators import OPERATORS
 from normgrad.oracle.float64 import Array
 from normgrad.testing.anatomy import Anatomy, anatomy
@@ -101,6 +101,15 @@ class OutputJudgement:
     def passed(self) -> bool:
         return self.report.passed
 
+    @property
+    def verdict(self) -> str:
+        """``pass`` or ``FAIL``."""
+        return "pass" if self.passed else "FAIL"
+
+    def __repr__(self) -> str:
+        layout = f" {self.dtype} {self.shape}" if self.dtype else ""
+        return f"<OutputJudgement of {self.name}{layout}: {self.verdict}; {self.report.text}>"
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -116,6 +125,19 @@ class Judgement:
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{output.name} {output.verdict}" for output in self.outputs)
+        return f"<Judgement of {self.operator} by {self.standard}: {verdicts or 'no output is requested'}>"
+
+    def __str__(self) -> str:
+        lines = [f"{self.operator}, standard {self.standard}"]
+        for output in self.outputs:
+            lines.append(f"  {output.verdict}  {output.name}: {output.report.text}")
+            lines += [
+                f"    {cluster.kind}: {cluster.text}" for cluster in (output.errors.clusters if output.errors else ())
+            ]
+        return "\n".join(lines)
 
     def without_arrays(self) -> Judgement:
         """The same without what is as large as the results."""
@@ -148,7 +170,7 @@ def judge(
     standard: str = STRICT,
     baseline: Mapping[str, Any] | None = None,
     level: str = "L1",
-    product: Product | None = None,
+    product: Product | str | None = None,
     worst: int = 5,
 ) -> Judgement:
     """Judge the results of a call against the oracle on the same inputs.
@@ -165,7 +187,7 @@ def judge(
         As :func:`normgrad.testing.compare` takes them.
     baseline : mapping, optional
         The results of another implementation by name.
-    product : Product, optional
+    product : Product or str, optional
         Check the call as this product's documents do.
     worst : int
         How many of the worst elements to describe.
@@ -175,7 +197,7 @@ def judge(
     ContractError
         Where the call itself breaks a rule.
     ValueError
-        For a standard or level that is not known, or a baseline that is needed and absent.
+        For an operator, result, product, standard or level that is not known, or a baseline that is needed and absent.
 
     Examples
     --------
@@ -188,8 +210,15 @@ def judge(
     [('mean', True), ('invstd', False)]
     """
     find(standard, level)
+    if operator not in OPERATORS:
+        raise ValueError(f"unknown operator {operator!r}; known are {', '.join(OPERATORS)}")
+    if worst < 0:
+        raise ValueError(f"worst is {worst}, and must be 0 or more")
     op = OPERATORS[operator]
-    call = checked(op, arguments, product)
+    results = [tensor.name for tensor in op.signature.tensors if tensor.is_written]
+    if unknown := [name for name in actual if name not in results]:
+        raise ValueError(f"{', '.join(unknown)}: no result of {operator}, whose results are {', '.join(results)}")
+    call = checked(op, arguments, None if product is None else parse_product(product))
     exact, sizes = exact_results(op, call), magnitudes(op, call)
     anatomies = anatomy(operator, {**call.arguments, **call.attributes})
     outputs = []
@@ -212,7 +241,10 @@ def _refusal(tensor: Tensor, call: Call, array: Any) -> str | None:
     """Why an array cannot be this result of the call; None where it can."""
     if array is None:
         return "is missing"
-    view = as_view(array)
+    try:
+        view = as_view(array)
+    except NotAnArray as problem:
+        return str(problem)
     allowed = (call.views[tensor.name].dtype,) if tensor.role is Role.IN_PLACE else tensor.dtype(call).allowed
     if view.dtype not in allowed:
         return f"is {view.dtype}, and must be {listed(allowed)}"
@@ -225,8 +257,10 @@ def _refusal(tensor: Tensor, call: Call, array: Any) -> str | None:
 
 
 def _unmeasured(name: str, array: Any, text: str, standard: str) -> OutputJudgement:
-    view = None if array is None else as_view(array)
-    dtype, shape = ("", ()) if view is None else (view.dtype.name, view.shape)
+    try:
+        dtype, shape = as_view(array).dtype.name, as_view(array).shape
+    except NotAnArray:
+        dtype, shape = "", ()
     return OutputJudgement(name, dtype, shape, Report(False, 0, math.inf, (), text, standard))
 
 
