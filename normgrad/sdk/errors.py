@@ -6,9 +6,11 @@ import os
 from datetime import datetime
 from enum import IntEnum
 
+from normgrad.backends import chosen
 from normgrad.contract.products import ENVIRONMENT, Product, current_product
 from normgrad.contract.status import ContractError, Names, Status
 from normgrad.operators import OPERATORS
+from normgrad.threads import get_num_threads
 
 
 class AclError(IntEnum):
@@ -44,6 +46,16 @@ def product_in_force() -> Product | None:
         return current_product()
     except ValueError as problem:
         raise Refused(AclError.INVALID_PARAM, f"{ENVIRONMENT}: {problem}") from None
+
+
+def check_environment() -> None:
+    """Refuse a value that an environment variable of the operators cannot have."""
+    product_in_force()
+    try:
+        chosen("cpu")
+        get_num_threads()
+    except ValueError as problem:
+        raise Refused(AclError.INVALID_PARAM, str(problem)) from None
 
 
 def text_of(error: BaseException) -> str:

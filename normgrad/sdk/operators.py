@@ -16,7 +16,7 @@ from normgrad.contract.view import Memory, View
 from normgrad.operators import OPERATORS, Operator
 from normgrad.sdk import native
 from normgrad.sdk.contexts import StreamOfContext, stream_of
-from normgrad.sdk.errors import AclError, Refused, product_in_force
+from normgrad.sdk.errors import AclError, Refused, check_environment
 from normgrad.sdk.exported import exported
 from normgrad.sdk.handles import handles
 from normgrad.sdk.memory import Allocation, table
@@ -138,7 +138,7 @@ def _plan(op: Operator, words: Iterable[Any]) -> None:
     }
     outputs = tuple(arguments.pop(output.name) for output in signature.outputs)
     try:
-        product_in_force()
+        check_environment()
     except Refused as refused:
         raise signature.error(None, str(refused), _INVALID) from None
     executor = OpExecutor(signature, op.plan(**arguments, out=outputs))

@@ -10,7 +10,7 @@ from normgrad.contract import products
 from normgrad.sdk import contexts, memory_calls, native, streams
 from normgrad.sdk.contexts import current_context, required
 from normgrad.sdk.devices import close
-from normgrad.sdk.errors import AclError, Refused, product_in_force
+from normgrad.sdk.errors import AclError, Refused, check_environment, product_in_force
 from normgrad.sdk.exported import exported
 
 _MODULES = (memory_calls, streams)  # whose functions are exported by having been imported
@@ -33,7 +33,7 @@ _state = _State()
 @exported("aclInit")
 def init(config_path: int) -> None:
     """Begin; there is nothing to configure, so the path is not read."""
-    product_in_force()
+    check_environment()
     with _state.lock:
         if _state.initialised:
             raise Refused(AclError.REPEAT_INITIALIZE, "aclInit was called before, and is called once")

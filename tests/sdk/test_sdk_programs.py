@@ -146,6 +146,14 @@ def test_a_wrong_product_is_told(build, run) -> None:
     assert "Acl_Error(100000): NORMGRAD_PRODUCT: unknown product 'Ascend'; known are" in done.stdout
 
 
+@pytest.mark.parametrize(("name", "text"), [("NUM_THREADS", "must be a whole number"), ("BACKEND", "must be one of")])
+def test_a_wrong_variable_is_told_by_acl_init(build, run, name: str, text: str) -> None:
+    done = run(build(SAMPLES / "minimal.cpp"), **{f"NORMGRAD_{name}": "x"})
+    assert done.returncode == 1
+    assert done.stdout.startswith("aclInit(nullptr): 100000\n")
+    assert f"Acl_Error(100000): NORMGRAD_{name} is 'x', and {text}" in done.stdout
+
+
 def test_an_environment_that_is_gone_is_told(build, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk.tree, "_PACKAGE", tmp_path / "gone" / "normgrad")
     home = sdk.build(tmp_path / "tree")
