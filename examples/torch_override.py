@@ -2,8 +2,8 @@
 
 The models and the training are plain PyTorch; the only difference is ``with normgrad.torch.override()``. Two models
 that are the same to begin with take a few steps in turn, so that whatever else the machine does meets both. Prints
-what the override took and what it left to PyTorch, the losses side by side and the time per step. Exits with status 1 if
-a loss differs by more than a thousandth. The default batch is as large as the U-Net's largest norms need to be taken.
+what the override took and what it left to PyTorch, the losses side by side and the time per step. Exits with status 1
+if a loss differs by more than a thousandth. With the default batch the override takes the U-Net's largest norms.
 
     python examples/torch_override.py [--device cuda] [--steps 20] [--dtype bfloat16] [--channels-last]
 """
