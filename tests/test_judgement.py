@@ -212,7 +212,11 @@ def test_a_few_neighbours_in_a_vector() -> None:
     """The channels of one group, say, which chance could make too."""
     is_wrong = np.zeros(24, bool)
     is_wrong[12:18] = True
-    assert clusters(is_wrong, Layout(24)) == [Cluster("element", "in 6 elements 12–17 of 24")]
+    text = "in 6 elements 12–17 of 24"
+    assert clusters(is_wrong, Layout(24)) == [Cluster("element", text)]
+    assert clusters(is_wrong.reshape(24, 1), Layout(24)) == [Cluster("element", text)]
+    text += ", counted in the flattened result"
+    assert clusters(is_wrong.reshape(4, 6), Layout(24)) == [Cluster("element", text)]
 
 
 def test_positions() -> None:

@@ -98,7 +98,10 @@ def clusters(is_wrong: np.ndarray, layout: Layout) -> list[Cluster]:
         return []
     found, described = _patterns(wrong, is_wrong.size, layout)
     if not found:
-        return [_without_pattern(wrong, is_wrong.size, shape, layout)]
+        found, described = [_without_pattern(wrong, is_wrong.size, shape, layout)], wrong.size
+    if sum(extent > 1 for extent in shape) > 1:  # as GroupNorm's statistics have a sample and a group
+        flat = ", counted in the flattened result"
+        found = [replace(one, text=one.text + flat) if one.kind == "element" else one for one in found]
     if wrong.size <= _MOST_NAMED and described != wrong.size:
         found[-1] = replace(found[-1], text=f"{found[-1].text}; the wrong elements are {_indices(wrong, shape)}")
     return found
