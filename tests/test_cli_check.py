@@ -223,6 +223,16 @@ def test_a_summary_counts_a_number_out_of_place_as_special(capsys: pytest.Captur
     assert "special values out of place; wrong: grad_input" in Path("r.html").read_text(encoding="utf-8")
 
 
+def test_a_summary_shows_no_figure_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    written()
+    assert main(["run", NAME, "in", "-o", "wide", "--oracle"]) == 0
+    capsys.readouterr()
+    assert main(["check", NAME, "in", "wide", "--html", "r.html"]) == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(" normal-float32")]
+    assert line.split()[1:3] == ["FAIL", "–"]
+    assert "nothing to measure; wrong: grad_input, " in Path("r.html").read_text(encoding="utf-8")
+
+
 def test_help_names_standards_levels_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(check.STANDARDS) == set(STANDARDS)
     with pytest.raises(SystemExit):
@@ -300,6 +310,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, NAME, case, case).endswith("whose results are grad_input, grad_weight, grad_bias\n")
     assert "no parameter of layer_norm_backward" in refused(capsys, NAME, result, result)
     assert "there is no folder" in refused(capsys, NAME, case, result, "--html", "none/r.html")
+    assert "r: is the file of both reports" in refused(capsys, NAME, case, result, "--html", "r", "--json", "r")
     assert "unknown product 'Abacus'" in refused(capsys, NAME, case, result, "--product", "Abacus")
     Path("empty").mkdir()
     assert "holds no cases" in refused(capsys, NAME, "empty", "out")

@@ -224,6 +224,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise BadInput("INPUTS, ACTUAL and --baseline must all be files or all be folders")
     if arguments.html == _STDOUT:
         raise BadInput("--html - has no meaning: a page is written to a file")
+    if arguments.html is not None and arguments.json == arguments.html:
+        raise BadInput(f"{arguments.html}: is the file of both reports, and each needs its own")
     for path in (arguments.json, arguments.html):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadInput(f"{path}: cannot be written: there is no folder {path.parent}")

@@ -39,7 +39,7 @@ def show_summary(console: Console, outcomes: Sequence[tuple[str, Judgement | Non
             continue
         shares = [output.errors.largest_share for output in judgement.outputs if output.errors]
         wrong = ", ".join(output.name for output in judgement.outputs if not output.passed)
-        table.add_row(name, _verdict(judgement.passed), _share(max(shares, default=0.0)), wrong)
+        table.add_row(name, _verdict(judgement.passed), _share(max(shares)) if shares else "–", wrong)
     console.print(table)
     console.print()
     if failed:

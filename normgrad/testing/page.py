@@ -47,8 +47,12 @@ def section(name: str, judgement: Judgement, *, with_plots: bool) -> Section:
     """The part of the page on one case. What was measured is drawn now, and not kept."""
     failed = [output.name for output in judgement.outputs if not output.passed]
     shares = [output.errors.largest_share for output in judgement.outputs if output.errors]
-    largest = max(shares, default=0.0)
-    line = f"{_share(largest)} of the bound at most" if math.isfinite(largest) else "special values out of place"
+    if not shares:
+        line = "nothing to measure"
+    elif math.isfinite(max(shares)):
+        line = f"{_share(max(shares))} of the bound at most"
+    else:
+        line = "special values out of place"
     if failed:
         line += f"; wrong: {', '.join(failed)}"
     drawn = {o.name: plots(o.measured) for o in judgement.outputs if with_plots and o.measured is not None}
