@@ -47,7 +47,7 @@ def _data(first: str) -> list[Row]:
     return [
         *_float64((4, 3, 5), first),
         *_formats(first),
-        Row({first: a(3)}, first, r"has 1 dimensions \(shape \(3,\)\), and must have 2 to 8"),
+        Row({first: a(3)}, first, r"has 1 dimension \(shape \(3,\)\), and must have 2 to 8"),
         Row({first: a(4, 3, *[1] * 7)}, first, "has 9 dimensions"),
         Row({first: a(4, 0, 5)}, first, r"has the shape \(4, 0, 5\), and must have at least one channel"),
     ]
@@ -83,7 +83,7 @@ GATHER = [
     *_data("input"),
     *_float64((2, 3), "mean", "invstd"),
     Row({"mean": a(2, 4)}, "mean", r"has the shape \(2, 4\), and must have \(2, 3\) \(ranks × channels of input\)"),
-    Row({"mean": a(3)}, "mean", "has 1 dimensions .*and must have 2"),
+    Row({"mean": a(3)}, "mean", "has 1 dimension .*and must have 2"),
     Row({"invstd": a(3, 3)}, "invstd", r"has the shape \(3, 3\), and must have \(2, 3\) \(mean's shape\)"),
     *_vectors("running_mean", "running_var", "mean_all", "invstd_all"),
     Row({"momentum": "x"}, "momentum", "is 'x', and must be a real number"),

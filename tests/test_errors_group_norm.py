@@ -68,7 +68,7 @@ BACKWARD = [
     Row({"grad_out": a(*[1] * 8, 60)}, "grad_out", "has 9 dimensions .*and must have 0 to 8"),
     Row({"input": a(61)}, "input", "has 61 elements .*and must have 60"),
     Row({"mean": a(2, 2)}, "mean", r"has 4 elements \(shape \(2, 2\)\), and must have 6 \(N·group\)"),
-    Row({"rstd": a()}, "rstd", "has 1 elements .*and must have 6"),
+    Row({"rstd": a()}, "rstd", "has 1 element .*and must have 6"),
     Row({"weight": a(5)}, "weight", r"has 5 elements \(shape \(5,\)\), and must have 6 \(C\)"),
     Row({"grad_input": a(60)}, "grad_input", r"has the shape \(60,\), and must have \(2, 6, 5\) \(input's shape\)"),
     Row({"grad_weight": a(2, 3)}, "grad_weight", r"has the shape \(2, 3\), and must have \(6,\) \(weight's shape\)"),

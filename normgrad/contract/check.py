@@ -21,7 +21,7 @@ from normgrad.contract.overlap import overlap, overlaps_itself
 from normgrad.contract.parameters import Attribute, Broken, Call, Mask, Parameter, Role, Tensor
 from normgrad.contract.products import Family, Product
 from normgrad.contract.rules import INT64_MAX, flag, items_of
-from normgrad.contract.status import INVALID, NO_KERNEL, NULLPTR, ContractError, Status, quote, shown
+from normgrad.contract.status import INVALID, NO_KERNEL, NULLPTR, ContractError, Status, counted, quote, shown
 from normgrad.contract.view import View
 
 
@@ -116,7 +116,7 @@ def _flags(given: Any, length: int) -> tuple[bool, ...]:
     except Broken as broken:
         raise Broken(f"is {quote(shown(given))}: an element {broken}") from None
     if len(flags) != length:
-        raise Broken(f"has {len(flags)} elements, and must have {length}")
+        raise Broken(f"has {counted(len(flags), 'element')}, and must have {length}")
     return flags
 
 
@@ -207,7 +207,8 @@ def _check_shape(signature: Signature, call: Call, parameter: Tensor) -> None:
     lowest, highest = parameter.ranks
     if not lowest <= view.rank <= highest:
         ranks = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
-        raise signature.error(parameter.name, f"has {view.rank} dimensions (shape {view.shape}), and must have {ranks}")
+        rank = counted(view.rank, "dimension")
+        raise signature.error(parameter.name, f"has {rank} (shape {view.shape}), and must have {ranks}")
     if any(size < 0 for size in view.shape):
         raise signature.error(parameter.name, f"has the shape {view.shape}, and no dimension may be negative")
     if view.numel * view.dtype.itemsize > INT64_MAX:
@@ -226,9 +227,9 @@ def _check_shape(signature: Signature, call: Call, parameter: Tensor) -> None:
         raise signature.error(
             parameter.name, f"has the shape {view.shape}, and must have {expected.shape} ({expected.why})"
         )
+    elements = counted(view.numel, "element")
     raise signature.error(
-        parameter.name,
-        f"has {view.numel} elements (shape {view.shape}), and must have {expected.elements} ({expected.why})",
+        parameter.name, f"has {elements} (shape {view.shape}), and must have {expected.elements} ({expected.why})"
     )
 
 

@@ -91,6 +91,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things for a message: ``1 element``, ``2 elements``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shown_error(error: Exception) -> str:
     """Return a foreign exception for a message: its type and the first line of its text."""
     try:

@@ -13,7 +13,7 @@ from normgrad.contract.check import Signature, check
 from normgrad.contract.parameters import DtypeRule, Parameter, Tensor
 from normgrad.contract.plan import Plan, Problem
 from normgrad.contract.products import Family, Product, current_product, parse_product
-from normgrad.contract.status import NULLPTR, ContractError
+from normgrad.contract.status import NULLPTR, ContractError, counted
 from normgrad.operators.dispatch import Dispatch
 
 
@@ -108,7 +108,7 @@ class Operator:
             out = (out,)
         if len(out) != len(names):
             raise self.signature.error(
-                "out", f"has {len(out)} elements, and must have {len(names)}: {', '.join(names)}"
+                "out", f"has {counted(len(out), 'element')}, and must have {len(names)}: {', '.join(names)}"
             )
         return dict(zip(names, out, strict=True))
 

@@ -227,7 +227,7 @@ Rows batchNormRows()
     commonRows(rows, "counter", ACL_BF16, "counter is bfloat16, and must be int32, float16 or float32");
     for (const char *name : {"gradOut", "input", "gradInput"})
         rows.push_back({std::string(name) + " of rank 1", [=](Call &c) { c[name].shape = {24}; }, INVALID,
-                        std::string(name) + " has 1 dimensions"});
+                        std::string(name) + " has 1 dimension "});
     for (const char *name : {"mean", "invstd", "weight", "sumDy", "sumDyXmu"})
         rows.push_back({std::string(name) + " of rank 2", [=](Call &c) { c[name].shape = {3, 1}; }, INVALID,
                         std::string(name) + " has 2 dimensions"});
