@@ -48,6 +48,12 @@ def test_a_plan_says_what_it_is() -> None:
     assert repr(plan).endswith("bytes, repeatable>")
 
 
+def test_a_misspelt_attribute_is_an_error() -> None:
+    plan = _plan(np.empty((3, 4), np.float32))
+    with pytest.raises(AttributeError, match="repeatabel"):
+        plan.repeatabel = True  # type: ignore[attr-defined]
+
+
 def test_a_plan_without_outputs_is_told_of_out() -> None:
     with pytest.raises(
         ContractError, match=r"grad_input is null, .* out=\(grad_input, grad_weight, grad_bias\)$"

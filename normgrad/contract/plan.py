@@ -91,6 +91,12 @@ class Plan:
     A plan runs once, unless ``repeatable`` is set to True.
     """
 
+    # So that a misspelt ``repeatable`` is an error.
+    __slots__ = (
+        *("__weakref__", "_addresses", "_backend", "_kernel", "_lock"),
+        *("_problem", "_repeatable", "_signature", "_spent", "_written_owners"),
+    )
+
     def __init__(self, problem: Problem, backend: Backend) -> None:
         self._signature = problem.signature
         self._backend = backend
