@@ -182,9 +182,11 @@ def why_not_layer_norm(
 def _layer_norm_problem(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> str | None:
-    rows = input.dim() - len(normalized_shape)
-    if rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
-        return heuristics.SHAPE
+    rows, shape = input.dim() - len(normalized_shape), tuple(normalized_shape)
+    if rows < 0 or not shape or tuple(input.shape[rows:]) != shape:
+        return heuristics.REFUSED
+    if not (_fits(weight, shape) and _fits(bias, shape)):
+        return heuristics.REFUSED
     return heuristics.obstacle(input, weight, bias)
 
 
@@ -197,9 +199,21 @@ def why_not_group_norm(input: Tensor, num_groups: int, weight: Tensor | None, bi
 
 
 def _group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    if input.dim() < 2 or num_groups <= 0 or input.shape[1] % num_groups or input.numel() <= num_groups:
-        return heuristics.SHAPE  # one element per group is refused too
-    return heuristics.obstacle(input, weight, bias)
+    if input.dim() < 2 or type(num_groups) is not int or num_groups <= 0 or input.shape[1] % num_groups:
+        return heuristics.REFUSED
+    if input.numel() == num_groups:  # one element per group
+        return heuristics.REFUSED
+    channels = (input.shape[1],)
+    if not (_fits(weight, channels) and _fits(bias, channels)):
+        return heuristics.REFUSED
+    return heuristics.obstacle(input, weight, bias) if input.numel() else heuristics.PYTORCH_IS_FASTER
+
+
+def _fits(parameter: Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Return whether a parameter is dense and has the one shape that PyTorch takes; a formula would broadcast others."""
+    if parameter is None:
+        return True
+    return parameter.layout is torch.strided and not parameter.is_nested and tuple(parameter.shape) == shape
 
 
 def _sizes(input: Tensor) -> tuple[int, int, int]:

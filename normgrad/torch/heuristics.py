@@ -70,7 +70,7 @@ DTYPE = "the data is not float32, float16 or bfloat16"
 PARAMETERS = "the parameters are neither of the data's dtype nor float32"
 DIMENSIONS = f"the data has more than {_MAX_DIMENSIONS} dimensions"
 DEVICE = "the device is neither a CPU nor CUDA"
-SHAPE = "PyTorch refuses the shapes"
+REFUSED = "PyTorch refuses the arguments"
 
 
 def obstacle(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -267,6 +268,70 @@ def test_what_pytorch_refuses_is_refused_as_it_does(name: str) -> None:
     if name == "GroupNorm":
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             OURS[name](6, 6)(single)
+
+
+WRONG_PARAMETERS = {
+    "one element": lambda size: random(1),
+    "a dimension more": lambda size: random(1, size),
+    "another size": lambda size: random(size + 1),
+    "two dimensions": lambda size: random(2, size // 2),
+    "sparse": lambda size: random(size).to_sparse(),
+}
+
+
+@every_module
+@pytest.mark.parametrize("wrong", WRONG_PARAMETERS.values(), ids=WRONG_PARAMETERS)
+@pytest.mark.parametrize("given", [("weight", "bias"), ("weight",), ("bias",)], ids="+".join)
+def test_wrong_parameters_are_refused_as_pytorch_does(
+    name: str, wrong: Any, given: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both passes would be ours, which would broadcast some of them."""
+    monkeypatch.setattr(heuristics, "takes_layer_norm_forward", lambda *_: True)
+    monkeypatch.setattr(heuristics, "takes_group_norm_forward", lambda *_: True)
+    for x in (random(*SHAPES[name]), random(*SHAPES[name]).bfloat16()):
+        pair_of_modules = some(name)
+        errors = []
+        for module in pair_of_modules:
+            size = len(module.weight)
+            for parameter in ("weight", "bias"):
+                value = torch.nn.Parameter(wrong(size).to(x.dtype)) if parameter in given else None
+                setattr(module, parameter, value)
+        theirs, ours = pair_of_modules
+        for module, context in ((theirs, nullcontext), (ours, nullcontext), (theirs, normgrad.torch.override)):
+            with context(), pytest.raises((RuntimeError, ValueError, NotImplementedError)) as error:
+                module(x)
+            errors.append((type(error.value), str(error.value)))
+        assert errors[1:] == errors[:1] * 2
+
+
+@pytest.mark.parametrize("groups", [2.0, True, None])
+def test_a_number_of_groups_that_is_no_int_is_refused_as_pytorch_does(groups: Any) -> None:
+    errors = []
+    for function in (torch.nn.functional.group_norm, functional.group_norm):
+        with pytest.raises(TypeError) as error:
+            function(random(2, 4, 5), groups)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+def test_an_empty_batch_is_not_reported_as_refused() -> None:
+    with normgrad.torch.override() as ours:
+        assert torch.nn.functional.group_norm(random(0, 4, 5), 2).shape == (0, 4, 5)
+    assert dict(ours.report().left) == {"group_norm": {heuristics.PYTORCH_IS_FASTER: 1}}
+
+
+def test_no_normalized_dimensions_are_refused_as_pytorch_does() -> None:
+    for x in (random(4, 6).bfloat16(), random().bfloat16()):
+        errors = []
+        for function, context in (
+            (torch.nn.functional.layer_norm, nullcontext),
+            (functional.layer_norm, nullcontext),
+            (torch.nn.functional.layer_norm, normgrad.torch.override),
+        ):
+            with context(), pytest.raises(RuntimeError, match="at least 1-dimensional") as error:
+                function(x, [])
+            errors.append(str(error.value))
+        assert errors[1:] == errors[:1] * 2
 
 
 @every_module
