@@ -210,7 +210,7 @@ def _group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, b
 
 
 def _fits(parameter: Tensor | None, shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter is dense and has the one shape that PyTorch takes; a formula would broadcast others."""
+    """Return whether a parameter is dense and has the shape that PyTorch asks for; a formula would broadcast others."""
     if parameter is None:
         return True
     return parameter.layout is torch.strided and not parameter.is_nested and tuple(parameter.shape) == shape

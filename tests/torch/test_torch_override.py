@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -402,6 +403,56 @@ def test_as_a_decorator() -> None:
     assert on()
     assert on.__name__ == "on"
     assert not is_on()
+
+
+def test_generators_and_coroutines_are_decorated_for_as_long_as_they_run() -> None:
+    x = random(4, 8).requires_grad_()
+
+    def norm() -> str:
+        return str(F.layer_norm(x, [8]).grad_fn.name())
+
+    @normgrad.torch.override()
+    def generator() -> Iterator[Any]:
+        sent = yield norm()
+        yield norm(), sent
+        return 5
+
+    @normgrad.torch.override()
+    async def coroutine() -> str:
+        await asyncio.sleep(0)
+        return norm()
+
+    running = generator()
+    assert norm() == "NativeLayerNormBackward0"
+    assert next(running) == "NormgradLayerNormBackward"
+    assert running.send(3) == ("NormgradLayerNormBackward", 3)
+    with pytest.raises(StopIteration) as stop:
+        next(running)
+    assert stop.value.value == 5
+    assert asyncio.run(coroutine()) == "NormgradLayerNormBackward"
+    assert norm() == "NativeLayerNormBackward0"
+
+
+def test_what_cannot_be_decorated_is_refused() -> None:
+    class Module:
+        pass
+
+    async def values() -> AsyncIterator[int]:
+        yield 1
+
+    for what in (Module, values, 5):
+        with pytest.raises(TypeError, match="an override decorates functions, generators and coroutines, not "):
+            normgrad.torch.override()(what)  # type: ignore[type-var]
+        assert not is_on()
+
+
+def test_an_object_that_is_left_more_often_than_entered() -> None:
+    x = random(4, 8).requires_grad_()
+    override = normgrad.torch.override()
+    override.__exit__(None, None, None)
+    with override:
+        assert F.layer_norm(x, [8]).grad_fn.name() == "NormgradLayerNormBackward"
+    assert F.layer_norm(x, [8]).grad_fn.name() == "NativeLayerNormBackward0"
 
 
 def test_a_profile_shows_the_names() -> None:
