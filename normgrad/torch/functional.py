@@ -29,6 +29,9 @@ _Sizes = tuple[int, int, int, int]
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _OPTIONAL_TENSORS = _TENSORS | {type(None)}
 
+#: The classes of data that our operators take in a compiled model: ``torch.export`` may trace with fake tensors.
+_COMPILED_TENSORS = (Tensor, torch.nn.Parameter, internals.FakeTensor)
+
 _layer_norm_forward, _layer_norm_backward = KERNELS["layer_norm"], KERNELS["layer_norm_backward"]
 _group_norm_forward, _group_norm_backward = KERNELS["group_norm"], KERNELS["group_norm_backward"]
 
@@ -118,8 +121,7 @@ def compiled_layer_norm(
 ) -> Tensor:
     """Return what a LayerNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (always_ours or heuristics.compiles_to_layer_norm(input, normalized_shape)) and (
-        type(input) in (Tensor, torch.nn.Parameter)
-        and _layer_norm_problem(input, normalized_shape, weight, bias) is None
+        type(input) in _COMPILED_TENSORS and _layer_norm_problem(input, normalized_shape, weight, bias) is None
     ):
         output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
     else:
@@ -139,7 +141,7 @@ def compiled_group_norm(
     """Return what a GroupNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (
         always_ours
-        and type(input) in (Tensor, torch.nn.Parameter)
+        and type(input) in _COMPILED_TENSORS
         and _group_norm_problem(input, num_groups, weight, bias) is None
     ):
         output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
@@ -201,12 +203,12 @@ def why_not_group_norm(input: Tensor, num_groups: int, weight: Tensor | None, bi
 def _group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
     if input.dim() < 2 or type(num_groups) is not int or num_groups <= 0 or input.shape[1] % num_groups:
         return heuristics.REFUSED
-    if input.numel() == num_groups:  # one element per group
+    samples, channels, positions = _sizes(input)
+    if channels // num_groups * positions == 1 and samples == 1:  # one element per group
         return heuristics.REFUSED
-    channels = (input.shape[1],)
-    if not (_fits(weight, channels) and _fits(bias, channels)):
+    if not (_fits(weight, (channels,)) and _fits(bias, (channels,))):
         return heuristics.REFUSED
-    return heuristics.obstacle(input, weight, bias) if input.numel() else heuristics.PYTORCH_IS_FASTER
+    return heuristics.obstacle(input, weight, bias)
 
 
 def _fits(parameter: Tensor | None, shape: tuple[int, ...]) -> bool:

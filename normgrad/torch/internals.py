@@ -44,7 +44,26 @@ def is_watched() -> bool:
 
 def is_intercepted() -> bool:
     """Return whether a mode or tracer has to see the functions of ``torch`` that Python code calls."""
-    return _function_modes() or _is_tracing()
+    return (_function_modes() and not _is_default_device()) or _is_tracing()
+
+
+def _default_device_mode() -> type | None:
+    try:
+        from torch.utils._device import DeviceContext
+    except ImportError:
+        return None
+    return DeviceContext
+
+
+_DefaultDevice = _default_device_mode()
+_function_mode_stack: Callable[[], list[Any]] | None = getattr(
+    torch.overrides, "_get_current_function_mode_stack", None
+)
+
+
+def _is_default_device() -> bool:
+    """Return whether all active modes are of ``torch.set_default_device``, which changes factory functions alone."""
+    return _function_mode_stack is not None and all(type(mode) is _DefaultDevice for mode in _function_mode_stack())
 
 
 def forward_mode_is_active() -> bool:

@@ -314,10 +314,19 @@ def test_a_number_of_groups_that_is_no_int_is_refused_as_pytorch_does(groups: An
     assert errors[0] == errors[1]
 
 
-def test_an_empty_batch_is_not_reported_as_refused() -> None:
-    with normgrad.torch.override() as ours:
-        assert torch.nn.functional.group_norm(random(0, 4, 5), 2).shape == (0, 4, 5)
-    assert dict(ours.report().left) == {"group_norm": {heuristics.PYTORCH_IS_FASTER: 1}}
+@pytest.mark.parametrize("shape", [(0, 6, 5), (2, 6, 0), (0, 6), (2, 0, 5)], ids=str)
+def test_empty_data_of_group_norm(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for ours_first in (False, True):
+        monkeypatch.setattr(heuristics, "takes_group_norm_forward", lambda *_, first=ours_first: first)
+        x = random(*shape).requires_grad_()
+        weight, bias = (torch.ones(shape[1], requires_grad=True) for _ in range(2))
+        with normgrad.torch.override() as ours:
+            output = torch.nn.functional.group_norm(x, 3, weight, bias)
+        assert dict(ours.report().taken) == {"group_norm": 1}
+        output.sum().backward()
+        assert output.shape == x.shape
+        assert not weight.grad.any()
+        assert not bias.grad.any()
 
 
 def test_no_normalized_dimensions_are_refused_as_pytorch_does() -> None:
