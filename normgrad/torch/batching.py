@@ -15,15 +15,28 @@ Batched = tuple[Any, Any]
 
 def call_per_sample(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
     """Return the results of a call for each sample, stacked."""
-    single = len(op._schema.returns) == 1
     calls = [
         op(*(arg.select(dim, sample) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)))
         for sample in range(batch_size)
     ]
-    if single:
+    if len(op._schema.returns) == 1:
         return torch.stack(calls), 0
     stacked = [None if results[0] is None else torch.stack(results) for results in zip(*calls, strict=True)]
     return _at_front(tuple(stacked))
+
+
+def _without_samples(op: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
+    """Return the results of a batch of no samples, by the shapes and dtypes of a sample that is not there."""
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    sample = [
+        arg.movedim(dim, 0).new_empty(arg.movedim(dim, 0).shape[1:]) if isinstance(dim, int) else arg
+        for arg, dim in zip(args, in_dims, strict=True)
+    ]
+    results = op(*(arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in sample))
+    if len(op._schema.returns) == 1:
+        return results.new_empty((0, *results.shape), device=device), 0
+    empty = [None if result is None else result.new_empty((0, *result.shape), device=device) for result in results]
+    return _at_front(tuple(empty))
 
 
 def _at_front(results: tuple[Any, ...]) -> Batched:
@@ -73,6 +86,8 @@ _IN_ONE_CALL: dict[str, Callable[..., Batched | None]] = {
 
 def batched(name: str, op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched:
     """Return the results of a batch of calls: of one call for all samples where its bits are the same."""
+    if not batch_size:
+        return _without_samples(op, in_dims, args)
     rule = _IN_ONE_CALL.get(name)
-    found = rule(op, batch_size, in_dims, args) if rule is not None and batch_size else None
+    found = rule(op, batch_size, in_dims, args) if rule is not None else None
     return call_per_sample(op, batch_size, in_dims, args) if found is None else found
