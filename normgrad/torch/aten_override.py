@@ -116,9 +116,9 @@ def _cast(tensor: Tensor | None) -> Any:
 
 
 def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    if not are_plain(input, weight, bias):
-        return SUBCLASS
-    return WATCHED if is_watched() else None
+    if is_watched():
+        return WATCHED
+    return None if are_plain(input, weight, bias) else SUBCLASS
 
 
 def _without_graph(function: _Function) -> _Function:

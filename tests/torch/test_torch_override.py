@@ -336,6 +336,8 @@ def left(function: Any) -> dict[str, Any]:
 
 
 def test_what_is_left_to_pytorch_is_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     x = random(4, 8)
     assert left(lambda: F.layer_norm(x.double(), [8])) == {"layer_norm": {heuristics.DTYPE: 1}}
     assert left(lambda: F.layer_norm(random(*[2] * 9), [2])) == {"layer_norm": {heuristics.DIMENSIONS: 1}}
@@ -343,6 +345,8 @@ def test_what_is_left_to_pytorch_is_counted_with_the_reason(monkeypatch: pytest.
     assert left(lambda: torch.func.grad(lambda x: F.layer_norm(x, [8]).sum())(x)) == {
         "layer_norm": {aten_override.WATCHED: 1}
     }
+    with FakeTensorMode():
+        assert left(lambda: F.layer_norm(torch.empty(4, 8), [8])) == {"layer_norm": {aten_override.WATCHED: 1}}
     assert left(lambda: F.layer_norm(x.to("meta"), [8])) == {}  # another dispatch key than ours
     with pytest.raises(RuntimeError):
         F.layer_norm(x.to_sparse(), [8])
@@ -527,8 +531,8 @@ def test_fake_tensors_under_autocast_on_cuda_have_pytorchs_dtypes() -> None:
     with normgrad.torch.override() as override:
         assert dtypes() == plain
     assert override.report().left == {
-        "layer_norm": {aten_override.SUBCLASS: 2},
-        "group_norm": {aten_override.SUBCLASS: 1},
+        "layer_norm": {aten_override.WATCHED: 2},
+        "group_norm": {aten_override.WATCHED: 1},
     }
 
 
