@@ -257,6 +257,12 @@ def _float32(parameter: Tensor | None) -> Tensor | None:
     return parameter if parameter is None or parameter.dtype == torch.float32 else parameter.float()
 
 
+def _contiguous(parameter: Tensor | None) -> Tensor | None:
+    """Return a float32 parameter as PyTorch's kernel of GroupNorm reads it: without a look at the strides."""
+    parameter = _float32(parameter)
+    return parameter if parameter is None else parameter.contiguous()
+
+
 class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
     """LayerNorm in eager mode. A profile shows the name of the class, and ``NormgradLayerNormBackward``.
 
@@ -322,7 +328,7 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         elif heuristics.takes_group_norm_forward(input, sizes[2], weight):
             found = _group_norm_forward.if_taken(input, weight, bias, *sizes, eps)
         else:
-            found = torch.native_group_norm(input, _float32(weight), _float32(bias), *sizes, eps)
+            found = torch.native_group_norm(input, _contiguous(weight), _contiguous(bias), *sizes, eps)
         output, mean, rstd = found or _in_dtype(formulas.group_norm(input.float(), weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, mean, rstd)
         ctx.attributes = sizes, eps

@@ -280,6 +280,24 @@ WRONG_PARAMETERS = {
 
 
 @every_module
+@pytest.mark.parametrize("ours_first", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parameters_in_strided_memory(
+    name: str, ours_first: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an expanded scale, or a column of a projection: PyTorch's kernel of GroupNorm takes contiguous ones alone."""
+    monkeypatch.setattr(heuristics, "takes_layer_norm_forward", lambda *_: ours_first)
+    monkeypatch.setattr(heuristics, "takes_group_norm_forward", lambda *_: ours_first)
+    _, ours = some(name)
+    size = len(ours.weight)
+    ours.weight = torch.nn.Parameter(random(size, 3, seed=1)[:, 1])
+    ours.bias = torch.nn.Parameter(random(1, seed=2).expand(size))
+    x = random(*SHAPES[name]).to(dtype)
+    assert not ours.weight.is_contiguous()
+    assert_near(results(ours, x), exact_results(ours, x))
+
+
+@every_module
 @pytest.mark.parametrize("wrong", WRONG_PARAMETERS.values(), ids=WRONG_PARAMETERS)
 @pytest.mark.parametrize("given", [("weight", "bias"), ("weight",), ("bias",)], ids="+".join)
 def test_wrong_parameters_are_refused_as_pytorch_does(
