@@ -279,6 +279,24 @@ WRONG_PARAMETERS = {
 }
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [4, 5])
+def test_data_whose_strides_tell_no_memory_format(dims: int, dtype: torch.dtype) -> None:
+    """Tokens as images of one column are in channels_last and are not, by the stride of the dimension of one."""
+    tokens = random(2, 300, 6).to(dtype).transpose(1, 2)
+    images = tokens.unsqueeze(-1) if dims == 4 else tokens.unsqueeze(-1).unsqueeze(-1)
+    assert images.is_contiguous(memory_format=torch.channels_last if dims == 4 else torch.channels_last_3d)
+    theirs, ours = some("GroupNorm")
+    found = []
+    for module in (theirs, ours):
+        leaf = images.detach().requires_grad_()
+        found.append(module(leaf))
+        found[-1].square().sum().backward()
+        assert leaf.grad is not None
+    assert found[0].stride() == found[1].stride()
+    assert_near(results(ours, images), exact_results(ours, images))
+
+
 @every_module
 @pytest.mark.parametrize("ours_first", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
