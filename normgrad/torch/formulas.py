@@ -115,7 +115,7 @@ def group_norm_backward(
     if output_mask[0]:
         g = dy if weight is None else dy * _acc(weight).reshape(1, group, C // group, 1)
         along, across = g.mean((2, 3), keepdim=True), (g * x_hat).mean((2, 3), keepdim=True)
-        grad_input = (rstd * (g - along - x_hat * across)).reshape(input.shape).to(grad_out.dtype)
+        grad_input = (rstd * (g - along - x_hat * across)).reshape(input.shape).to(input.dtype)
     if output_mask[1]:
         grad_weight = (dy * x_hat).sum((0, 3)).reshape(like_weight).to(dtype)
     if output_mask[2]:

@@ -489,6 +489,23 @@ def test_what_the_contract_refuses_is_rounded_once(dtype: torch.dtype, monkeypat
         torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_the_formula_have_the_precision_of_the_data(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the output has 16 bits and the data float32, the gradient of the data is not rounded to 16 bits."""
+    monkeypatch.setattr(TorchKernel, "if_taken", lambda self, *args: None)
+    x, grad = random(6, 8).requires_grad_(), random(6, 8, seed=1).to(dtype)
+    wide = x.detach().double().requires_grad_()
+    torch.nn.functional.layer_norm(wide, (8,), eps=1e-5).backward(grad.double())
+    for output in (
+        functional.NormgradLayerNorm.apply(x, None, None, (8,), 1e-5, dtype),
+        functional.NormgradGroupNorm.apply(x, None, None, (6, 8, 1, 1), 1e-5, dtype),
+    ):
+        (found,) = torch.autograd.grad(output, x, grad)
+        torch.testing.assert_close(found.double(), wide.grad, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])
 def test_a_saved_tensor_that_comes_back_in_another_dtype(name: str) -> None:
     """Hooks that compress what is saved may not restore its dtype. PyTorch's modules refuse that, ours compute."""
