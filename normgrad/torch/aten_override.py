@@ -33,12 +33,11 @@ from normgrad.torch.functional import (
     why_not_layer_norm,
 )
 from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
+from normgrad.torch.outputs import DTYPES_OF_16_BITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCUDA")
-
-_16_BITS = (torch.float16, torch.bfloat16)
 
 WATCHED = "a mode or transform is active, which knows PyTorch's operators"
 SUBCLASS = "a tensor is of a subclass, or not in strided memory"
@@ -112,7 +111,7 @@ def _function(
 
 def _cast(tensor: Tensor | None) -> Any:
     """Return a tensor as PyTorch's autocast passes it to these operators: 16-bit data on CUDA as float32."""
-    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in _16_BITS else tensor
+    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in DTYPES_OF_16_BITS else tensor
 
 
 def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:

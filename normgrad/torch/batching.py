@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_MAX_DIMENSIONS = 8
+from normgrad.torch.outputs import MAX_DIMENSIONS
 
 #: What a batching rule returns: results, and for each the dimension of the batch, None for a result that is None.
 Batched = tuple[Any, Any]
@@ -51,7 +51,7 @@ def _is_batched(in_dims: Sequence[Any], *others: int) -> bool:
 def _layer_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
     """Take the samples of the batch as rows."""
     input, *rest = args
-    if not _is_batched(in_dims) or input.dim() > _MAX_DIMENSIONS:
+    if not _is_batched(in_dims) or input.dim() > MAX_DIMENSIONS:
         return None
     return _at_front(op(input.movedim(in_dims[0], 0), *rest))
 
@@ -71,7 +71,7 @@ def _group_norm(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence
 def _layer_norm_backward(op: Any, batch_size: int, in_dims: Sequence[Any], args: Sequence[Any]) -> Batched | None:
     """Take the samples of the batch as rows, where no gradient is summed over them."""
     data, (normalized_shape, weight, bias, mask) = (0, 1, 3, 4), (args[position] for position in (2, 5, 6, 7))
-    if any(mask[1:]) or not _is_batched(in_dims, *data) or args[1].dim() > _MAX_DIMENSIONS:
+    if any(mask[1:]) or not _is_batched(in_dims, *data) or args[1].dim() > MAX_DIMENSIONS:
         return None
     grad_out, input, mean, rstd = (args[position].movedim(in_dims[position], 0) for position in data)
     return _at_front(op(grad_out, input, normalized_shape, mean, rstd, weight, bias, mask))

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from normgrad.torch.outputs import DTYPES_OF_16_BITS
+
 Mask = Sequence[bool]
-_16_BITS = (torch.float16, torch.bfloat16)
 
 
 def _acc(tensor: Tensor) -> Tensor:
     """Return a tensor in the dtype that the formula computes in."""
-    return tensor.float() if tensor.dtype in _16_BITS else tensor
+    return tensor.float() if tensor.dtype in DTYPES_OF_16_BITS else tensor
 
 
 def _scaled(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

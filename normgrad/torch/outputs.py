@@ -16,7 +16,11 @@ Results = tuple[Tensor | None, ...]
 
 
 #: The dtypes of data that the contract takes.
-DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+DTYPES_OF_16_BITS = frozenset((torch.float16, torch.bfloat16))
+DTYPES = DTYPES_OF_16_BITS | {torch.float32}
+
+#: How many dimensions data may have.
+MAX_DIMENSIONS = 8
 
 
 def memory_format(input: Tensor) -> torch.memory_format:
