@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normgrad.operators.mixed import MIXED
 from normgrad.torch import formulas, heuristics, internals, outputs
-from normgrad.torch.internals import is_intercepted, is_watched, untraced
+from normgrad.torch.internals import Wait, is_intercepted, is_pending, is_watched, untraced
 from normgrad.torch.kernels import TorchKernel
 from normgrad.torch.library import KERNELS
 from normgrad.torch.sharding import is_dtensor, norm_of_shards
@@ -60,12 +60,18 @@ def layer_norm(
         output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
     elif _is_traceable(input, weight, bias) and _layer_norm_problem(input, normalized_shape, weight, bias) is None:
         output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    elif is_pending(input):
+        return layer_norm(Wait.apply(input), normalized_shape, weight, bias, eps, autocast_dtype)
     else:
         output = None
         if is_dtensor(input):
             row_dims = input.dim() - len(normalized_shape)
             output = norm_of_shards(
-                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps), input, row_dims, weight, bias
+                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps, autocast_dtype),
+                input,
+                row_dims,
+                weight,
+                bias,
             )
         if output is None:
             output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
@@ -91,8 +97,12 @@ def group_norm(
     elif _is_traceable(input, weight, bias):
         if _group_norm_problem(input, num_groups, weight, bias) is None:
             output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+    elif is_pending(input):
+        return group_norm(Wait.apply(input), num_groups, weight, bias, eps, autocast_dtype)
     elif is_dtensor(input):
-        output = norm_of_shards(lambda x, w, b: group_norm(x, num_groups, w, b, eps), input, 1, weight, bias)
+        output = norm_of_shards(
+            lambda x, w, b: group_norm(x, num_groups, w, b, eps, autocast_dtype), input, 1, weight, bias
+        )
     if output is None:
         output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     return as_autocast(output, input, autocast_dtype)

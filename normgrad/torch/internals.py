@@ -139,6 +139,25 @@ def _fake_tensors() -> type[Tensor] | None:
 FakeTensor = _fake_tensors()
 
 
+def is_pending(input: Any) -> bool:
+    """Return whether a collective has still to fill a tensor, as between layers under tensor parallelism."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    return type(input) is getattr(collectives, "AsyncCollectiveTensor", None)
+
+
+class Wait(torch.autograd.Function):  # type: ignore[misc]
+    """The plain tensor that a pending one becomes once its collective has ended."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Any) -> Tensor:
+        found: Tensor = input.wait().detach()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Tensor:
+        return grad_out
+
+
 def unregister(library: torch.library.Library, operators: Iterable[Any], keys: Iterable[str]) -> bool:
     """Remove the kernels that a library has registered for operators; return whether this PyTorch can.
 
