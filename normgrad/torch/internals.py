@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -214,3 +215,12 @@ def constant_when_compiled(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@constant_when_compiled
+def is_gloo(group_name: str, device: str) -> bool:
+    """Return whether a group's collectives are gloo's for a device type: on tensors of a GPU these end the process."""
+    resolve = getattr(dist.distributed_c10d, "_resolve_process_group", None)
+    of_device = getattr(resolve and resolve(group_name), "_get_backend", None)
+    name = dist.get_backend() if of_device is None else of_device(torch.device(device)).name()
+    return bool(name == "gloo")
