@@ -76,7 +76,7 @@ def _read_tallies() -> Counter[_Key]:
 
 _in_force = 0
 _registration: torch.library.Library | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer that ends an override may run where another begins
 if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a thread that it does not have
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
@@ -219,11 +219,11 @@ class override:
         global _in_force, _registration
         if self._is_in_force:
             return
-        if _registration is None:
-            _registration = _register()
         self._before = _read_tallies()
         self._is_in_force = True
         _in_force += 1
+        if _registration is None:
+            _registration = _register()
 
     def _end(self) -> None:
         """End this override; the lock is held."""

@@ -450,6 +450,21 @@ def test_what_cannot_be_decorated_is_refused() -> None:
         assert not is_on()
 
 
+def test_a_finalizer_that_ends_an_override_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run anywhere, also where the lock is held."""
+    first, read = normgrad.torch.override(), aten_override._read_tallies
+
+    def collected() -> Any:
+        monkeypatch.setattr(aten_override, "_read_tallies", read)
+        first.undo()
+        return read()
+
+    monkeypatch.setattr(aten_override, "_read_tallies", collected)
+    with normgrad.torch.override():
+        assert is_on()
+    assert not is_on()
+
+
 def test_an_object_that_is_left_more_often_than_entered() -> None:
     x = random(4, 8).requires_grad_()
     override = normgrad.torch.override()
