@@ -10,12 +10,13 @@ in its place, takes the data as it is, and converts like PyTorch's what it does 
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -32,12 +33,11 @@ from normgrad.torch.functional import (
     why_not_layer_norm,
 )
 from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
+from normgrad.torch.outputs import DTYPES_OF_16_BITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "AutocastCUDA")
-
-_16_BITS = (torch.float16, torch.bfloat16)
 
 WATCHED = "a mode or transform is active, which knows PyTorch's operators"
 SUBCLASS = "a tensor is of a subclass, or not in strided memory"
@@ -76,7 +76,7 @@ def _read_tallies() -> Counter[_Key]:
 
 _in_force = 0
 _registration: torch.library.Library | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer that ends an override may run where another begins
 if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a thread that it does not have
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
@@ -111,13 +111,13 @@ def _function(
 
 def _cast(tensor: Tensor | None) -> Any:
     """Return a tensor as PyTorch's autocast passes it to these operators: 16-bit data on CUDA as float32."""
-    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in _16_BITS else tensor
+    return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in DTYPES_OF_16_BITS else tensor
 
 
 def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    if not are_plain(input, weight, bias):
-        return SUBCLASS
-    return WATCHED if is_watched() else None
+    if is_watched():
+        return WATCHED
+    return None if are_plain(input, weight, bias) else SUBCLASS
 
 
 def _without_graph(function: _Function) -> _Function:
@@ -211,34 +211,39 @@ class override:
         self._entered = 0
         self._counted: Counter[_Key] = Counter()
         self._before: Counter[_Key] = Counter()
-        self._begin()
+        with _lock:
+            self._begin()
 
     def _begin(self) -> None:
+        """Put this override in force; the lock is held."""
         global _in_force, _registration
-        with _lock:
-            if self._is_in_force:
-                return
-            if _registration is None:
-                _registration = _register()
-            self._before = _read_tallies()
-            self._is_in_force = True
-            _in_force += 1
+        if self._is_in_force:
+            return
+        self._before = _read_tallies()
+        self._is_in_force = True
+        _in_force += 1
+        if _registration is None:
+            _registration = _register()
+
+    def _end(self) -> None:
+        """End this override; the lock is held."""
+        global _in_force, _registration
+        if not self._is_in_force:
+            return
+        self._counted = self._calls()
+        self._is_in_force = False
+        _in_force -= 1
+        # The dispatcher reads its tables without a lock: while another thread may be inside an operator, our functions
+        # stay, and hand every call on.
+        if _in_force == 0 and _registration is not None and _is_alone():
+            operators = torch.ops.aten.layer_norm.default, torch.ops.aten.group_norm.default
+            if unregister(_registration, operators, _KEYS):
+                _registration = None
 
     def undo(self) -> None:
         """End this override; a second time does nothing."""
-        global _in_force, _registration
         with _lock:
-            if not self._is_in_force:
-                return
-            self._counted = self._calls()
-            self._is_in_force = False
-            _in_force -= 1
-            # The dispatcher reads its tables without a lock: while another thread may be inside an operator, our
-            # functions stay, and hand every call on.
-            if _in_force == 0 and _registration is not None and _is_alone():
-                operators = torch.ops.aten.layer_norm.default, torch.ops.aten.group_norm.default
-                if unregister(_registration, operators, _KEYS):
-                    _registration = None
+            self._end()
 
     def report(self) -> Report:
         """Return the calls that normgrad took while this override was in force, and those left to PyTorch, with why."""
@@ -265,24 +270,43 @@ class override:
         raise TypeError("an override cannot be copied or pickled: it stands for what this process does")
 
     def __call__(self, function: _Function) -> _Function:
-        """Return the function with every call of it in a block of its own, as ``torch.no_grad()`` does."""
+        """Return the function with every call of it in a block of its own, as ``torch.no_grad()`` does.
+
+        The block of a generator or a coroutine lasts until it ends.
+        """
+        self.undo()
+        if isinstance(function, type) or inspect.isasyncgenfunction(function) or not callable(function):
+            raise TypeError(f"an override decorates functions, generators and coroutines, not {function!r}")
 
         @functools.wraps(function)
         def overridden(*args: Any, **kwargs: Any) -> Any:
             with override():
                 return function(*args, **kwargs)
 
-        self.undo()
-        return overridden  # type: ignore[return-value]
+        @functools.wraps(function)
+        def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            with override():
+                return (yield from function(*args, **kwargs))
+
+        @functools.wraps(function)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            with override():
+                return await function(*args, **kwargs)
+
+        if inspect.isgeneratorfunction(function):
+            return generator  # type: ignore[return-value]
+        return coroutine if inspect.iscoroutinefunction(function) else overridden  # type: ignore[return-value]
 
     def __enter__(self) -> override:
-        self._begin()
-        self._entered += 1
+        with _lock:
+            self._entered += 1
+            self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered -= 1
-        if self._entered == 0:
-            self.undo()
+        with _lock:
+            self._entered = max(self._entered - 1, 0)
+            if self._entered == 0:
+                self._end()

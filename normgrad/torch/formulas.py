@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from normgrad.torch.outputs import DTYPES_OF_16_BITS
+
 Mask = Sequence[bool]
-_16_BITS = (torch.float16, torch.bfloat16)
 
 
 def _acc(tensor: Tensor) -> Tensor:
     """Return a tensor in the dtype that the formula computes in."""
-    return tensor.float() if tensor.dtype in _16_BITS else tensor
+    return tensor.float() if tensor.dtype in DTYPES_OF_16_BITS else tensor
 
 
 def _scaled(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -115,7 +116,7 @@ def group_norm_backward(
     if output_mask[0]:
         g = dy if weight is None else dy * _acc(weight).reshape(1, group, C // group, 1)
         along, across = g.mean((2, 3), keepdim=True), (g * x_hat).mean((2, 3), keepdim=True)
-        grad_input = (rstd * (g - along - x_hat * across)).reshape(input.shape).to(grad_out.dtype)
+        grad_input = (rstd * (g - along - x_hat * across)).reshape(input.shape).to(input.dtype)
     if output_mask[1]:
         grad_weight = (dy * x_hat).sum((0, 3)).reshape(like_weight).to(dtype)
     if output_mask[2]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normgrad.operators.mixed import MIXED
 from normgrad.torch import formulas, heuristics, internals, outputs
-from normgrad.torch.internals import is_intercepted, is_watched, untraced
+from normgrad.torch.internals import Wait, is_intercepted, is_pending, is_watched, untraced
 from normgrad.torch.kernels import TorchKernel
 from normgrad.torch.library import KERNELS
 from normgrad.torch.sharding import is_dtensor, norm_of_shards
@@ -28,6 +28,9 @@ _Sizes = tuple[int, int, int, int]
 
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _OPTIONAL_TENSORS = _TENSORS | {type(None)}
+
+#: The classes of data that our operators take in a compiled model: ``torch.export`` may trace with fake tensors.
+_COMPILED_TENSORS = (Tensor, torch.nn.Parameter, internals.FakeTensor)
 
 _layer_norm_forward, _layer_norm_backward = KERNELS["layer_norm"], KERNELS["layer_norm_backward"]
 _group_norm_forward, _group_norm_backward = KERNELS["group_norm"], KERNELS["group_norm_backward"]
@@ -57,12 +60,18 @@ def layer_norm(
         output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
     elif _is_traceable(input, weight, bias) and _layer_norm_problem(input, normalized_shape, weight, bias) is None:
         output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    elif is_pending(input):
+        return layer_norm(Wait.apply(input), normalized_shape, weight, bias, eps, autocast_dtype)
     else:
         output = None
         if is_dtensor(input):
             row_dims = input.dim() - len(normalized_shape)
             output = norm_of_shards(
-                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps), input, row_dims, weight, bias
+                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps, autocast_dtype),
+                input,
+                row_dims,
+                weight,
+                bias,
             )
         if output is None:
             output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
@@ -88,8 +97,12 @@ def group_norm(
     elif _is_traceable(input, weight, bias):
         if _group_norm_problem(input, num_groups, weight, bias) is None:
             output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+    elif is_pending(input):
+        return group_norm(Wait.apply(input), num_groups, weight, bias, eps, autocast_dtype)
     elif is_dtensor(input):
-        output = norm_of_shards(lambda x, w, b: group_norm(x, num_groups, w, b, eps), input, 1, weight, bias)
+        output = norm_of_shards(
+            lambda x, w, b: group_norm(x, num_groups, w, b, eps, autocast_dtype), input, 1, weight, bias
+        )
     if output is None:
         output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     return as_autocast(output, input, autocast_dtype)
@@ -118,8 +131,7 @@ def compiled_layer_norm(
 ) -> Tensor:
     """Return what a LayerNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (always_ours or heuristics.compiles_to_layer_norm(input, normalized_shape)) and (
-        type(input) in (Tensor, torch.nn.Parameter)
-        and _layer_norm_problem(input, normalized_shape, weight, bias) is None
+        type(input) in _COMPILED_TENSORS and _layer_norm_problem(input, normalized_shape, weight, bias) is None
     ):
         output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
     else:
@@ -139,7 +151,7 @@ def compiled_group_norm(
     """Return what a GroupNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (
         always_ours
-        and type(input) in (Tensor, torch.nn.Parameter)
+        and type(input) in _COMPILED_TENSORS
         and _group_norm_problem(input, num_groups, weight, bias) is None
     ):
         output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
@@ -182,9 +194,11 @@ def why_not_layer_norm(
 def _layer_norm_problem(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> str | None:
-    rows = input.dim() - len(normalized_shape)
-    if rows < 0 or tuple(input.shape[rows:]) != tuple(normalized_shape):
-        return heuristics.SHAPE
+    rows, shape = input.dim() - len(normalized_shape), tuple(normalized_shape)
+    if rows < 0 or not shape or tuple(input.shape[rows:]) != shape:
+        return heuristics.REFUSED
+    if not (_fits(weight, shape) and _fits(bias, shape)):
+        return heuristics.REFUSED
     return heuristics.obstacle(input, weight, bias)
 
 
@@ -197,9 +211,21 @@ def why_not_group_norm(input: Tensor, num_groups: int, weight: Tensor | None, bi
 
 
 def _group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    if input.dim() < 2 or num_groups <= 0 or input.shape[1] % num_groups or input.numel() <= num_groups:
-        return heuristics.SHAPE  # one element per group is refused too
+    if input.dim() < 2 or type(num_groups) is not int or num_groups <= 0 or input.shape[1] % num_groups:
+        return heuristics.REFUSED
+    samples, channels, positions = _sizes(input)
+    if channels // num_groups * positions == 1 and samples == 1:  # one element per group
+        return heuristics.REFUSED
+    if not (_fits(weight, (channels,)) and _fits(bias, (channels,))):
+        return heuristics.REFUSED
     return heuristics.obstacle(input, weight, bias)
+
+
+def _fits(parameter: Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Return whether a parameter is dense and has the shape that PyTorch asks for; a formula would broadcast others."""
+    if parameter is None:
+        return True
+    return parameter.layout is torch.strided and not parameter.is_nested and tuple(parameter.shape) == shape
 
 
 def _sizes(input: Tensor) -> tuple[int, int, int]:
@@ -239,6 +265,12 @@ def run_group_norm(
 
 def _float32(parameter: Tensor | None) -> Tensor | None:
     return parameter if parameter is None or parameter.dtype == torch.float32 else parameter.float()
+
+
+def _contiguous(parameter: Tensor | None) -> Tensor | None:
+    """Return a float32 parameter as PyTorch's kernel of GroupNorm reads it: without a look at the strides."""
+    parameter = _float32(parameter)
+    return parameter if parameter is None else parameter.contiguous()
 
 
 class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
@@ -306,7 +338,7 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         elif heuristics.takes_group_norm_forward(input, sizes[2], weight):
             found = _group_norm_forward.if_taken(input, weight, bias, *sizes, eps)
         else:
-            found = torch.native_group_norm(input, _float32(weight), _float32(bias), *sizes, eps)
+            found = torch.native_group_norm(input, _contiguous(weight), _contiguous(bias), *sizes, eps)
         output, mean, rstd = found or _in_dtype(formulas.group_norm(input.float(), weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, mean, rstd)
         ctx.attributes = sizes, eps

@@ -25,10 +25,7 @@ from torch import Tensor
 
 from normgrad.cuda import devices
 from normgrad.torch.internals import constant_when_compiled
-from normgrad.torch.outputs import DTYPES, memory_format
-
-_16_BITS = (torch.float16, torch.bfloat16)
-_MAX_DIMENSIONS = 8
+from normgrad.torch.outputs import DTYPES, DTYPES_OF_16_BITS, MAX_DIMENSIONS, memory_format
 
 #: float32 on a CPU: below so many elements a step takes longer with our backward pass, and both passes are PyTorch's.
 MIN_FLOAT32 = 1 << 20
@@ -68,9 +65,9 @@ MIN_COMPILED_COLUMNS = 8192
 PYTORCH_IS_FASTER = "PyTorch is faster for so few elements"
 DTYPE = "the data is not float32, float16 or bfloat16"
 PARAMETERS = "the parameters are neither of the data's dtype nor float32"
-DIMENSIONS = f"the data has more than {_MAX_DIMENSIONS} dimensions"
+DIMENSIONS = f"the data has more than {MAX_DIMENSIONS} dimensions"
 DEVICE = "the device is neither a CPU nor CUDA"
-SHAPE = "PyTorch refuses the shapes"
+REFUSED = "PyTorch refuses the arguments"
 
 
 def obstacle(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
@@ -84,7 +81,7 @@ def obstacle(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str |
             return problem
     elif not input.is_cpu:
         return DEVICE
-    if input.dim() > _MAX_DIMENSIONS:
+    if input.dim() > MAX_DIMENSIONS:
         return DIMENSIONS
     parameter = bias if weight is None else weight
     if parameter is None:
@@ -131,7 +128,7 @@ def takes_layer_norm_forward(input: Tensor, weight: Tensor | None) -> bool:
     """Return whether the forward pass is ours too, where the backward pass is."""
     if not input.is_cpu or _has_16_bit_statistics(input, weight) or _is_streamed(input):
         return True
-    return input.dtype in _16_BITS and input.numel() >= MIN_FORWARD_16_BITS
+    return input.dtype in DTYPES_OF_16_BITS and input.numel() >= MIN_FORWARD_16_BITS
 
 
 def takes_group_norm_forward(input: Tensor, positions: int, weight: Tensor | None) -> bool:
@@ -142,7 +139,7 @@ def takes_group_norm_forward(input: Tensor, positions: int, weight: Tensor | Non
         return input.dtype == torch.float16 and input.numel() >= MIN_FORWARD_FLOAT16
     if memory_format(input) == torch.contiguous_format:
         return True  # PyTorch's would need a copy
-    return input.dtype in _16_BITS and positions <= MAX_FORWARD_POSITIONS
+    return input.dtype in DTYPES_OF_16_BITS and positions <= MAX_FORWARD_POSITIONS
 
 
 def _is_streamed(input: Tensor) -> bool:
@@ -151,7 +148,7 @@ def _is_streamed(input: Tensor) -> bool:
 
 def _has_16_bit_statistics(input: Tensor, weight: Tensor | None) -> bool:
     """Return whether PyTorch would keep the statistics in 16 bits: it does unless a weight beside them is float32."""
-    return weight is None and input.dtype in _16_BITS
+    return weight is None and input.dtype in DTYPES_OF_16_BITS
 
 
 def compiles_to_layer_norm(input: Tensor, normalized_shape: Sequence[int]) -> bool:

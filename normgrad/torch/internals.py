@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -44,7 +45,26 @@ def is_watched() -> bool:
 
 def is_intercepted() -> bool:
     """Return whether a mode or tracer has to see the functions of ``torch`` that Python code calls."""
-    return _function_modes() or _is_tracing()
+    return (_function_modes() and not _is_default_device()) or _is_tracing()
+
+
+def _default_device_mode() -> type | None:
+    try:
+        from torch.utils._device import DeviceContext
+    except ImportError:
+        return None
+    return DeviceContext
+
+
+_DefaultDevice = _default_device_mode()
+_function_mode_stack: Callable[[], list[Any]] | None = getattr(
+    torch.overrides, "_get_current_function_mode_stack", None
+)
+
+
+def _is_default_device() -> bool:
+    """Return whether all active modes are of ``torch.set_default_device``, which changes factory functions alone."""
+    return _function_mode_stack is not None and all(type(mode) is _DefaultDevice for mode in _function_mode_stack())
 
 
 def forward_mode_is_active() -> bool:
@@ -120,6 +140,25 @@ def _fake_tensors() -> type[Tensor] | None:
 FakeTensor = _fake_tensors()
 
 
+def is_pending(input: Any) -> bool:
+    """Return whether a collective has still to fill a tensor, as between layers under tensor parallelism."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    return type(input) is getattr(collectives, "AsyncCollectiveTensor", None)
+
+
+class Wait(torch.autograd.Function):  # type: ignore[misc]
+    """The plain tensor that a pending one becomes once its collective has ended."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Any) -> Tensor:
+        found: Tensor = input.wait().detach()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Tensor:
+        return grad_out
+
+
 def unregister(library: torch.library.Library, operators: Iterable[Any], keys: Iterable[str]) -> bool:
     """Remove the kernels that a library has registered for operators; return whether this PyTorch can.
 
@@ -176,3 +215,12 @@ def constant_when_compiled(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@constant_when_compiled
+def is_gloo(group_name: str, device: str) -> bool:
+    """Return whether a group's collectives are gloo's for a device type: on tensors of a GPU these end the process."""
+    resolve = getattr(dist.distributed_c10d, "_resolve_process_group", None)
+    of_device = getattr(resolve and resolve(group_name), "_get_backend", None)
+    name = dist.get_backend() if of_device is None else of_device(torch.device(device)).name()
+    return bool(name == "gloo")

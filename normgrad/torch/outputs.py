@@ -16,15 +16,32 @@ Results = tuple[Tensor | None, ...]
 
 
 #: The dtypes of data that the contract takes.
-DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+DTYPES_OF_16_BITS = frozenset((torch.float16, torch.bfloat16))
+DTYPES = DTYPES_OF_16_BITS | {torch.float32}
+
+#: How many dimensions data may have.
+MAX_DIMENSIONS = 8
 
 
 def memory_format(input: Tensor) -> torch.memory_format:
-    """Return channels_last or channels_last_3d for a tensor that is in it, and contiguous_format for every other."""
+    """Return channels_last or channels_last_3d for a tensor that is in it, and contiguous_format for every other.
+
+    The answer is that of ``suggest_memory_format`` in PyTorch's C++, which its kernel of GroupNorm insists on.
+    """
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim(), torch.contiguous_format)
     if input.is_contiguous() or not input.is_contiguous(memory_format=channels_last):
         return torch.contiguous_format
-    return channels_last
+    return channels_last if _descends_to_channels(input) else torch.contiguous_format
+
+
+def _descends_to_channels(input: Tensor) -> bool:
+    """Return whether strides fall from samples over positions to channels, those of dimensions of one included."""
+    least, shape, strides = 0, input.shape, input.stride()
+    for dim in (1, *range(input.dim() - 1, 1, -1), 0):
+        if strides[dim] < least:
+            return False
+        least = strides[dim] * shape[dim]
+    return True
 
 
 def _like(input: Tensor) -> Tensor:

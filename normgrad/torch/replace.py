@@ -27,8 +27,13 @@ class Replacement(Mapping[str, Module]):
 
     def __init__(self, replaced: dict[str, Module], left: dict[str, str]) -> None:
         self._replaced = replaced
-        self.left: Mapping[str, str] = MappingProxyType(left)
+        self._left = left
         self._classes = {name: (type(module), _original(module)) for name, module in replaced.items()}
+
+    @property
+    def left(self) -> Mapping[str, str]:
+        """The norms of ``torch.nn`` that were left as they are, by name, each with the reason."""
+        return MappingProxyType(self._left)  # made anew: it cannot be pickled with a model that keeps the replacement
 
     def undo(self) -> None:
         """Put ``torch.nn``'s modules back; a module whose class something else has changed since is left alone."""
@@ -86,7 +91,8 @@ def replace_norms(
     -------
     Replacement
         A mapping from names to the replaced modules, with ``undo()``. Subclasses of ``torch.nn``'s norms, which may
-        do more than these, and scripted modules are left as they are and listed in ``left``.
+        do more than these, modules whose ``forward`` something else has replaced, and scripted modules are left as
+        they are and listed in ``left``.
 
     Examples
     --------
@@ -108,11 +114,11 @@ def replace_norms(
     replaced: dict[str, Module] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        ours = known.get(type(module))
-        if ours is not None:
-            replaced[name] = module
-        elif (reason := _reason(module, known)) is not None:
+        reason = _reason(module, known)
+        if reason is not None:
             left[name] = reason
+        elif type(module) in known:
+            replaced[name] = module
     for module in replaced.values():
         module.__class__ = known[type(module)]
         if isinstance(module, LayerNorm | GroupNorm):
@@ -132,6 +138,9 @@ def _reason(module: Module, known: dict[type[Module], type[Module]]) -> str | No
     if isinstance(module, torch.jit.ScriptModule):
         name = module.original_name
         return f"a scripted {name}" if name in {theirs.__name__ for theirs in known} else None
-    if isinstance(module, tuple(known)):
-        return f"{type(module).__qualname__} is a subclass, which may do more than torch.nn's"
+    if type(module) not in known:
+        is_subclass = isinstance(module, tuple(known))
+        return f"{type(module).__qualname__} is a subclass, which may do more than torch.nn's" if is_subclass else None
+    if "forward" in vars(module):
+        return "its forward has been replaced, and another class would not change it"
     return None

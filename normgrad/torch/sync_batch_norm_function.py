@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normgrad.torch import formulas
 from normgrad.torch.heuristics import gpu_problem
-from normgrad.torch.internals import constant_when_compiled
+from normgrad.torch.internals import is_gloo
 
 _MIN_VALUES = 2  # per channel: one value has no variance
 
@@ -168,7 +168,7 @@ class _Normalize(torch.autograd.Function):  # type: ignore[misc]
 
 def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, *args: Any) -> Tensor:
     """Return the result of a collective on a tensor of each rank; the group's name is the last argument."""
-    if tensor.device.type == "cuda" and _is_gloo(args[-1], tensor.device.type):
+    if tensor.device.type == "cuda" and is_gloo(args[-1], tensor.device.type):
         return _exchanged(purpose, collective, tensor.cpu(), *args).to(tensor.device)
     wait = torch.ops._c10d_functional.wait_tensor
     if torch.compiler.is_compiling():
@@ -182,10 +182,3 @@ def _exchanged(purpose: str, collective: Callable[..., Tensor], tensor: Tensor, 
             f"group's timeout ({error})"
         ) from error
     return done
-
-
-@constant_when_compiled
-def _is_gloo(group_name: str, device: str) -> bool:
-    """Return whether a group's collectives are gloo's for a device type: on tensors of a GPU these end the process."""
-    group = dist.distributed_c10d._resolve_process_group(group_name)
-    return bool(group._get_backend(torch.device(device)).name() == "gloo")

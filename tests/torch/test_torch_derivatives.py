@@ -232,6 +232,23 @@ def test_vmap_of_every_operator(name: str) -> None:
         torch.testing.assert_close(found, tuple(stacked))
 
 
+@pytest.mark.parametrize("name", samples())
+def test_vmap_over_an_empty_batch(name: str) -> None:
+    args = without_running_statistics(name, samples()[name][0])
+    function, tensors = of_tensors(getattr(ops, name), args)
+
+    def wanted(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(result for result in _tuple(function(*tensors)) if result is not None)
+
+    expected = wanted(*tensors)
+    batched = [torch.stack([tensor] * 2, -1) for tensor in tensors]
+    for found, one in zip(vmap(wanted, -1)(*(tensor[..., :0] for tensor in batched)), expected, strict=True):
+        assert (found.shape, found.dtype) == ((0, *one.shape), one.dtype)
+    nested = vmap(vmap(wanted, -1), 0)(*(tensor.expand(0, *tensor.shape) for tensor in batched))
+    for found, one in zip(nested, expected, strict=True):
+        assert (found.shape, found.device) == ((0, 2, *one.shape), one.device)
+
+
 def _tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 

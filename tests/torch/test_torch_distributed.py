@@ -153,6 +153,23 @@ def test_training_gives_the_model_of_one_process(use: str, tmp_path: Path) -> No
 # DTensor and SequenceParallel
 
 
+@pytest.mark.parametrize("norm", [normgrad.torch.LayerNorm(6), normgrad.torch.GroupNorm(2, 4)], ids=["rows", "groups"])
+def test_what_a_collective_has_still_to_fill_is_ours(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two layers of tensor parallelism a module gets such a tensor, by itself or inside a DTensor."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    monkeypatch.setattr(heuristics, "MIN_FLOAT32", 0)
+    found = []
+    for make in (torch.Tensor.clone, lambda tensor: AsyncCollectiveTensor(tensor.clone())):
+        x = make(random(5, 4, 6)).requires_grad_()
+        output = norm(x)
+        assert type(output) is torch.Tensor
+        assert output.grad_fn.name().startswith("Normgrad")
+        output.sin().sum().backward()
+        found.append([output.detach(), x.grad])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
 def dtensors() -> Any:
     return norms_of_dtensors(), {use: sequence_parallel(use) for use in ("modules", "override")}
 

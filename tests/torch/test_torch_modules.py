@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -269,6 +270,115 @@ def test_what_pytorch_refuses_is_refused_as_it_does(name: str) -> None:
             OURS[name](6, 6)(single)
 
 
+WRONG_PARAMETERS = {
+    "one element": lambda size: random(1),
+    "a dimension more": lambda size: random(1, size),
+    "another size": lambda size: random(size + 1),
+    "two dimensions": lambda size: random(2, size // 2),
+    "sparse": lambda size: random(size).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [4, 5])
+def test_data_whose_strides_tell_no_memory_format(dims: int, dtype: torch.dtype) -> None:
+    """Tokens as images of one column are in channels_last and are not, by the stride of the dimension of one."""
+    tokens = random(2, 300, 6).to(dtype).transpose(1, 2)
+    images = tokens.unsqueeze(-1) if dims == 4 else tokens.unsqueeze(-1).unsqueeze(-1)
+    assert images.is_contiguous(memory_format=torch.channels_last if dims == 4 else torch.channels_last_3d)
+    theirs, ours = some("GroupNorm")
+    found = []
+    for module in (theirs, ours):
+        leaf = images.detach().requires_grad_()
+        found.append(module(leaf))
+        found[-1].square().sum().backward()
+        assert leaf.grad is not None
+    assert found[0].stride() == found[1].stride()
+    assert_near(results(ours, images), exact_results(ours, images))
+
+
+@every_module
+@pytest.mark.parametrize("ours_first", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parameters_in_strided_memory(
+    name: str, ours_first: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an expanded scale, or a column of a projection: PyTorch's kernel of GroupNorm takes contiguous ones alone."""
+    monkeypatch.setattr(heuristics, "takes_layer_norm_forward", lambda *_: ours_first)
+    monkeypatch.setattr(heuristics, "takes_group_norm_forward", lambda *_: ours_first)
+    _, ours = some(name)
+    size = len(ours.weight)
+    ours.weight = torch.nn.Parameter(random(size, 3, seed=1)[:, 1])
+    ours.bias = torch.nn.Parameter(random(1, seed=2).expand(size))
+    x = random(*SHAPES[name]).to(dtype)
+    assert not ours.weight.is_contiguous()
+    assert_near(results(ours, x), exact_results(ours, x))
+
+
+@every_module
+@pytest.mark.parametrize("wrong", WRONG_PARAMETERS.values(), ids=WRONG_PARAMETERS)
+@pytest.mark.parametrize("given", [("weight", "bias"), ("weight",), ("bias",)], ids="+".join)
+def test_wrong_parameters_are_refused_as_pytorch_does(
+    name: str, wrong: Any, given: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both passes would be ours, which would broadcast some of them."""
+    monkeypatch.setattr(heuristics, "takes_layer_norm_forward", lambda *_: True)
+    monkeypatch.setattr(heuristics, "takes_group_norm_forward", lambda *_: True)
+    for x in (random(*SHAPES[name]), random(*SHAPES[name]).bfloat16()):
+        pair_of_modules = some(name)
+        errors = []
+        for module in pair_of_modules:
+            size = len(module.weight)
+            for parameter in ("weight", "bias"):
+                value = torch.nn.Parameter(wrong(size).to(x.dtype)) if parameter in given else None
+                setattr(module, parameter, value)
+        theirs, ours = pair_of_modules
+        for module, context in ((theirs, nullcontext), (ours, nullcontext), (theirs, normgrad.torch.override)):
+            with context(), pytest.raises((RuntimeError, ValueError, NotImplementedError)) as error:
+                module(x)
+            errors.append((type(error.value), str(error.value)))
+        assert errors[1:] == errors[:1] * 2
+
+
+@pytest.mark.parametrize("groups", [2.0, True, None])
+def test_a_number_of_groups_that_is_no_int_is_refused_as_pytorch_does(groups: Any) -> None:
+    errors = []
+    for function in (torch.nn.functional.group_norm, functional.group_norm):
+        with pytest.raises(TypeError) as error:
+            function(random(2, 4, 5), groups)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("shape", [(0, 6, 5), (2, 6, 0), (0, 6), (2, 0, 5)], ids=str)
+def test_empty_data_of_group_norm(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for ours_first in (False, True):
+        monkeypatch.setattr(heuristics, "takes_group_norm_forward", lambda *_, first=ours_first: first)
+        x = random(*shape).requires_grad_()
+        weight, bias = (torch.ones(shape[1], requires_grad=True) for _ in range(2))
+        with normgrad.torch.override() as ours:
+            output = torch.nn.functional.group_norm(x, 3, weight, bias)
+        assert dict(ours.report().taken) == {"group_norm": 1}
+        output.sum().backward()
+        assert output.shape == x.shape
+        assert not weight.grad.any()
+        assert not bias.grad.any()
+
+
+def test_no_normalized_dimensions_are_refused_as_pytorch_does() -> None:
+    for x in (random(4, 6).bfloat16(), random().bfloat16()):
+        errors = []
+        for function, context in (
+            (torch.nn.functional.layer_norm, nullcontext),
+            (functional.layer_norm, nullcontext),
+            (torch.nn.functional.layer_norm, normgrad.torch.override),
+        ):
+            with context(), pytest.raises(RuntimeError, match="at least 1-dimensional") as error:
+                function(x, [])
+            errors.append(str(error.value))
+        assert errors[1:] == errors[:1] * 2
+
+
 @every_module
 def test_frozen_parameters_and_no_grad(name: str) -> None:
     theirs, ours = some(name)
@@ -377,6 +487,23 @@ def test_what_the_contract_refuses_is_rounded_once(dtype: torch.dtype, monkeypat
     for output in (by_row, by_group):
         assert output.dtype == torch.float32
         torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_the_formula_have_the_precision_of_the_data(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the output has 16 bits and the data float32, the gradient of the data is not rounded to 16 bits."""
+    monkeypatch.setattr(TorchKernel, "if_taken", lambda self, *args: None)
+    x, grad = random(6, 8).requires_grad_(), random(6, 8, seed=1).to(dtype)
+    wide = x.detach().double().requires_grad_()
+    torch.nn.functional.layer_norm(wide, (8,), eps=1e-5).backward(grad.double())
+    for output in (
+        functional.NormgradLayerNorm.apply(x, None, None, (8,), 1e-5, dtype),
+        functional.NormgradGroupNorm.apply(x, None, None, (6, 8, 1, 1), 1e-5, dtype),
+    ):
+        (found,) = torch.autograd.grad(output, x, grad)
+        torch.testing.assert_close(found.double(), wide.grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -335,6 +336,8 @@ def left(function: Any) -> dict[str, Any]:
 
 
 def test_what_is_left_to_pytorch_is_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     x = random(4, 8)
     assert left(lambda: F.layer_norm(x.double(), [8])) == {"layer_norm": {heuristics.DTYPE: 1}}
     assert left(lambda: F.layer_norm(random(*[2] * 9), [2])) == {"layer_norm": {heuristics.DIMENSIONS: 1}}
@@ -342,6 +345,8 @@ def test_what_is_left_to_pytorch_is_counted_with_the_reason(monkeypatch: pytest.
     assert left(lambda: torch.func.grad(lambda x: F.layer_norm(x, [8]).sum())(x)) == {
         "layer_norm": {aten_override.WATCHED: 1}
     }
+    with FakeTensorMode():
+        assert left(lambda: F.layer_norm(torch.empty(4, 8), [8])) == {"layer_norm": {aten_override.WATCHED: 1}}
     assert left(lambda: F.layer_norm(x.to("meta"), [8])) == {}  # another dispatch key than ours
     with pytest.raises(RuntimeError):
         F.layer_norm(x.to_sparse(), [8])
@@ -402,6 +407,71 @@ def test_as_a_decorator() -> None:
     assert on()
     assert on.__name__ == "on"
     assert not is_on()
+
+
+def test_generators_and_coroutines_are_decorated_for_as_long_as_they_run() -> None:
+    x = random(4, 8).requires_grad_()
+
+    def norm() -> str:
+        return str(F.layer_norm(x, [8]).grad_fn.name())
+
+    @normgrad.torch.override()
+    def generator() -> Iterator[Any]:
+        sent = yield norm()
+        yield norm(), sent
+        return 5
+
+    @normgrad.torch.override()
+    async def coroutine() -> str:
+        await asyncio.sleep(0)
+        return norm()
+
+    running = generator()
+    assert norm() == "NativeLayerNormBackward0"
+    assert next(running) == "NormgradLayerNormBackward"
+    assert running.send(3) == ("NormgradLayerNormBackward", 3)
+    with pytest.raises(StopIteration) as stop:
+        next(running)
+    assert stop.value.value == 5
+    assert asyncio.run(coroutine()) == "NormgradLayerNormBackward"
+    assert norm() == "NativeLayerNormBackward0"
+
+
+def test_what_cannot_be_decorated_is_refused() -> None:
+    class Module:
+        pass
+
+    async def values() -> AsyncIterator[int]:
+        yield 1
+
+    for what in (Module, values, 5):
+        with pytest.raises(TypeError, match="an override decorates functions, generators and coroutines, not "):
+            normgrad.torch.override()(what)  # type: ignore[type-var]
+        assert not is_on()
+
+
+def test_a_finalizer_that_ends_an_override_while_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run anywhere, also where the lock is held."""
+    first, read = normgrad.torch.override(), aten_override._read_tallies
+
+    def collected() -> Any:
+        monkeypatch.setattr(aten_override, "_read_tallies", read)
+        first.undo()
+        return read()
+
+    monkeypatch.setattr(aten_override, "_read_tallies", collected)
+    with normgrad.torch.override():
+        assert is_on()
+    assert not is_on()
+
+
+def test_an_object_that_is_left_more_often_than_entered() -> None:
+    x = random(4, 8).requires_grad_()
+    override = normgrad.torch.override()
+    override.__exit__(None, None, None)
+    with override:
+        assert F.layer_norm(x, [8]).grad_fn.name() == "NormgradLayerNormBackward"
+    assert F.layer_norm(x, [8]).grad_fn.name() == "NativeLayerNormBackward0"
 
 
 def test_a_profile_shows_the_names() -> None:
@@ -476,8 +546,8 @@ def test_fake_tensors_under_autocast_on_cuda_have_pytorchs_dtypes() -> None:
     with normgrad.torch.override() as override:
         assert dtypes() == plain
     assert override.report().left == {
-        "layer_norm": {aten_override.SUBCLASS: 2},
-        "group_norm": {aten_override.SUBCLASS: 1},
+        "layer_norm": {aten_override.WATCHED: 2},
+        "group_norm": {aten_override.WATCHED: 1},
     }
 
 

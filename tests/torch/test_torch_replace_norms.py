@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,6 +125,31 @@ def test_copies_and_pickles_of_a_replaced_model() -> None:
     model = _model()
     replace_norms(model)
     assert type(copy.deepcopy(model)[2]) is normgrad.torch.GroupNorm
+
+
+def test_a_module_whose_forward_is_an_attribute_is_left_with_the_reason() -> None:
+    """Libraries that offload or dispatch modules wrap ``forward`` so: another class would change nothing."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.GroupNorm(2, 4), torch.nn.LayerNorm(4))
+    for norm in model[:2]:
+        forward = norm.forward
+        norm.forward = lambda x, forward=forward: forward(x)
+    done = replace_norms(model)
+    assert list(done) == ["2"]
+    assert set(done.left) == {"0", "1"}
+    assert "forward has been replaced" in done.left["0"]
+    assert type(model[0]) is torch.nn.LayerNorm
+    assert repr(done) == "<Replacement: 1 LayerNorm; left: 2>"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_that_keeps_what_was_replaced_can_be_copied(copied: Callable[[Any], Any]) -> None:
+    model = _model()
+    model.done = replace_norms(model)
+    other = copied(model)
+    other.done.undo()
+    assert type(other[2]) is torch.nn.GroupNorm
+    assert type(model[2]) is normgrad.torch.GroupNorm
+    assert dict(other.done.left) == {}
 
 
 def test_anything_but_a_module_is_refused() -> None:

@@ -225,11 +225,11 @@ def test_gloo_is_known_by_the_device_that_it_serves(tmp_path: Path) -> None:
 import warnings
 warnings.simplefilter("ignore")
 import torch, torch.distributed as dist
-from normgrad.torch.sync_batch_norm_function import _is_gloo
+from normgrad.torch.internals import is_gloo
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 name = dist.group.WORLD.group_name
-compiled = torch.compile(lambda x: x + _is_gloo(name, "cuda"), fullgraph=True, backend="aot_eager")
-print(_is_gloo(name, "cpu"), _is_gloo(name, "cuda"), compiled(torch.zeros(1)).item())
+compiled = torch.compile(lambda x: x + is_gloo(name, "cuda"), fullgraph=True, backend="aot_eager")
+print(is_gloo(name, "cpu"), is_gloo(name, "cuda"), compiled(torch.zeros(1)).item())
 dist.destroy_process_group()
 """
     assert run_python(code) == "True True 1.0\n"
