@@ -26,7 +26,7 @@ from normgrad.cuda.group_norm.contiguous_addressing import (
 
 # Powers of two as the bits of a float32: 1, and the smallest and largest that have a normal reciprocal.
 _ONE = tl.constexpr(0x3F800000)
-_SMALLEST = tl.constexpr(0x00800000)
+_NEXT = tl.constexpr(0x00800000)
 _LARGEST = tl.constexpr(0x7E800000)
 
 
@@ -59,8 +59,11 @@ def _rsqrt_float64(value):
 
 @triton.jit
 def _power_of_two(rstd, mean):
-    """Return the power of two below rstd and its reciprocal; 1 where its product with the mean overflows."""
-    bits = tl.minimum(tl.maximum(rstd.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST), _LARGEST)
+    """Return the power of two above rstd and its reciprocal; 1 where its product with the mean overflows.
+
+    rstd times the reciprocal is at most 1, so that its product with the weight does not overflow.
+    """
+    bits = tl.minimum(rstd.to(tl.int32, bitcast=True) & 0x7F800000, _LARGEST - _NEXT) + _NEXT
     bits = tl.where(tl.abs(mean) * bits.to(tl.float32, bitcast=True) < float("inf"), bits, _ONE)
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
