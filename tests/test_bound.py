@@ -76,6 +76,17 @@ def test_results_that_overflow_their_dtype_are_inf_with_the_sign_of_the_exact_va
     assert not _passes(-INF, 65520.0, dtype=F16)
 
 
+def test_where_the_bound_reaches_beyond_the_dtype_so_may_the_result() -> None:
+    """Terms of 2^50 that cancel: the computed sum is of either sign, and so is its overflow."""
+    cancelling = Magnitude([2.0**50])
+    for exact in (1e6, -1e6, 0.0):
+        for within in (INF, -INF, 60000.0):
+            assert _passes(within, exact, cancelling, dtype=F16)
+        assert not _passes(NAN, exact, cancelling, dtype=F16)
+    assert not _passes(INF, -1e9, cancelling, dtype=F16)
+    assert compare(np.full(1, 60000, F16), np.full(1, 1e6), cancelling, standard="cann").text.count("is right") == 0
+
+
 @pytest.mark.parametrize("special", [NAN, INF, -INF])
 def test_a_term_of_2_to_the_126_excuses_nan_and_inf_and_no_finite_result(special: float) -> None:
     overflowing = Magnitude(np.ones(1), np.array([2.0**126]))
