@@ -131,7 +131,9 @@ def test_float64_and_odd_types() -> None:
 
 @pytest.mark.parametrize("error", [BufferError("no export"), RuntimeError("{broken}")], ids=repr)
 def test_an_export_that_fails(error: Exception) -> None:
-    assert str(error) in str(_refusal(Failing(error)))
+    refusal = _refusal(Failing(error))
+    assert str(error) in str(refusal)
+    assert refusal.__cause__ is error
 
 
 @pytest.mark.parametrize("fields", [{"ndim": -1}, {"ndim": 1 << 30}, {"shape": None}], ids=repr)

@@ -157,7 +157,7 @@ def _view_or_problem(array: Any) -> View | NotAnArray:
 
 def _check_dtype(signature: Signature, call: Call, parameter: Tensor, view: View | NotAnArray) -> None:
     if isinstance(view, NotAnArray):
-        raise signature.error(parameter.name, quote(view)) from None
+        raise signature.error(parameter.name, quote(view)) from view.__cause__
     expected = parameter.dtype(call)
     if view.dtype not in expected.allowed:
         why = f" ({expected.why})" if expected.why else ""

@@ -158,7 +158,7 @@ class Plan:
         try:
             view = as_view(array)
         except NotAnArray as problem:
-            raise self._signature.error(name, quote(problem)) from None
+            raise self._signature.error(name, quote(problem)) from problem.__cause__
         planned = self._problem.views[name]
         if not view.same_layout(planned):
             raise self._signature.error(
@@ -232,7 +232,7 @@ class Plan:
         try:
             view = as_view(workspace)
         except NotAnArray as problem:
-            raise self._signature.error("workspace", quote(problem)) from None
+            raise self._signature.error("workspace", quote(problem)) from problem.__cause__
         if holds_objects(workspace):
             raise self._signature.error("workspace", "is an array of Python objects, and must be one of plain data")
         reach = view.reach
