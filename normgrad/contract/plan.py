@@ -238,7 +238,8 @@ class Plan:
         reach = view.reach
         is_dense = reach.nbytes == view.numel * view.dtype.itemsize and not overlaps_itself(view)
         if not is_dense or not view.writable or not view.inside_storage:
-            raise self._signature.error("workspace", "must be contiguous and writable")
+            layout = f"{'' if view.writable else 'read-only, '}of shape {view.shape} with strides {view.strides}"
+            raise self._signature.error("workspace", f"is {layout}, and must be contiguous and writable")
         return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
 
 
