@@ -161,6 +161,16 @@ def test_a_refused_run_gives_the_stream_nothing(backend: str, stream: Stream) ->
     assert (out == 7).all()
 
 
+def test_work_that_waits_for_its_own_stream_is_an_error_and_no_deadlock(stream: Stream) -> None:
+    stream.submit(stream.synchronize)
+    with pytest.raises(RuntimeError, match="waits for the stream itself"):
+        stream.synchronize(PATIENCE)
+    polled: list[bool] = []
+    stream.submit(lambda: polled.append(stream.query()))
+    stream.synchronize(PATIENCE)
+    assert polled == [False]
+
+
 def test_one_streams_error_is_not_anothers(stream: Stream) -> None:
     other = Stream()
     other.submit(lambda: {}["missing"])
