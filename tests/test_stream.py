@@ -233,6 +233,27 @@ def test_from_many_threads(stream: Stream) -> None:
     assert len(seen) == 800
 
 
+def test_a_stream_and_a_plan_may_be_used_in_the_middle_of_their_own_calls() -> None:
+    """As a signal handler or a finalizer does it, in the thread that holds their locks."""
+    printed = run_python(
+        """
+import faulthandler
+import numpy as np, normgrad
+faulthandler.dump_traceback_later(30, exit=True)
+x, out, ones = np.ones((3, 4), np.float32), np.zeros((3, 4), np.float32), np.ones((3, 1), np.float32)
+plan = normgrad.layer_norm_backward.plan(
+    x, x, [4], ones, ones, output_mask=(True, False, False), out=(out, None, None))
+plan.repeatable = True
+stream = normgrad.Stream()
+with stream._queue.lock, plan._lock:
+    plan.run(stream=stream)
+    stream.synchronize()
+    print(stream.query(), stream)
+"""
+    )
+    assert printed == "True <Stream: idle>\n"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_after_a_fork_the_stream_starts_empty_and_works() -> None:
     printed = run_python(

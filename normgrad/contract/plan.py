@@ -98,7 +98,7 @@ class Plan:
         self._kernel = prepare(problem, backend)
         self._addresses = problem.addresses
         self._written_owners = _written_owners(problem)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may run the plan in the middle of a call
         self._repeatable = False
         self._spent = False
 

@@ -33,8 +33,9 @@ class _Queue:
     thread, or does the work in the caller's thread where that is impossible. Two threads that start for one queue do
     no harm: the second leaves at once.
 
-    The state is guarded by a plain lock, whose acquisition in a ``with`` statement no signal handler interrupts;
-    methods of a Condition are Python code, in which a KeyboardInterrupt can leave the lock held.
+    The state is guarded by a lock whose acquisition in a ``with`` statement no signal handler interrupts; methods of a
+    Condition are Python code, in which a KeyboardInterrupt can leave the lock held. It is re-entrant: a signal handler
+    or a finalizer may use the stream in the middle of a call.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class _Queue:
 
     def renew(self) -> None:
         """Start empty: also in a process made by fork, whose copy of the thread does not run."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.waiting: deque[_Task] = deque()
         self.last_taken: _Task | None = None
