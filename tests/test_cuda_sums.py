@@ -201,6 +201,22 @@ def test_group_norm_beside_outliers_whose_sum_is_0(dtype: Any, channels_last: bo
 
 
 @needs_interpreter
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 4, 1), (2, 4, 9), (2, 64, 5), (1, 2, 9000)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_squares_that_overflow_give_no_wrong_number(
+    dtype: Any, shape: tuple[int, int, int], channels_last: bool
+) -> None:
+    """1/√Inf is 0, a finite rstd that is neither the exact one nor NaN or Inf."""
+    x = (random_channels(shape, np.float64, channels_last, 1) * 1e30).astype(dtype)
+    N, C, HxW = shape
+    check_call("layer_norm", x.reshape(N, -1), [C * HxW])
+    check_call("group_norm", x, None, None, *shape, 2)
+    check_call("batch_norm_stats", x)
+
+
+@needs_interpreter
 @pytest.mark.parametrize(
     ("offset", "size", "weight"),
     [

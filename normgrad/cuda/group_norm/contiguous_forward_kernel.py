@@ -8,7 +8,14 @@ import triton.language as tl
 
 from normgrad.cuda.device.cluster_exchange import init_cta_exchange, received_from, send_to_ctas, wait_for_ctas
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import divide, merge_moments, normalize, remainder_term, split_mean
+from normgrad.cuda.device.formulas import (
+    divide,
+    merge_moments,
+    nan_where_infinite,
+    normalize,
+    remainder_term,
+    split_mean,
+)
 from normgrad.cuda.device.indexing import INTERPRETED, float64, float64_from_bits, int64
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, part_slots, publish_float64, receive_float64
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
@@ -242,7 +249,7 @@ def group_norm_forward_contiguous(
                 )
                 group_mean = block_rematerialization(group_mean, GROUPS)
                 squares = block_rematerialization(squares, GROUPS)
-            group_rstd = _rsqrt_float64(squares * reciprocal_count + eps)
+            group_rstd = _rsqrt_float64(nan_where_infinite(squares) * reciprocal_count + eps)
             w = None
             b = None
             if weight is not None:
