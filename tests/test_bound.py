@@ -118,6 +118,20 @@ def test_the_report_says_where_and_by_how_much() -> None:
     assert "at (1, 2): 2.0 for 1" in report.text
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, np.object_])
+def test_another_dtype_is_wrong_altogether(dtype: type) -> None:
+    report = compare(np.ones(3).astype(dtype), np.ones(3))
+    assert (report.passed, report.wrong) == (False, 3)
+    assert report.text.startswith("the dtype is ")
+    assert report.text.endswith(", and must be float32, float16, bfloat16 or float64")
+
+
+@pytest.mark.parametrize("standard", ["cann", "cann-mere"])
+def test_a_dtype_that_a_standard_does_not_know(standard: str) -> None:
+    with pytest.raises(ValueError, match=f"the standard {standard} is for .*, and the result is float64"):
+        compare(np.ones(3), np.ones(3), standard=standard)
+
+
 def test_another_shape_is_wrong_altogether() -> None:
     report = compare(np.ones((3, 2), np.float32), np.ones((2, 3)))
     assert (report.passed, report.wrong) == (False, 6)

@@ -175,7 +175,7 @@ def judge(
     ContractError
         Where the call itself breaks a rule.
     ValueError
-        For a standard or level that is not known, or a baseline that is needed and absent.
+        For an operator, standard or level that is not known, or a baseline that is needed and absent.
 
     Examples
     --------
@@ -188,6 +188,8 @@ def judge(
     [('mean', True), ('invstd', False)]
     """
     find(standard, level)
+    if operator not in OPERATORS:
+        raise ValueError(f"unknown operator {operator!r}; known are {', '.join(OPERATORS)}")
     op = OPERATORS[operator]
     call = checked(op, arguments, product)
     exact, sizes = exact_results(op, call), magnitudes(op, call)

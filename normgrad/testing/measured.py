@@ -14,6 +14,8 @@ from normgrad.testing.terms import Magnitude
 
 #: Mantissa bits (the hidden one included) and exponent of the smallest normal number.
 _FORMATS = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126), "float64": (53, -1022)}
+#: The dtypes of results that can be judged.
+DTYPES = tuple(_FORMATS)
 _LARGEST = {name: math.ldexp(2 - 2.0 ** (1 - digits), 1 - least) for name, (digits, least) in _FORMATS.items()}
 
 #: float32's smallest normal number: a product or quotient below it may lose all its digits.
