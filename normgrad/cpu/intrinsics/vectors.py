@@ -86,7 +86,7 @@ def vstore(typingctx, dtype, address, index, value):
 
 @intrinsic
 def power_of_two(typingctx, value, mean):
-    """Return the largest power of two p with p/2 <= |value| and p/2*|mean| <= 2^126, within 2^-125 .. 2^127.
+    """Return the largest power of two p with p/2 <= |value| and p/2*|mean| <= 2^126, within 2^-126 .. 2^127.
 
     For float64 or f64x16. A NaN counts as no limit. Where the mean is no limit, value/p is below 1: its product with a
     weight does not overflow.
@@ -99,8 +99,8 @@ def power_of_two(typingctx, value, mean):
         limited = call_math(builder, "minnum", limited, largest)
         word = same_shape(size.type, I64_TYPE)
         exponent = builder.and_(builder.bitcast(limited, word), constant(word, 0x7FF0000000000000))
-        below = call_math(builder, "maxnum", builder.bitcast(exponent, size.type), constant(size.type, 2.0**-126))
-        return builder.fmul(below, constant(size.type, 2.0))
+        above = builder.fmul(builder.bitcast(exponent, size.type), constant(size.type, 2.0))
+        return call_math(builder, "maxnum", above, constant(size.type, 2.0**-126))
 
     return value(value, value), codegen
 
