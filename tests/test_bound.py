@@ -76,6 +76,17 @@ def test_results_that_overflow_their_dtype_are_inf_with_the_sign_of_the_exact_va
     assert not _passes(-INF, 65520.0, dtype=F16)
 
 
+def test_where_the_bound_reaches_beyond_the_dtype_so_may_the_result() -> None:
+    """Terms of 2^50 that cancel: the computed sum is of either sign, and so is its overflow."""
+    cancelling = Magnitude([2.0**50])
+    for exact in (1e6, -1e6, 0.0):
+        for within in (INF, -INF, 60000.0):
+            assert _passes(within, exact, cancelling, dtype=F16)
+        assert not _passes(NAN, exact, cancelling, dtype=F16)
+    assert not _passes(INF, -1e9, cancelling, dtype=F16)
+    assert compare(np.full(1, 60000, F16), np.full(1, 1e6), cancelling, standard="cann").text.count("is right") == 0
+
+
 @pytest.mark.parametrize("special", [NAN, INF, -INF])
 def test_a_term_of_2_to_the_126_excuses_nan_and_inf_and_no_finite_result(special: float) -> None:
     overflowing = Magnitude(np.ones(1), np.array([2.0**126]))
@@ -105,6 +116,20 @@ def test_the_report_says_where_and_by_how_much() -> None:
     assert report.worst == pytest.approx(1 / (9 * 2.0**-24))
     assert "5 of 6 elements within the bound" in report.text
     assert "; worst at (1, 2): 2 for 1" in report.text
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, np.object_])
+def test_another_dtype_is_wrong_altogether(dtype: type) -> None:
+    report = compare(np.ones(3).astype(dtype), np.ones(3))
+    assert (report.passed, report.wrong) == (False, 3)
+    assert report.text.startswith("the dtype is ")
+    assert report.text.endswith(", and must be float32, float16, bfloat16 or float64")
+
+
+@pytest.mark.parametrize("standard", ["cann", "cann-mere"])
+def test_a_dtype_that_a_standard_does_not_know(standard: str) -> None:
+    with pytest.raises(ValueError, match=f"the standard {standard} is for .*, and the result is float64"):
+        compare(np.ones(3), np.ones(3), standard=standard)
 
 
 def test_another_shape_is_wrong_altogether() -> None:

@@ -217,6 +217,27 @@ print(sum(thread.name == "normgrad-worker" for thread in threading.enumerate()))
 """
 
 
+def test_a_large_call_in_the_middle_of_another() -> None:
+    """As a signal handler or a finalizer makes it, while the thread posts a job to a worker or starts the workers."""
+    printed = run_python(
+        """
+import faulthandler
+import numpy as np, normgrad
+from normgrad.cpu.threads import pool
+faulthandler.dump_traceback_later(60, exit=True)
+normgrad.set_num_threads(2)
+x = np.random.default_rng(0).normal(size=(600, 1024)).astype(np.float32)
+with pool._starting:
+    first = normgrad.layer_norm(x, [1024])
+normgrad.layer_norm(x, [1024])
+with pool._workers[0]._posting:
+    second = normgrad.layer_norm(x, [1024])
+print(all(np.array_equal(*pair) for pair in zip(first, second)))
+"""
+    )
+    assert printed == "True\n"
+
+
 def test_a_large_call_where_no_thread_can_start() -> None:
     """It runs on the caller's thread, and later calls have help again."""
     assert run_python(_WITHOUT_THREADS, NORMGRAD_NUM_THREADS="3", NORMGRAD_BACKEND="cpu") == "2\n"

@@ -8,7 +8,7 @@ import torch
 
 import normgrad
 from normgrad import ContractError, Product
-from normgrad.testing import compare, terms
+from normgrad.testing import compare, oracle, terms
 from support.dtypes import BF16, F16, FLOATS, NUMPY
 
 _rng = np.random.default_rng(8)
@@ -103,6 +103,21 @@ def test_group_norm_takes_empty_tensors(N: int, HxW: int) -> None:
     assert grad_input.shape == x.shape
     np.testing.assert_array_equal(grad_weight, np.zeros(6))
     np.testing.assert_array_equal(grad_bias, np.zeros(6))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("shape", [(0, 6, 5), (2, 6, 0), (0, 6)])
+@pytest.mark.parametrize("flags", [(True, True, True), (False, True, False), (True, False, True)])
+def test_the_sums_of_batch_norm_over_nothing_are_0(shape: tuple[int, ...], flags: tuple[bool, bool, bool]) -> None:
+    """Also grad_weight, though the invstd of no data is NaN."""
+    x = np.ones(shape, np.float32)
+    mean, invstd = normgrad.batch_norm_stats(x)
+    assert np.isnan(invstd).all()
+    for result in normgrad.batch_norm_reduce_backward(x, x, mean, invstd, None, *flags):
+        if result is not None:
+            np.testing.assert_array_equal(result, np.zeros(6))
+    exact = oracle.batch_norm_reduce_backward(x, x, mean, invstd, None)
+    np.testing.assert_array_equal(exact, np.zeros((4, 6)))
 
 
 def test_a_short_workspace_and_a_spent_plan_are_refused(backend: str) -> None:

@@ -117,6 +117,27 @@ def test_layer_norm_backward_of_large_and_small_factors(
 
 
 @pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("samples", [4, 200])
+def test_weights_near_the_largest_number(backend: str, order: str, samples: int) -> None:
+    """rstd·weight overflows float32 where no term of the formula does: the data is tiny."""
+    x = _in_order((np.random.default_rng(0).normal(size=(samples, 40, 9)) * 1e-10).astype(np.float32), order)
+    zero, sums, invstd = np.zeros(40, np.float32), np.full(40, 1e-10, np.float32), np.full(40, 1.5, np.float32)
+    weight, eps, groups = np.full(40, 3e38, np.float32), 0.2, {"N": samples, "C": 40, "HxW": 9, "group": 4}
+    _check("batch_norm_elemt", input=x, weight=weight, bias=None, mean=zero, invstd=invstd)
+    _check(
+        "batch_norm_elemt_backward", grad_out=x, input=x, mean=zero, invstd=invstd, weight=weight, sum_dy=zero,
+        sum_dy_xmu=sums, counter=np.array([9], np.int32),
+    )  # fmt: skip
+    _check("group_norm", input=x, weight=weight, bias=None, **groups, eps=eps)
+    mean, rstd = np.zeros((samples, 4), np.float32), np.full((samples, 4), 1.5, np.float32)
+    _check("group_norm_backward", grad_out=x, input=x, mean=mean, rstd=rstd, weight=weight, **groups)
+    _check("layer_norm", input=x[..., 0], normalized_shape=[40], weight=weight, bias=None, eps=eps)
+    mean, rstd = np.zeros((samples, 1), np.float32), np.full((samples, 1), 1.5, np.float32)
+    _check("layer_norm_backward", grad_out=x[..., 0], input=x[..., 0], normalized_shape=[40], mean=mean, rstd=rstd,
+           weight=weight)  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
 def test_large_terms_that_cancel_overflow_only_where_the_result_does(backend: str, order: str) -> None:
     """In float16, whose range is short: gradients are all alike, and what is left of them is small."""
     generator = np.random.default_rng(0)

@@ -184,6 +184,11 @@ def test_tails() -> None:
     ]
 
 
+def test_an_unknown_operator() -> None:
+    with pytest.raises(ValueError, match="unknown operator 'batch_norm'; known are layer_norm_backward, "):
+        judge("batch_norm", {}, {})
+
+
 def test_tails_of_planes() -> None:
     """As a kernel leaves them that has no mask for HxW."""
     is_wrong = np.zeros((3, 24, 187), bool)

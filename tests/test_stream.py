@@ -161,6 +161,16 @@ def test_a_refused_run_gives_the_stream_nothing(backend: str, stream: Stream) ->
     assert (out == 7).all()
 
 
+def test_work_that_waits_for_its_own_stream_is_an_error_and_no_deadlock(stream: Stream) -> None:
+    stream.submit(stream.synchronize)
+    with pytest.raises(RuntimeError, match="waits for the stream itself"):
+        stream.synchronize(PATIENCE)
+    polled: list[bool] = []
+    stream.submit(lambda: polled.append(stream.query()))
+    stream.synchronize(PATIENCE)
+    assert polled == [False]
+
+
 def test_one_streams_error_is_not_anothers(stream: Stream) -> None:
     other = Stream()
     other.submit(lambda: {}["missing"])
@@ -221,6 +231,27 @@ def test_from_many_threads(stream: Stream) -> None:
         thread.join()
     assert not failures
     assert len(seen) == 800
+
+
+def test_a_stream_and_a_plan_may_be_used_in_the_middle_of_their_own_calls() -> None:
+    """As a signal handler or a finalizer does it, in the thread that holds their locks."""
+    printed = run_python(
+        """
+import faulthandler
+import numpy as np, normgrad
+faulthandler.dump_traceback_later(30, exit=True)
+x, out, ones = np.ones((3, 4), np.float32), np.zeros((3, 4), np.float32), np.ones((3, 1), np.float32)
+plan = normgrad.layer_norm_backward.plan(
+    x, x, [4], ones, ones, output_mask=(True, False, False), out=(out, None, None))
+plan.repeatable = True
+stream = normgrad.Stream()
+with stream._queue.lock, plan._lock:
+    plan.run(stream=stream)
+    stream.synchronize()
+    print(stream.query(), stream)
+"""
+    )
+    assert printed == "True <Stream: idle>\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")

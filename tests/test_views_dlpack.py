@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import normgrad
 from normgrad import ContractError
+from normgrad.contract import dlpack
 from normgrad.contract.arrays import as_view
 
 _VECTOR = np.ones(3, np.float32)
@@ -41,6 +43,21 @@ class Failing:
 
     def __dlpack__(self, **options: Any) -> Any:
         raise self.error
+
+
+class Forged(Exporter):
+    """One whose structure does not describe its array."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(np.ones((4, 3), np.float32))
+        self.fields = fields
+
+    def __dlpack__(self) -> Any:
+        capsule = self.array.__dlpack__()
+        tensor = dlpack._Tensor.from_address(dlpack._pointer(capsule, b"dltensor"))
+        for name, value in self.fields.items():
+            setattr(tensor, name, value)
+        return capsule
 
 
 def _elemt(x: Any, **more: Any) -> Any:
@@ -109,11 +126,25 @@ def test_float64_and_odd_types() -> None:
     assert "is float64, and must be" in str(_refusal(Exporter(np.zeros((4, 3)))))
     assert "is complex64, and must be" in str(_refusal(Exporter(np.zeros((4, 3), np.complex64))))
     assert "is bool8, and must be" in str(_refusal(Exporter(np.zeros((4, 3), np.bool_))))
+    assert "is float32x4, and must be" in str(_refusal(Forged(lanes=4)))
 
 
 @pytest.mark.parametrize("error", [BufferError("no export"), RuntimeError("{broken}")], ids=repr)
 def test_an_export_that_fails(error: Exception) -> None:
-    assert str(error) in str(_refusal(Failing(error)))
+    refusal = _refusal(Failing(error))
+    assert str(error) in str(refusal)
+    assert refusal.__cause__ is error
+
+
+@pytest.mark.parametrize("fields", [{"ndim": -1}, {"ndim": 1 << 30}, {"shape": None}], ids=repr)
+def test_an_export_without_a_shape(fields: dict[str, Any]) -> None:
+    assert f"{fields.get('ndim', 2)} dimensions and no shape" in str(_refusal(Forged(**fields)))
+
+
+def test_an_export_beyond_all_memory() -> None:
+    assert "where no memory can be" in str(_refusal(Forged(byte_offset=1 << 63)))
+    strides = (ctypes.c_int64 * 2)(-(1 << 62), 1)
+    assert "where no memory can be" in str(_refusal(Forged(strides=strides)))
 
 
 def test_a_result_of_the_inputs_kind(backend: str) -> None:

@@ -135,6 +135,15 @@ def test_after_a_rebind_the_size_holds(backend: str) -> None:
     assert plan.workspace_size == size
 
 
+def test_a_refusal_says_what_the_workspace_is(backend: str) -> None:
+    plan, _ = _needing_workspace()
+    size = plan.workspace_size
+    with pytest.raises(ContractError, match=rf"workspace is of shape \({size},\) with strides \(2,\), and must be"):
+        plan.run(np.empty(2 * size, np.uint8)[::2])
+    with pytest.raises(ContractError, match="workspace is read-only, of shape "):
+        plan.run(np.frombuffer(bytes(size), np.uint8))
+
+
 def test_a_workspace_that_overlaps_itself_is_refused(backend: str) -> None:
     """It reaches over as many bytes as it has elements: only a closer look tells that some are the same, some gaps."""
     plan, _ = _needing_workspace()

@@ -157,7 +157,7 @@ def _view_or_problem(array: Any) -> View | NotAnArray:
 
 def _check_dtype(signature: Signature, call: Call, parameter: Tensor, view: View | NotAnArray) -> None:
     if isinstance(view, NotAnArray):
-        raise signature.error(parameter.name, quote(view)) from None
+        raise signature.error(parameter.name, quote(view)) from view.__cause__
     expected = parameter.dtype(call)
     if view.dtype not in expected.allowed:
         why = f" ({expected.why})" if expected.why else ""
@@ -271,8 +271,14 @@ def _check_place(signature: Signature, name: str, view: View, home: str) -> None
             name,
             f"lies at address {view.address:#x}, and must be aligned to its elements of {view.dtype.itemsize} bytes",
         )
+    reach, storage, itemsize = view.reach, view.storage, view.dtype.itemsize
+    if reach.nbytes > INT64_MAX:
+        raise signature.error(
+            name,
+            f"reaches over {reach.nbytes} bytes (shape {view.shape}, strides {view.strides}), which must fit in a "
+            "signed 64-bit integer",
+        )
     if not view.inside_storage:
-        reach, storage, itemsize = view.reach, view.storage, view.dtype.itemsize
         first, last = (reach.address - storage.address) // itemsize, (reach.end - storage.address) // itemsize - 1
         raise signature.error(
             name,

@@ -16,6 +16,8 @@ from normgrad.contract.view import Memory, View, contiguous_strides
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _VERSION = 1  # the major one; another may lay the structure out otherwise
 _READ_ONLY = 1  # a bit of the versioned structure's flags
+_MOST_DIMENSIONS = 64  # as NumPy and PyTorch have at most; more is not a shape
+_ADDRESSES = 1 << 63  # the addresses that a process can have are below
 _KNOWN = {(2, 32): FLOAT32, (2, 16): FLOAT16, (4, 16): BFLOAT16, (0, 32): INT32, (1, 8): UINT8}
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
@@ -66,12 +68,16 @@ def as_view(array: Any) -> View:
         writable = not _is_immutable(array)
     else:
         raise BufferError(f"__dlpack__ returned an object of type {type(capsule).__name__}, which is no fresh dltensor")
+    if not 0 <= tensor.ndim <= _MOST_DIMENSIONS or (tensor.ndim and not tensor.shape):
+        raise BufferError(f"the export has {tensor.ndim} dimensions and no shape of so many")
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else contiguous_strides(shape)
     dtype = _dtype(tensor)
     address = (tensor.data or 0) + tensor.byte_offset
     # The standard tells no storage beyond the view: what the view reaches is what there is.
     reach = View(address, shape, strides, dtype, Memory(0, 0)).reach
+    if not 0 <= reach.address <= reach.end <= _ADDRESSES:
+        raise BufferError(f"the export reaches from {reach.address:#x} to {reach.end:#x}, where no memory can be")
     storage = Memory(reach.address, reach.nbytes, _device(tensor), owner=(array, capsule))
     return View(address, shape, strides, dtype, storage, writable=writable)
 
@@ -90,7 +96,8 @@ def _is_immutable(array: Any) -> bool:
 
 def _dtype(tensor: _Tensor) -> DType:
     known = _KNOWN.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    name = f"{_KINDS.get(tensor.code, 'unknown')}{tensor.bits}"
+    lanes = "" if tensor.lanes == 1 else f"x{tensor.lanes}"
+    name = f"{_KINDS.get(tensor.code, 'unknown')}{tensor.bits}{lanes}"
     return known or DType(name, math.ceil(tensor.bits * tensor.lanes / 8))
 
 

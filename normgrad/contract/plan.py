@@ -104,7 +104,7 @@ class Plan:
         self._kernel = prepare(problem, backend)
         self._addresses = problem.addresses
         self._written_owners = _written_owners(problem)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may run the plan in the middle of a call
         self._repeatable = False
         self._spent = False
 
@@ -164,7 +164,7 @@ class Plan:
         try:
             view = as_view(array)
         except NotAnArray as problem:
-            raise self._signature.error(name, quote(problem)) from None
+            raise self._signature.error(name, quote(problem)) from problem.__cause__
         planned = self._problem.views[name]
         if not view.same_layout(planned):
             raise self._signature.error(
@@ -238,13 +238,14 @@ class Plan:
         try:
             view = as_view(workspace)
         except NotAnArray as problem:
-            raise self._signature.error("workspace", quote(problem)) from None
+            raise self._signature.error("workspace", quote(problem)) from problem.__cause__
         if holds_objects(workspace):
             raise self._signature.error("workspace", "is an array of Python objects, and must be one of plain data")
         reach = view.reach
         is_dense = reach.nbytes == view.numel * view.dtype.itemsize and not overlaps_itself(view)
         if not is_dense or not view.writable or not view.inside_storage:
-            raise self._signature.error("workspace", "must be contiguous and writable")
+            layout = f"{'' if view.writable else 'read-only, '}of shape {view.shape} with strides {view.strides}"
+            raise self._signature.error("workspace", f"is {layout}, and must be contiguous and writable")
         return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
 
 

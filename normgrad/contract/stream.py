@@ -33,8 +33,9 @@ class _Queue:
     thread, or does the work in the caller's thread where that is impossible. Two threads that start for one queue do
     no harm: the second leaves at once.
 
-    The state is guarded by a plain lock, whose acquisition in a ``with`` statement no signal handler interrupts;
-    methods of a Condition are Python code, in which a KeyboardInterrupt can leave the lock held.
+    The state is guarded by a lock whose acquisition in a ``with`` statement no signal handler interrupts; methods of a
+    Condition are Python code, in which a KeyboardInterrupt can leave the lock held. It is re-entrant: a signal handler
+    or a finalizer may use the stream in the middle of a call.
     """
 
     def __init__(self) -> None:
@@ -43,11 +44,11 @@ class _Queue:
 
     def renew(self) -> None:
         """Start empty: also in a process made by fork, whose copy of the thread does not run."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.waiting: deque[_Task] = deque()
         self.last_taken: _Task | None = None
-        self.server: object | None = None  # stands for the call of _serve that takes the tasks
+        self.server: threading.Thread | None = None  # the thread that takes the tasks, in _serve
         self.error: BaseException | None = None
 
     def add(self, work: Work) -> None:
@@ -68,7 +69,7 @@ class _Queue:
 
     def _serve(self, last: _Task | None = None) -> None:
         """Do the work that waits: all of it, or in a caller's thread up to a task."""
-        me = object()
+        me = threading.current_thread()
         with self.lock:
             if self.server is not None:
                 return
@@ -114,8 +115,11 @@ class _Queue:
         """Wait for the work given before; whether it was done in time."""
         with self.lock:
             task = self.waiting[-1] if self.waiting else self.last_taken
+            is_in_work = self.server is threading.current_thread()
         if task is None:
             return True
+        if is_in_work and timeout is None:
+            raise RuntimeError("the work of a stream waits for the stream itself, and would wait for ever")
         self._have_served(task)
         with self.lock:
             return self.changed.wait_for(lambda: task.is_done, timeout)

@@ -108,13 +108,16 @@ def batch_norm_reduce_backward(
     weight_g: bool = True,
     bias_g: bool = True,
 ) -> tuple[Array | None, Array | None, Array | None, Array | None]:
-    """``sum_dy = Σdy``, ``sum_dy_xmu = Σdy·(x − mean)``, ``grad_weight = sum_dy_xmu·invstd``, ``grad_bias = Σdy``."""
+    """``sum_dy = Σdy``, ``sum_dy_xmu = Σdy·(x − mean)``, ``grad_weight = sum_dy_xmu·invstd``, ``grad_bias = Σdy``.
+
+    Without data all of them are 0, also where invstd is Inf or NaN.
+    """
     dy, x = float64(grad_out), float64(input)
     sum_dy = np.sum(dy, axis=_others(x))
     sum_dy_xmu = np.sum(dy * (x - float64(mean).reshape(_channels_of(x))), axis=_others(x))
     return (
         sum_dy if input_g else None,
         sum_dy_xmu if input_g else None,
-        sum_dy_xmu * float64(invstd).reshape(-1) if weight_g else None,
+        sum_dy_xmu * (float64(invstd).reshape(-1) if x.size else 1.0) if weight_g else None,
         sum_dy.copy() if bias_g else None,
     )

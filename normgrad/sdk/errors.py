@@ -10,6 +10,7 @@ from normgrad.backends import chosen
 from normgrad.contract.products import ENVIRONMENT, Product, current_product
 from normgrad.contract.status import ContractError, Names, Status
 from normgrad.operators import OPERATORS
+from normgrad.sdk.native import BadAddress
 from normgrad.threads import get_num_threads
 
 
@@ -63,7 +64,7 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, ContractError):
         signature = OPERATORS[error.operator].signature
         return error.text(signature.c_name, Names({p.name: p.c_name for p in signature.parameters}))
-    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Refused | BadAddress) else f"{type(error).__name__}: {error}"
 
 
 def dressed(status: int, text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, DType
+from normgrad.contract.rules import INT64_MAX
 from normgrad.contract.status import Status
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
 from normgrad.sdk import native
@@ -164,6 +165,11 @@ def _dims(address: int, count: int, name: str) -> Shape:
     return native.read_numbers(address, count, "q")
 
 
+def _contiguous_strides(shape: Shape) -> Shape:
+    """The strides of a contiguous tensor, in 64 bits also where an empty or unsound shape overflows them."""
+    return tuple(min(stride, INT64_MAX) for stride in contiguous_strides(shape))
+
+
 @exported("aclCreateTensor")
 def create_tensor(
     shape_at: int,
@@ -178,7 +184,7 @@ def create_tensor(
 ) -> int:
     """Describe a tensor; nothing is checked before it is used."""
     shape = _dims(shape_at, rank, "viewDims")
-    strides = native.read_numbers(strides_at, rank, "q") if strides_at else contiguous_strides(shape)
+    strides = native.read_numbers(strides_at, rank, "q") if strides_at else _contiguous_strides(shape)
     storage_shape = _dims(storage_at, storage_rank, "storageDims")
     return handles.add(Tensor(shape, dtype, strides, offset, format, storage_shape, data))
 

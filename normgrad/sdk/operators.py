@@ -21,6 +21,7 @@ from normgrad.sdk.exported import exported
 from normgrad.sdk.handles import handles
 from normgrad.sdk.memory import Allocation, table
 from normgrad.sdk.meta import BoolArray, IntArray, Tensor, placeholders
+from normgrad.sdk.native import BadAddress
 
 _NULL, _INVALID = Status.ACLNN_ERR_PARAM_NULLPTR, Status.ACLNN_ERR_PARAM_INVALID
 
@@ -146,11 +147,19 @@ def _plan(op: Operator, words: Iterable[Any]) -> None:
     executor.check_planned()
     handle = handles.add(executor)
     try:
-        native.write(size_result, "Q", executor.plan.workspace_size)
-        native.write(executor_result, "Q", handle)
+        _give(signature, "workspaceSize", size_result, executor.plan.workspace_size)
+        _give(signature, "executor", executor_result, handle)
     except BaseException:
         handles.remove(handle, OpExecutor)
         raise
+
+
+def _give(signature: Signature, name: str, result: int, value: int) -> None:
+    """Write a result of phase one to the caller's variable."""
+    try:
+        native.write(result, "Q", value)
+    except BadAddress:
+        raise signature.error(name, f"is {result:#x}, and must be the address of a variable") from None
 
 
 # Phase two

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normgrad.contract.arrays import NotAnArray, as_numpy, as_view
-from normgrad.testing.measured import Measured, bound, ulp
+from normgrad.testing.measured import DTYPES, Measured, bound, ulp
 from normgrad.testing.standards import STRICT, Reference, find
 from normgrad.testing.terms import Magnitude
 
@@ -94,11 +94,15 @@ def compare(
     given = {"": actual} if baseline is None else {"": actual, " of the baseline": baseline}
     for whose, array in given.items():
         try:
-            shape = as_view(array).shape
+            view = as_view(array)
         except NotAnArray as problem:
             raise TypeError(f"{'the baseline' if whose else 'actual'} {problem}") from None
-        if shape != exact.shape:
-            text = f"the shape{whose} is {shape}, and must be {exact.shape}"
+        text = ""
+        if view.dtype.name not in DTYPES:
+            text = f"the dtype{whose} is {view.dtype}, and must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
+        elif view.shape != exact.shape:
+            text = f"the shape{whose} is {view.shape}, and must be {exact.shape}"
+        if text:
             return Report(False, exact.size, float("inf"), (), text, standard)
     measured = measure(actual, exact, terms)
     return report_of(measured, standard, None if baseline is None else measure(baseline, exact, terms), level)

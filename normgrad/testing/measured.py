@@ -14,6 +14,8 @@ from normgrad.testing.terms import Magnitude
 
 #: Mantissa bits (the hidden one included) and exponent of the smallest normal number.
 _FORMATS = {"float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126), "float64": (53, -1022)}
+#: The dtypes of results that can be judged.
+DTYPES = tuple(_FORMATS)
 _LARGEST = {name: math.ldexp(2 - 2.0 ** (1 - digits), 1 - least) for name, (digits, least) in _FORMATS.items()}
 
 #: float32's smallest normal number: a product or quotient below it may lose all its digits.
@@ -113,16 +115,16 @@ class Measured:
         """Where a result is correct that has no distance to the exact value, or no finite bound on it.
 
         NaN or Inf is correct, whichever of the two, where the exact value is either, and where a term or a sum of
-        terms is not below 2¹²⁶. Elsewhere the exact value overflows the dtype: Inf with its sign is correct.
+        terms is not below 2¹²⁶. Elsewhere Inf is correct where the bound reaches beyond the dtype on that side, and a
+        number within the bound where the exact value itself overflows.
         """
         actual, exact = self.actual, self.exact
         with np.errstate(all="ignore"):
-            # So close to the largest number that rounding up is within the bound.
             limit = np.where(np.isfinite(self.limit), self.limit, 0.0)
-            overflows = np.isfinite(exact) & (np.abs(exact) + limit > _LARGEST[self.dtype])
-            signed = np.isinf(actual) & (np.copysign(exact, actual) == exact)
+            overflows = np.isinf(actual) & (np.copysign(1.0, actual) * exact + limit > _LARGEST[self.dtype])
             excused = ~np.isfinite(exact) | (np.broadcast_to(self.magnitude.peak, exact.shape) >= OVERFLOW)
-        return np.asarray((actual == self.nearest) | (overflows & signed) | (excused & ~np.isfinite(actual)))
+            within = self.error <= limit
+        return np.asarray((actual == self.nearest) | within | overflows | (excused & ~np.isfinite(actual)))
 
     @cached_property
     def is_misplaced(self) -> NDArray[np.bool_]:

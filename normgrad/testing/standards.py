@@ -22,14 +22,17 @@ All but ``bitwise`` treat NaN and Inf alike: see :attr:`normgrad.testing.measure
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from normgrad.testing.measured import Array, Measured, percent, ulp
 
 STRICT = "strict"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def strict(measured: Measured, reference: Reference) -> Verdict:
 
 def cann(measured: Measured, reference: Reference) -> Verdict:
     """A share of the elements within a tolerance, and no error beyond a limit."""
-    tolerances = CANN[measured.dtype]
+    tolerances = _of_dtype(CANN, measured, "cann")
     share = measured.share_of(tolerances.absolute + tolerances.relative * np.abs(measured.exact))
     good = float(np.mean(share <= 1)) if share.size else 1.0
     error = np.where(measured.regular, measured.error, 0.0)
@@ -126,7 +129,7 @@ def cann(measured: Measured, reference: Reference) -> Verdict:
 
 def cann_mere(measured: Measured, reference: Reference) -> Verdict:
     """Bounds on the mean and the largest relative error."""
-    threshold = MERE[measured.dtype]
+    threshold = _of_dtype(MERE, measured, "cann-mere")
     relative = _relative(measured)
     mean, largest = float(np.mean(relative)) if relative.size else 0.0, float(np.max(relative, initial=0.0))
     text = f"the mean relative error is {mean:.3g} (must be below {threshold:.3g}), "
@@ -202,6 +205,12 @@ def find(name: str, level: str) -> Standard:
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
     return STANDARDS[name]
+
+
+def _of_dtype(table: Mapping[str, T], measured: Measured, standard: str) -> T:
+    if measured.dtype not in table:
+        raise ValueError(f"the standard {standard} is for {', '.join(table)}, and the result is {measured.dtype}")
+    return table[measured.dtype]
 
 
 def _within(measured: Measured, share: Array, what: str) -> str:

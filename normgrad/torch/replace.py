@@ -17,13 +17,7 @@ _SYNC_BATCH_NORM: dict[type[Module], type[Module]] = {torch.nn.SyncBatchNorm: Sy
 
 
 class Replacement(Mapping[str, Module]):
-    """What :func:`replace_norms` did: the replaced modules by their names in the model.
-
-    Attributes
-    ----------
-    left : mapping of str to str
-        The LayerNorms and GroupNorms that were left as they are, each with the reason.
-    """
+    """What :func:`replace_norms` did: the replaced modules by their names in the model."""
 
     def __init__(self, replaced: dict[str, Module], left: dict[str, str]) -> None:
         self._replaced = replaced
@@ -32,7 +26,7 @@ class Replacement(Mapping[str, Module]):
 
     @property
     def left(self) -> Mapping[str, str]:
-        """The norms of ``torch.nn`` that were left as they are, by name, each with the reason."""
+        """The LayerNorms and GroupNorms of ``torch.nn`` that were left as they are, by name, each with the reason."""
         return MappingProxyType(self._left)  # made anew: it cannot be pickled with a model that keeps the replacement
 
     def undo(self) -> None:

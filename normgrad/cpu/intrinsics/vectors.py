@@ -86,9 +86,10 @@ def vstore(typingctx, dtype, address, index, value):
 
 @intrinsic
 def power_of_two(typingctx, value, mean):
-    """Return the largest power of two p with p <= |value| and p*|mean| <= 2^126, within 2^-126 .. 2^126.
+    """Return the largest power of two p with p/2 <= |value| and p/2*|mean| <= 2^126, within 2^-126 .. 2^127.
 
-    For float64 or f64x16. A NaN counts as no limit.
+    For float64 or f64x16. A NaN counts as no limit. Where the mean is no limit, value/p is below 1: its product with a
+    weight does not overflow.
     """
 
     def codegen(context, builder, sig, args):
@@ -98,17 +99,18 @@ def power_of_two(typingctx, value, mean):
         limited = call_math(builder, "minnum", limited, largest)
         word = same_shape(size.type, I64_TYPE)
         exponent = builder.and_(builder.bitcast(limited, word), constant(word, 0x7FF0000000000000))
-        return call_math(builder, "maxnum", builder.bitcast(exponent, size.type), constant(size.type, 2.0**-126))
+        above = builder.fmul(builder.bitcast(exponent, size.type), constant(size.type, 2.0))
+        return call_math(builder, "maxnum", above, constant(size.type, 2.0**-126))
 
     return value(value, value), codegen
 
 
 @intrinsic
 def saturated(typingctx, value):
-    """Bring a float64 or f64x16 into float32's range: finite values beyond it become +-2^127, Inf and NaN stay."""
+    """Bring a float64 or f64x16 into float32's range: finite values beyond it become its largest, Inf and NaN stay."""
 
     def codegen(context, builder, sig, args):
-        size, largest = call_math(builder, "fabs", args[0]), constant(args[0].type, 2.0**127)
+        size, largest = call_math(builder, "fabs", args[0]), constant(args[0].type, (2 - 2.0**-23) * 2.0**127)
         is_finite = builder.fcmp_ordered("<", size, constant(size.type, float("inf")))
         beyond = builder.and_(builder.fcmp_ordered(">", size, largest), is_finite)
         return builder.select(beyond, call_math(builder, "copysign", largest, args[0]), args[0])

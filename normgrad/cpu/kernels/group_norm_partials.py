@@ -126,7 +126,7 @@ def reduce_gradients(dtype, columns, desc, n, q, target):
 
 @device
 def sum_coefficients(desc, n, q):
-    """Return scale and shift for the sums of a group, whose deviation is x_hat but for a factor of less than two."""
+    """Return scale and shift for the sums of a group, whose deviation is x_hat but for a factor of at most two."""
     statistic = n * desc.groups + q
     mean = load_element(desc.mean, statistic)
     scale = power_of_two(load_element(desc.rstd, statistic), mean)

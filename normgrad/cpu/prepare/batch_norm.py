@@ -72,6 +72,8 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
     outputs = ("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias")
     if not any(name in operands for name in outputs):
         return operands.kernel()
+    if problem.views["input"].numel == 0:
+        return operands.kernel(*operands.fills(0.0, *outputs))
     tensors = {"grad_out": "grad_out", "input": "input"}
     _unite_dtypes(operands, tensors)
     layout, tags = _layout(operands, tensors)

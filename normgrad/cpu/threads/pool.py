@@ -57,6 +57,8 @@ class _Worker:
 
     def post(self, function: int, descriptor: int, wakes: bool, kept: Any) -> None:
         """Post a job, unless the thread has one already, or is asleep and not to be woken."""
+        if self._posting.locked():  # by another call, maybe one of this thread that a signal handler interrupts
+            return
         box, now = self._box, time.perf_counter()
         with self._posting:
             asked, self._asked = self._asked, now
@@ -107,6 +109,8 @@ _starting = threading.Lock()
 
 def _start(count: int) -> None:
     """Start worker threads, or as many as the system allows: the caller's thread does the work of the others."""
+    if _starting.locked():  # by another call, maybe one of this thread that a signal handler interrupts
+        return
     with _starting:
         try:
             serve = _SERVE.entry(())

@@ -280,14 +280,16 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
     wanted = [steps.output(name, (C,)) for name in names]
     if all(output.pointer is None for output in wanted):
         return steps
+    if problem.views["input"].numel == 0:  # zeros, whatever invstd is
+        zeros = [output for output in wanted if output.pointer is not None]
+        for first in range(0, len(zeros), 2):
+            steps.sum_partials(steps.scratch(1, FLOAT64), 0, C, zeros[first : first + 2])
+        return steps
     outputs: list[Argument] = [
         steps.contiguous_input("invstd"),
         *(output.pointer for output in wanted),
         tuple(_strides_of(wanted)),
     ]
-    if problem.views["input"].numel == 0:
-        _add_combine(steps, batch_norm_reduce_backward_combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
-        return steps
     data = Data.of(problem, steps, ("grad_out", "input"))
     work = _ReduceWork.of(steps, data, chip)
     partial = work.scratch(steps, 2, C)

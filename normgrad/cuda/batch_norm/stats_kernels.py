@@ -17,7 +17,7 @@ from normgrad.cuda.batch_norm.reduction import (
     store_entries,
 )
 from normgrad.cuda.device.cluster_exchange import init_gather, received_from, send_to_first_cta, wait_for_ctas
-from normgrad.cuda.device.formulas import divide
+from normgrad.cuda.device.formulas import divide, nan_where_infinite
 from normgrad.cuda.device.indexing import block_indices, float64_from_bits, int64
 from normgrad.cuda.device.pack16 import store_rounded, to_float32
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
@@ -48,7 +48,7 @@ def _count_positions(begin, end, position_blocks, positions, TILE: tl.constexpr)
 def _store_statistics(channel_mean, variance, channels, C, outputs, eps_bits):
     """Store mean and invstd of a block of channels; ``outputs`` are (mean, invstd, their strides)."""
     mean, invstd, strides = outputs
-    channel_invstd = 1.0 / tl.sqrt(variance + float64_from_bits(eps_bits))
+    channel_invstd = 1.0 / tl.sqrt(nan_where_infinite(variance) + float64_from_bits(eps_bits))
     store_rounded(mean + channels * strides[0], channel_mean.to(tl.float32), channels < C)
     store_rounded(invstd + channels * strides[1], channel_invstd.to(tl.float32), channels < C)
 

@@ -92,6 +92,12 @@ def merge_moments(sums, squares, counts, reciprocal_counts, mask, count, recipro
 
 
 @triton.jit
+def nan_where_infinite(squares):
+    """Return sums of squares, with NaN for those that overflow: rstd would be 0, and the output the bias."""
+    return tl.where(squares < float("inf"), squares, float("nan"))
+
+
+@triton.jit
 def remainder_term(remainder, rstd):
     """Return what the remainder of a mean contributes to the normalized values, in float32; 0 for an infinite mean."""
     term = (-remainder * rstd).to(tl.float32)

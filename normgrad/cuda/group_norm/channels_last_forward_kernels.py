@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.formulas import divide, normalize
+from normgrad.cuda.device.formulas import divide, nan_where_infinite, normalize
 from normgrad.cuda.device.indexing import float64, float64_from_bits, int64
 from normgrad.cuda.device.mailbox import publish_float64, receive_float64
 from normgrad.cuda.device.pack16 import (
@@ -195,7 +195,8 @@ def group_norm_forward_channels_last_statistics(
         )
         deviation = sums - group_mean[:, None] * entry_count
         total += tl.where(entry_mask, squares + deviation * deviation / entry_count, 0.0)
-    group_rstd = 1.0 / tl.sqrt(tl.sum(total, axis=1) / count + float64_from_bits(eps_bits))
+    variance = nan_where_infinite(tl.sum(total, axis=1)) / count
+    group_rstd = 1.0 / tl.sqrt(variance + float64_from_bits(eps_bits))
     statistic = int64(sample) * group + groups
     store_rounded(mean + statistic * mean_stride, group_mean, group_inside)
     store_rounded(rstd + statistic * rstd_stride, group_rstd, group_inside)

@@ -8,7 +8,14 @@ import triton.language as tl
 
 from normgrad.cuda.device.cluster_exchange import init_cta_exchange, received_from, send_to_ctas, wait_for_ctas
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import divide, merge_moments, normalize, remainder_term, split_mean
+from normgrad.cuda.device.formulas import (
+    divide,
+    merge_moments,
+    nan_where_infinite,
+    normalize,
+    remainder_term,
+    split_mean,
+)
 from normgrad.cuda.device.indexing import INTERPRETED, float64, float64_from_bits, int64
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, part_slots, publish_float64, receive_float64
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
@@ -26,7 +33,7 @@ from normgrad.cuda.group_norm.contiguous_addressing import (
 
 # Powers of two as the bits of a float32: 1, and the smallest and largest that have a normal reciprocal.
 _ONE = tl.constexpr(0x3F800000)
-_SMALLEST = tl.constexpr(0x00800000)
+_NEXT = tl.constexpr(0x00800000)
 _LARGEST = tl.constexpr(0x7E800000)
 
 
@@ -59,8 +66,11 @@ def _rsqrt_float64(value):
 
 @triton.jit
 def _power_of_two(rstd, mean):
-    """Return the power of two below rstd and its reciprocal; 1 where its product with the mean overflows."""
-    bits = tl.minimum(tl.maximum(rstd.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST), _LARGEST)
+    """Return the power of two above rstd and its reciprocal; 1 where its product with the mean overflows.
+
+    rstd times the reciprocal is at most 1, so that its product with the weight does not overflow.
+    """
+    bits = tl.minimum(rstd.to(tl.int32, bitcast=True) & 0x7F800000, _LARGEST - _NEXT) + _NEXT
     bits = tl.where(tl.abs(mean) * bits.to(tl.float32, bitcast=True) < float("inf"), bits, _ONE)
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
@@ -239,7 +249,7 @@ def group_norm_forward_contiguous(
                 )
                 group_mean = block_rematerialization(group_mean, GROUPS)
                 squares = block_rematerialization(squares, GROUPS)
-            group_rstd = _rsqrt_float64(squares * reciprocal_count + eps)
+            group_rstd = _rsqrt_float64(nan_where_infinite(squares) * reciprocal_count + eps)
             w = None
             b = None
             if weight is not None:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import input_gradient, merge_moments, normalize, row_moments
+from normgrad.cuda.device.formulas import input_gradient, merge_moments, nan_where_infinite, normalize, row_moments
 from normgrad.cuda.device.indexing import block_indices, float64, float64_from_bits, int64, tile_offsets
 from normgrad.cuda.device.mailbox import (
     APPLY,
@@ -278,7 +278,7 @@ def group_norm_forward_rows(
                     )
                     row_mean = block_rematerialization(row_mean, ROWS)
                     squares = block_rematerialization(squares, ROWS)
-                row_rstd = 1.0 / tl.sqrt(squares * reciprocal_columns + eps)
+                row_rstd = 1.0 / tl.sqrt(nan_where_infinite(squares) * reciprocal_columns + eps)
                 result = normalize(unpack_acc_dtype(x, PACKING), row_mean[:, None], row_rstd[:, None], w, b)
                 start = tile_start(output + first_word, result_tile, part, output_strides, TILE)
                 mask = element_mask(row_inside, word_in_row, TILE)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from normgrad.cuda.device.cluster_exchange import init_cta_exchange, received_from, send_to_ctas, wait_for_ctas
 from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import divide, merge_moments, normalize, row_moments
+from normgrad.cuda.device.formulas import divide, merge_moments, nan_where_infinite, normalize, row_moments
 from normgrad.cuda.device.indexing import block_indices, float64, float64_from_bits
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE, publish_float64, receive_float64
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, unpack_float32
@@ -152,7 +152,7 @@ def layer_norm_forward(
                 squares = block_rematerialization(squares, ROWS)
             else:
                 row_mean = part_mean
-            row_rstd = 1.0 / tl.sqrt(squares * reciprocal_N + eps)
+            row_rstd = 1.0 / tl.sqrt(nan_where_infinite(squares) * reciprocal_N + eps)
             w = None
             b = None
             if weight is not None:

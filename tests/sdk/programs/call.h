@@ -46,7 +46,7 @@ struct Call {
     std::map<std::string, int64_t> numbers;
     Shape normalized;
     std::vector<char> mask = {1, 1, 1};
-    bool nullNormalized = false, nullMask = false, nullSize = false, nullExecutor = false;
+    bool nullNormalized = false, nullMask = false, nullSize = false, nullExecutor = false, wildSize = false;
 
     Spec &operator[](const char *name) { return tensors.at(name); }
 };
@@ -86,7 +86,10 @@ public:
     int64_t number(const char *name) const { return call_.numbers.at(name); }
     const aclIntArray *normalized() const { return normalized_; }
     const aclBoolArray *mask() const { return mask_; }
-    uint64_t *size(uint64_t *place) const { return call_.nullSize ? nullptr : place; }
+    uint64_t *size(uint64_t *place) const
+    {
+        return call_.wildSize ? reinterpret_cast<uint64_t *>(8) : call_.nullSize ? nullptr : place;
+    }
     aclOpExecutor **executor(aclOpExecutor **place) const { return call_.nullExecutor ? nullptr : place; }
 
 private:

@@ -72,6 +72,13 @@ void commonRows(Rows &rows, const char *name, aclDataType refused, const char *d
                     n + " reaches outside its storage"});
     rows.push_back({n + " before its storage", [=](Call &c) { c[n.c_str()].offset = -1; }, INVALID,
                     n + " reaches outside its storage"});
+    rows.push_back({n + " of strides beyond 64 bits",
+                    [=](Call &c) {
+                        Spec &spec = c[n.c_str()];
+                        spec.storage = {int64_t(1) << 62, int64_t(1) << 62};
+                        spec.strides = Shape(spec.shape.size(), int64_t(1) << 62);
+                    },
+                    INVALID, n + " reaches over "});
     rows.push_back({n + " without memory of ours", [=](Call &c) { c[n.c_str()].wild = true; }, INVALID,
                     n + " has its storage at 0x10000"});
     rows.push_back({n + " destroyed", [=](Call &c) { c[n.c_str()].dead = true; }, INVALID,
@@ -129,6 +136,8 @@ void resultRows(Rows &rows)
 {
     rows.push_back({"nothing broken", [](Call &) {}, 0, ""});
     rows.push_back({"workspaceSize null", [](Call &c) { c.nullSize = true; }, NULLPTR_ERROR, "workspaceSize is null"});
+    rows.push_back({"workspaceSize wild", [](Call &c) { c.wildSize = true; }, INVALID,
+                    "workspaceSize is 0x8, and must be the address of a variable"});
     rows.push_back({"executor null", [](Call &c) { c.nullExecutor = true; }, NULLPTR_ERROR, "executor is null"});
 }
 

@@ -182,6 +182,13 @@ void handles()
     FAILS(aclGetFormat(tensor, &format), 161002);
     WORKS(aclDestroyTensor(nullptr));
 
+    const int64_t huge[] = {0, int64_t(1) << 62, int64_t(1) << 62}; // contiguous strides of 2^124
+    aclTensor *empty = aclCreateTensor(huge, 3, ACL_FLOAT, nullptr, 0, ACL_FORMAT_ND, huge, 3, nullptr);
+    WORKS(aclGetViewStrides(empty, &dims, &count));
+    REQUIRE(count == 3 && dims[0] == INT64_MAX && dims[1] == huge[1] && dims[2] == 1);
+    delete[] dims;
+    WORKS(aclDestroyTensor(empty));
+
     const int64_t numbers[] = {1, 2, 3};
     const float reals[] = {1, 2};
     const bool flags[] = {true};
