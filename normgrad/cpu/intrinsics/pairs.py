@@ -103,6 +103,27 @@ def _store_halves(builder, pointer, values, align):
     ]
 
 
+def _masked_store(builder, pointer, values, count, align):
+    """Store the first `count` lanes."""
+    name, lanes = f"llvm.masked.store.{type_suffix(values.type)}.p0", values.type.count
+    arguments = [values, pointer, ir.Constant(I32_TYPE, align), _lanes_below(builder, count, lanes)]
+    call_intrinsic(builder, name, ir.VoidType(), arguments)
+
+
+def _store_first_floats(builder, pointer, values, count):
+    """Store the first `count` of 32 float32, the second half only where it has some of them: a masked store without a
+    lane takes the cache line that it points to all the same, and that is the next row's.
+    """
+    low = builder.bitcast(pointer, vector_of(FLOAT_TYPE).as_pointer())
+    with builder.if_else(builder.icmp_signed(">", count, ir.Constant(count.type, LANES))) as (both, one):
+        with both:
+            builder.store(values[0], low, align=4)
+            high = builder.gep(low, [ir.Constant(I32_TYPE, 1)])
+            _masked_store(builder, high, values[1], builder.sub(count, ir.Constant(count.type, LANES)), 4)
+        with one:
+            _masked_store(builder, low, values[0], count, 4)
+
+
 def _masked_load(builder, pointer, element, count):
     """The first `count` of 32 elements, zeros after."""
     vector_type = vector_of(element, PAIR)
@@ -226,13 +247,10 @@ def store_pair_first(typingctx, dtype, address, index, low, high, count):
     def codegen(context, builder, sig, args):
         element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = _join(builder, dtype.tag, args[3], args[4])
-        call_intrinsic(
-            builder,
-            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
-            ir.VoidType(),
-            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
-        )
+        if dtype.tag == F32:
+            _store_first_floats(builder, pointer, args[3:5], args[5])
+        else:
+            _masked_store(builder, pointer, _join(builder, dtype.tag, args[3], args[4]), args[5], size_of(element))
         return context.get_dummy_value()
 
     return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
@@ -256,6 +274,19 @@ def stream_pair(typingctx, dtype, address, index, low, high):
         return context.get_dummy_value()
 
     return types.void(dtype, address, index, f32x16, f32x16), codegen
+
+
+@intrinsic
+def stream_vector(typingctx, address, index, value):
+    """Store 16 float32 by a non-temporal store; the address must be a multiple of 64."""
+
+    def codegen(context, builder, sig, args):
+        address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[:2], sig.args[:2]))
+        stored = builder.store(args[2], pointer_to(builder, address_, index_, FLOAT_TYPE, args[2].type), align=64)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(address, index, f32x16), codegen
 
 
 def _lane_order(tag, inverse=False):

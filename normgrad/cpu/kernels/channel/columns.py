@@ -8,11 +8,12 @@ import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store_f64
-from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
 from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
 from normgrad.cpu.kernels.common.reduce import about_mean, moments
+from normgrad.cpu.kernels.common.results import store_result
 from normgrad.cpu.limits import (
     CHANNEL_BLOCK,
     COLUMN_RUN,
@@ -42,16 +43,6 @@ def prefetch_channels(dtype, address):
     prefetch_l2(address)
     if item_size(dtype) == 4:
         prefetch_l2(address + 64)
-
-
-@inline
-def _store(dtype, address, low, high, count, stream):
-    if count != 32:
-        store_pair_first(dtype, address, 0, low, high, count)
-    elif stream:
-        stream_pair(dtype, address, 0, low, high)
-    else:
-        store_pair(dtype, address, 0, low, high)
 
 
 @inline
@@ -265,7 +256,7 @@ def _gradient_columns(dtype, at, positions, k, count, stream):
         prefetch_channels(dtype, at.grad_out + COLUMN_RUN * at.grad_out_step)
         prefetch_channels(dtype, at.input + COLUMN_RUN * at.input_step)
         g, v = load_channels(dtype, at.grad_out, count), load_channels(dtype, at.input, count)
-        _store(dtype, at.result, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
+        store_result(dtype, at.result, 0, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
         at = moved(at, 1)
 
 
@@ -283,7 +274,7 @@ def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
             _gradient_columns(dtype, _beside(at, size, c), positions, k, 32, stream)
         if left > 0:
             k = load_six(coefficients, pitch, whole), load_six(coefficients, pitch, whole + 16)
-            _gradient_columns(dtype, _beside(at, size, whole), positions, k, left, False)
+            _gradient_columns(dtype, _beside(at, size, whole), positions, k, left, stream)
 
 
 @inline
@@ -293,7 +284,7 @@ def _output_columns(dtype, at, positions, k, count, stream):
         if item_size(dtype) == 2:
             prefetch_channels(dtype, at.input + PREFETCH_POSITIONS * at.input_step)
         v = load_channels(dtype, at.input, count)
-        _store(dtype, at.result, output(v[0], k[0]), output(v[1], k[1]), count, stream)
+        store_result(dtype, at.result, 0, output(v[0], k[0]), output(v[1], k[1]), count, stream)
         at = moved(at, 1)
 
 
@@ -315,5 +306,5 @@ def output_columns(dtype, desc, n, chunk, first, last, coefficients):
                 _output_columns(dtype, _beside(at, size, c), positions, k, 32, stream)
         if left > 0:
             k = load_four(coefficients, pitch, whole), load_four(coefficients, pitch, whole + 16)
-            _output_columns(dtype, _beside(at, size, whole), positions, k, left, False)
+            _output_columns(dtype, _beside(at, size, whole), positions, k, left, stream)
         at, first = moved(at, positions), first + positions

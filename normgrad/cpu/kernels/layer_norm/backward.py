@@ -103,6 +103,7 @@ def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
         s1, s2 = s1 + widen(a0), s2 + widen(b0)
         j += 32
     if j < last:
+        prefetch_pair(dtype, ahead, j)
         # rstd is 0 in the lanes beyond the last column: (0 - mean)*rstd may overflow where no column's x_hat does.
         d, v = load_pair_first(dtype, grad_out, j, last - j), load_pair_first(dtype, x, j, last - j)
         a0, b0 = _pair_terms(d, v, weight, j, vm, split_pair(dtype, last - j, rstd, np.float32(0)))
