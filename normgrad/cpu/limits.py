@@ -19,7 +19,7 @@ LENT_FROM = 1 << 16
 
 #: Bytes of a result from which on non-temporal stores are faster, by how many tensors of its size are read. Below, the
 #: result stays in the caches for whoever reads it next. Measured.
-STREAM_FROM = {1: 16 * MB, 2: 7 * MB}
+LARGE_FROM = {1: 16 * MB, 2: 7 * MB}
 #: Bytes of a row of LayerNorm's output from which on stores begin at its first cache line. Measured where rows do not
 #: begin at one: 1.1 times as fast at 3 KB, 1.2 to 2.6 times from 8 KB on with non-temporal stores; up to twice as slow
 #: below 2 KB, where the last cache line of every row is written in two parts.

@@ -111,17 +111,16 @@ def _masked_store(builder, pointer, values, count, align):
 
 
 def _store_first_floats(builder, pointer, values, count):
-    """Store the first `count` of 32 float32, the second half only where it has some of them: a masked store without a
-    lane takes the cache line that it points to all the same, and that is the next row's.
+    """Store the first `count` of 32 float32, in two halves. Where the second half has none of them, it is "stored" to
+    the address of the first: a masked store fetches the cache line at its address even if it writes no lane, and that
+    would be the next row's.
     """
     low = builder.bitcast(pointer, vector_of(FLOAT_TYPE).as_pointer())
-    with builder.if_else(builder.icmp_signed(">", count, ir.Constant(count.type, LANES))) as (both, one):
-        with both:
-            builder.store(values[0], low, align=4)
-            high = builder.gep(low, [ir.Constant(I32_TYPE, 1)])
-            _masked_store(builder, high, values[1], builder.sub(count, ir.Constant(count.type, LANES)), 4)
-        with one:
-            _masked_store(builder, low, values[0], count, 4)
+    rest = builder.sub(count, ir.Constant(count.type, LANES))
+    is_needed = builder.icmp_signed(">", rest, ir.Constant(count.type, 0))
+    high = builder.select(is_needed, builder.gep(low, [ir.Constant(I32_TYPE, 1)]), low)
+    for half, value, lanes in ((low, values[0], count), (high, values[1], rest)):
+        _masked_store(builder, half, value, lanes, 4)
 
 
 def _masked_load(builder, pointer, element, count):

@@ -61,7 +61,7 @@ def gradient_rows(dtype, desc, chunk, coefficients):
     """Compute grad_input of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
-        stream = desc.stream != 0 and at.result % 64 == 0
+        stream = desc.is_large != 0 and at.result % 64 == 0
         _gradient_row(dtype, at, count, splat_six(coefficients, desc.padded_channels, c), stream)
         at = moved(at, 1)
 
@@ -71,7 +71,7 @@ def output_rows(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
-        stream = desc.stream != 0 and at.result % 64 == 0
+        stream = desc.is_large != 0 and at.result % 64 == 0
         _output_row(dtype, at, count, splat_four(coefficients, desc.padded_channels, c), stream)
         at = moved(at, 1)
 

@@ -16,12 +16,15 @@ from normgrad.cpu.kernels.common.results import store_result
 from normgrad.cpu.limits import TILE
 from normgrad.cpu.tags import F32
 
-#: What becomes of grad_input: it is not wanted, is stored, or is stored past the caches.
-NO_STORE, STORE, STREAM = range(3)
+#: What becomes of grad_input: it is not wanted; it is stored; its cache lines are prefetched, since it is large, and it
+#: is stored; or it is stored past the caches.
+NO_STORE, STORE, FETCH, STREAM = range(4)
 
 #: Some rows of a group: where they are, how many, and the first one's number r in the group; the group's scratch memory
 #: with its statistics, and the float32 sums of its weight gradients.
 GroupRows = namedtuple("GroupRows", "rows count r scratch sums")
+#: How many bytes ahead a tile prefetches: 0 for an input that is in a cache; grad_input for FETCH alone.
+Ahead = namedtuple("Ahead", "grad_out input grad_input")
 
 
 @inline
@@ -69,9 +72,11 @@ def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
         s = (zero, zero, zero, zero)
         for r in range(count):
             d, v = load_pair(dtype, grad_out + r * go_pitch, j), load_pair(dtype, x + r * x_pitch, j)
-            prefetch_pair(dtype, grad_out + ahead[0] + r * go_pitch, j)
-            if ahead[1]:
-                prefetch_pair(dtype, x + ahead[1] + r * x_pitch, j)
+            prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
+            if ahead.input:
+                prefetch_pair(dtype, x + ahead.input + r * x_pitch, j)
+            if store == FETCH:
+                prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
             o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
             if store != NO_STORE:
                 store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, 32, store == STREAM)
@@ -89,7 +94,9 @@ def _last_pair(dtype, tile, first, j, last, weight, ahead, store):
     for r in range(tile.count):
         d = load_pair_first(dtype, grad_out + r * go_pitch, j, last - j)
         v = load_pair_first(dtype, x + r * x_pitch, j, last - j)
-        prefetch_pair(dtype, grad_out + ahead[0] + r * go_pitch, j)
+        prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
+        if store == FETCH:
+            prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
         o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
         if store != NO_STORE:
             store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j, store == STREAM)
@@ -100,11 +107,12 @@ def _last_pair(dtype, tile, first, j, last, weight, ahead, store):
 def tile_gradients(dtype, tile, first, last, weight, ahead, store):
     """Compute columns [first, last) of up to TILE rows.
 
-    Add their terms of the weight gradients, in float32, to the group's sums. Prefetch grad_out and the input so many
-    bytes ahead.
+    Add their terms of the weight gradients, in float32, to the group's sums.
     """
     if tile.count == TILE and store == STREAM:
         j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STREAM)
+    elif tile.count == TILE and store == FETCH:
+        j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, FETCH)
     elif tile.count == TILE and store == STORE:
         j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STORE)
     else:

@@ -55,7 +55,7 @@ def normalise_row(dtype, desc, x, y, mean, rstd):
     if head > 0:
         a, b = _pair(dtype, desc, load_pair_first(dtype, x, 0, head), 0, k)
         store_pair_first(dtype, y, 0, a, b, head)
-    stream = desc.stream != 0 and (y + head * size) % 64 == 0
+    stream = desc.is_large != 0 and (y + head * size) % 64 == 0
     for j in range(head, last, 32):
         a, b = _pair(dtype, desc, load_pair(dtype, x, j), j, k)
         store_result(dtype, y, j, a, b, 32, stream)
