@@ -13,7 +13,7 @@ from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, sto
 from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, output, splat_four, splat_six
 from normgrad.cpu.kernels.common.reduce import merged, moments
-from normgrad.cpu.kernels.common.results import store_result
+from normgrad.cpu.kernels.common.results import is_streamed, store_result
 from normgrad.cpu.limits import FLOAT64_TERMS, SHORT_ROW
 from normgrad.cpu.tags import F32
 
@@ -61,7 +61,7 @@ def gradient_rows(dtype, desc, chunk, coefficients):
     """Compute grad_input of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
-        stream = desc.is_large != 0 and at.result % 64 == 0
+        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
         _gradient_row(dtype, at, count, splat_six(coefficients, desc.padded_channels, c), stream)
         at = moved(at, 1)
 
@@ -71,7 +71,7 @@ def output_rows(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
-        stream = desc.is_large != 0 and at.result % 64 == 0
+        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
         _output_row(dtype, at, count, splat_four(coefficients, desc.padded_channels, c), stream)
         at = moved(at, 1)
 

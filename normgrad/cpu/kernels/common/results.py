@@ -3,6 +3,16 @@
 from normgrad.cpu.compile.jit import inline
 from normgrad.cpu.intrinsics.memory import item_size
 from normgrad.cpu.intrinsics.pairs import store_pair, store_pair_first, stream_pair, stream_vector
+from normgrad.cpu.limits import ALIGNED_ROW
+
+
+@inline
+def is_streamed(is_large, address, row_bytes):
+    """Return whether a row of a result is stored past the caches: in a large result, where it begins at a cache line.
+
+    Short rows only where all of them do: one in the middle of a line shares it with the row before.
+    """
+    return is_large != 0 and address % 64 == 0 and (row_bytes % 64 == 0 or row_bytes >= ALIGNED_ROW)
 
 
 @inline
