@@ -92,7 +92,7 @@ class LayerNormBackward:
     block_rows: int = 0
     splits_columns: int = 0  # few long rows: threads share the columns, not the rows
     staged_pitch: int = 0  # bytes between the rows of contiguous copies that rows go through; 0: they do not
-    stream: int = 0  # non-temporal stores, if grad_input is aligned
+    is_large: int = 0  # grad_input does not stay in the caches
     wants_input: int = 0
     wants_weight: int = 0
     wants_bias: int = 0
@@ -131,7 +131,7 @@ class LayerNormForward:
     blocks: int = 0
     block_rows: int = 0
     staged_pitch: int = 0
-    stream: int = 0
+    is_large: int = 0  # the output does not stay in the caches
     row_axes: RowAxes = field(default_factory=RowAxes)
     input: RowTensor = field(default_factory=RowTensor)
     output: RowTensor = field(default_factory=RowTensor)
@@ -193,7 +193,7 @@ class Channel:
     in_phases: int = 0  # GroupNorm: all sums before all results, where units are too large or too few
     is_contiguous: int = 0  # columns: the elements of a chunk are contiguous and share their statistics
     statistic_channels: int = 0  # channels that share statistics
-    stream: int = 0
+    is_large: int = 0  # the result does not stay in the caches
     eps: float = 0.0
     counts: int = 0  # elements of counter
     grad_out: ChannelTensor = field(default_factory=ChannelTensor)

@@ -19,10 +19,11 @@ LENT_FROM = 1 << 16
 
 #: Bytes of a result from which on non-temporal stores are faster, by how many tensors of its size are read. Below, the
 #: result stays in the caches for whoever reads it next. Measured.
-STREAM_FROM = {1: 16 * MB, 2: 7 * MB}
-#: Bytes of a row of LayerNorm's output from which on stores begin at its first cache line. Measured where rows do not
-#: begin at one: 1.1 times as fast at 3 KB, 1.2 to 2.6 times from 8 KB on with non-temporal stores; up to twice as slow
-#: below 2 KB, where the last cache line of every row is written in two parts.
+LARGE_FROM = {1: 16 * MB, 2: 7 * MB}
+#: Bytes of a row of LayerNorm's output from which on stores begin at its first cache line, and from which on rows of a
+#: large result that begin at one are streamed though others do not. Measured where rows do not begin at one: 1.1 times
+#: as fast at 3 KB, 1.2 to 2.6 times from 8 KB on with non-temporal stores; up to twice as slow below 2 KB, where the
+#: last cache line of every row is written in two parts.
 ALIGNED_ROW = 3 * KB
 #: Bytes that a group of rows may have in the L1 cache (half of 32 KB), and in the L2 cache (half of 1 MB).
 L1_ROWS, L2_ROWS = 16 * KB, 512 * KB

@@ -103,6 +103,26 @@ def _store_halves(builder, pointer, values, align):
     ]
 
 
+def _masked_store(builder, pointer, values, count, align):
+    """Store the first `count` lanes."""
+    name, lanes = f"llvm.masked.store.{type_suffix(values.type)}.p0", values.type.count
+    arguments = [values, pointer, ir.Constant(I32_TYPE, align), _lanes_below(builder, count, lanes)]
+    call_intrinsic(builder, name, ir.VoidType(), arguments)
+
+
+def _store_first_floats(builder, pointer, values, count):
+    """Store the first `count` of 32 float32, in two halves. Where the second half has none of them, it is "stored" to
+    the address of the first: a masked store fetches the cache line at its address even if it writes no lane, and that
+    would be the next row's.
+    """
+    low = builder.bitcast(pointer, vector_of(FLOAT_TYPE).as_pointer())
+    rest = builder.sub(count, ir.Constant(count.type, LANES))
+    is_needed = builder.icmp_signed(">", rest, ir.Constant(count.type, 0))
+    high = builder.select(is_needed, builder.gep(low, [ir.Constant(I32_TYPE, 1)]), low)
+    for half, value, lanes in ((low, values[0], count), (high, values[1], rest)):
+        _masked_store(builder, half, value, lanes, 4)
+
+
 def _masked_load(builder, pointer, element, count):
     """The first `count` of 32 elements, zeros after."""
     vector_type = vector_of(element, PAIR)
@@ -226,13 +246,10 @@ def store_pair_first(typingctx, dtype, address, index, low, high, count):
     def codegen(context, builder, sig, args):
         element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = _join(builder, dtype.tag, args[3], args[4])
-        call_intrinsic(
-            builder,
-            f"llvm.masked.store.{type_suffix(raw.type)}.p0",
-            ir.VoidType(),
-            [raw, pointer, ir.Constant(I32_TYPE, size_of(element)), _lanes_below(builder, args[5], PAIR)],
-        )
+        if dtype.tag == F32:
+            _store_first_floats(builder, pointer, args[3:5], args[5])
+        else:
+            _masked_store(builder, pointer, _join(builder, dtype.tag, args[3], args[4]), args[5], size_of(element))
         return context.get_dummy_value()
 
     return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
@@ -256,6 +273,19 @@ def stream_pair(typingctx, dtype, address, index, low, high):
         return context.get_dummy_value()
 
     return types.void(dtype, address, index, f32x16, f32x16), codegen
+
+
+@intrinsic
+def stream_vector(typingctx, address, index, value):
+    """Store 16 float32 by a non-temporal store; the address must be a multiple of 64."""
+
+    def codegen(context, builder, sig, args):
+        address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[:2], sig.args[:2]))
+        stored = builder.store(args[2], pointer_to(builder, address_, index_, FLOAT_TYPE, args[2].type), align=64)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(address, index, f32x16), codegen
 
 
 def _lane_order(tag, inverse=False):

@@ -10,7 +10,7 @@ from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel, Channel
 from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, ROW_CHUNK, SAME_SETS, TAKEN_ELEMENTS
 from normgrad.cpu.prepare.axes import strides_along
 from normgrad.cpu.prepare.launch import Step
-from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
+from normgrad.cpu.prepare.staging import Operands, is_large
 from normgrad.cpu.tags import Tag
 from normgrad.cpu.threads import pool
 
@@ -82,7 +82,7 @@ class ChannelLayout:
             setattr(desc, own, ChannelTensor(self.operands.pointer(name), n, c, position))
         if "result" in self.tensors.values():
             nbytes = samples * channels * positions * self.operands.staged("input").dtype.itemsize
-            desc.stream = uses_streaming_stores(nbytes, len(self.tensors) - 1)
+            desc.is_large = is_large(nbytes, len(self.tensors) - 1)
 
     def add_vectors(self, *names: str, **renamed: str) -> None:
         """Describe small tensors, those that are there; ``field=name`` where the descriptor has another name."""

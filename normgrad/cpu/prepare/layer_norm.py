@@ -27,7 +27,7 @@ from normgrad.cpu.limits import (
 )
 from normgrad.cpu.prepare.axes import is_contiguous, single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
-from normgrad.cpu.prepare.staging import Operands, uses_streaming_stores
+from normgrad.cpu.prepare.staging import Operands, is_large
 from normgrad.cpu.tags import TAGS
 from normgrad.cpu.threads import pool
 
@@ -50,7 +50,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     cached_rows = GROUP if splits_columns else _cached_rows(columns, layout.itemsize)
 
     desc = LayerNormBackward(rows, columns, blocks, block_rows, splits_columns, pitch)
-    desc.stream = not pitch and layout.has_aligned_rows("grad_input")
+    desc.is_large = not pitch and layout.is_large("grad_input")
     desc.wants_input, desc.wants_weight, desc.wants_bias = (
         name in operands for name in ("grad_input", "grad_weight", "grad_bias")
     )
@@ -87,7 +87,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
         block_rows = -(-block_rows // STAGED_ROWS) * STAGED_ROWS
 
     desc = LayerNormForward(rows, columns, _padded(columns), -(-rows // block_rows), block_rows, pitch)
-    desc.stream = not pitch and layout.is_large("output")
+    desc.is_large = not pitch and layout.is_large("output")
     desc.row_axes, desc.input, desc.output = layout.axes, layout.tensor("input"), layout.tensor("output")
     operands.separate("mean")
     operands.separate("rstd")
@@ -176,15 +176,11 @@ class _RowLayout:
         return any(stride != 1 for stride in self._column_strides.values())
 
     def is_large(self, name: str) -> bool:
-        """Return whether a result is large enough for non-temporal stores."""
+        """Return whether a result does not stay in the caches."""
         if name not in self._strides:
             return False
         nbytes, read = self._operands.view(name).numel * self.itemsize, len(self._strides) - 1
-        return uses_streaming_stores(nbytes, read)
-
-    def has_aligned_rows(self, name: str) -> bool:
-        """Return whether a result is large, and its rows begin at cache lines if the first one does."""
-        return self.is_large(name) and all(stride * self.itemsize % 64 == 0 for stride in self._strides[name])
+        return is_large(nbytes, read)
 
     def tensor(self, name: str) -> RowTensor:
         """Return the description of a tensor: the column stride in elements, the others in bytes."""

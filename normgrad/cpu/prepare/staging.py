@@ -14,7 +14,7 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import View, contiguous_strides, merge_axes
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, CopyTensor, Fill, Pointer, Vector
-from normgrad.cpu.limits import COPIED_ELEMENTS, STREAM_FROM
+from normgrad.cpu.limits import COPIED_ELEMENTS, LARGE_FROM
 from normgrad.cpu.prepare.axes import single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel, Workspace
 from normgrad.cpu.tags import CODES
@@ -27,9 +27,9 @@ _FILL = Kernel("normgrad.cpu.kernels.copy", "fill")
 _COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32
 
 
-def uses_streaming_stores(nbytes: int, read: int) -> bool:
+def is_large(nbytes: int, read: int) -> bool:
     """Return whether a result of so many bytes is too large for the caches beside ``read`` inputs of its size."""
-    return nbytes > STREAM_FROM[read]
+    return nbytes > LARGE_FROM[read]
 
 
 class Operands:

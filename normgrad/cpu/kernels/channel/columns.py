@@ -8,11 +8,12 @@ import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store_f64
-from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, store_pair, store_pair_first, stream_pair
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
 from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
 from normgrad.cpu.kernels.common.reduce import about_mean, moments
+from normgrad.cpu.kernels.common.results import store_result
 from normgrad.cpu.limits import (
     CHANNEL_BLOCK,
     COLUMN_RUN,
@@ -42,16 +43,6 @@ def prefetch_channels(dtype, address):
     prefetch_l2(address)
     if item_size(dtype) == 4:
         prefetch_l2(address + 64)
-
-
-@inline
-def _store(dtype, address, low, high, count, stream):
-    if count != 32:
-        store_pair_first(dtype, address, 0, low, high, count)
-    elif stream:
-        stream_pair(dtype, address, 0, low, high)
-    else:
-        store_pair(dtype, address, 0, low, high)
 
 
 @inline
@@ -259,13 +250,27 @@ def contiguous_moments(dtype, desc, n, chunk):
 
 
 @inline
-def _gradient_columns(dtype, at, positions, k, count, stream):
+def _streams(desc, at):
+    """Return whether results are stored past the caches."""
+    return desc.is_large != 0 and (at.result | at.result_step) % 64 == 0
+
+
+@inline
+def _prefetch_result(dtype, desc, at, stream):
+    """Prefetch the cache lines of a large result that are stored through the caches."""
+    if desc.is_large != 0 and not stream:
+        prefetch_channels(dtype, at.result + COLUMN_RUN * at.result_step)
+
+
+@inline
+def _gradient_columns(dtype, desc, at, positions, k, count, stream):
     """Compute grad_input of 32 channels at some positions; k has the coefficients of either half of the channels."""
     for _ in range(positions):
         prefetch_channels(dtype, at.grad_out + COLUMN_RUN * at.grad_out_step)
         prefetch_channels(dtype, at.input + COLUMN_RUN * at.input_step)
+        _prefetch_result(dtype, desc, at, stream)
         g, v = load_channels(dtype, at.grad_out, count), load_channels(dtype, at.input, count)
-        _store(dtype, at.result, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
+        store_result(dtype, at.result, 0, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
         at = moved(at, 1)
 
 
@@ -277,23 +282,24 @@ def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
     run = OUTPUT_RUN if size * desc.input.position_stride % CONFLICTING_STRIDE == 0 else COLUMN_RUN
     for start in range(position + first, position + last, run):
         at, positions = _cursor(desc, size, n, start), min(run, position + last - start)
-        stream = desc.stream != 0 and (at.result | at.result_step) % 64 == 0
+        stream = _streams(desc, at)
         for c in range(0, whole, 32):
             k = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)
-            _gradient_columns(dtype, _beside(at, size, c), positions, k, 32, stream)
+            _gradient_columns(dtype, desc, _beside(at, size, c), positions, k, 32, stream)
         if left > 0:
             k = load_six(coefficients, pitch, whole), load_six(coefficients, pitch, whole + 16)
-            _gradient_columns(dtype, _beside(at, size, whole), positions, k, left, False)
+            _gradient_columns(dtype, desc, _beside(at, size, whole), positions, k, left, stream)
 
 
 @inline
-def _output_columns(dtype, at, positions, k, count, stream):
+def _output_columns(dtype, desc, at, positions, k, count, stream):
     """Compute the output of 32 channels at some positions; k has the coefficients of either half of the channels."""
     for _ in range(positions):
         if item_size(dtype) == 2:
             prefetch_channels(dtype, at.input + PREFETCH_POSITIONS * at.input_step)
+        _prefetch_result(dtype, desc, at, stream)
         v = load_channels(dtype, at.input, count)
-        _store(dtype, at.result, output(v[0], k[0]), output(v[1], k[1]), count, stream)
+        store_result(dtype, at.result, 0, output(v[0], k[0]), output(v[1], k[1]), count, stream)
         at = moved(at, 1)
 
 
@@ -302,7 +308,7 @@ def output_columns(dtype, desc, n, chunk, first, last, coefficients):
     """Compute the output at positions [first, last) of a chunk."""
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)
-    stream = desc.stream != 0 and (at.result | at.result_step) % 64 == 0
+    stream = _streams(desc, at)
     elements = desc.samples * desc.positions * channels
     one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS and elements > POSITIONWISE_FROM
     while first < last:
@@ -310,10 +316,10 @@ def output_columns(dtype, desc, n, chunk, first, last, coefficients):
         for c in range(0, whole, 32):
             k = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)
             if one_by_one:  # a constant, which makes coefficients operands in memory
-                _output_columns(dtype, _beside(at, size, c), 1, k, 32, stream)
+                _output_columns(dtype, desc, _beside(at, size, c), 1, k, 32, stream)
             else:
-                _output_columns(dtype, _beside(at, size, c), positions, k, 32, stream)
+                _output_columns(dtype, desc, _beside(at, size, c), positions, k, 32, stream)
         if left > 0:
             k = load_four(coefficients, pitch, whole), load_four(coefficients, pitch, whole + 16)
-            _output_columns(dtype, _beside(at, size, whole), positions, k, left, False)
+            _output_columns(dtype, desc, _beside(at, size, whole), positions, k, left, stream)
         at, first = moved(at, positions), first + positions

@@ -8,29 +8,16 @@ import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, load, store_f64
-from normgrad.cpu.intrinsics.pairs import (
-    load_pair,
-    load_pair_first,
-    store_pair,
-    store_pair_first,
-    stream_pair,
-)
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
 from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, output, splat_four, splat_six
 from normgrad.cpu.kernels.common.reduce import merged, moments
+from normgrad.cpu.kernels.common.results import is_streamed, store_result
 from normgrad.cpu.limits import FLOAT64_TERMS, SHORT_ROW
 from normgrad.cpu.tags import F32
 
 _TOGETHER = 4  # rows whose lanes are added up together
-
-
-@inline
-def _store_whole(dtype, result, i, a, b, stream):
-    if stream:
-        stream_pair(dtype, result, i, a, b)
-    else:
-        store_pair(dtype, result, i, a, b)
 
 
 @inline
@@ -52,10 +39,10 @@ def _gradient_row(dtype, at, count, k, stream):
     whole, left = count & ~31, count & 31
     for i in range(0, whole, 32):
         g, v = load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i)
-        _store_whole(dtype, at.result, i, gradient(g[0], v[0], k), gradient(g[1], v[1], k), stream)
+        store_result(dtype, at.result, i, gradient(g[0], v[0], k), gradient(g[1], v[1], k), 32, stream)
     if left > 0:
         g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
-        store_pair_first(dtype, at.result, whole, gradient(g[0], v[0], k), gradient(g[1], v[1], k), left)
+        store_result(dtype, at.result, whole, gradient(g[0], v[0], k), gradient(g[1], v[1], k), left, stream)
 
 
 @inline
@@ -63,10 +50,10 @@ def _output_row(dtype, at, count, k, stream):
     whole, left = count & ~31, count & 31
     for i in range(0, whole, 32):
         v = load_pair(dtype, at.input, i)
-        _store_whole(dtype, at.result, i, output(v[0], k), output(v[1], k), stream)
+        store_result(dtype, at.result, i, output(v[0], k), output(v[1], k), 32, stream)
     if left > 0:
         v = load_pair_first(dtype, at.input, whole, left)
-        store_pair_first(dtype, at.result, whole, output(v[0], k), output(v[1], k), left)
+        store_result(dtype, at.result, whole, output(v[0], k), output(v[1], k), left, stream)
 
 
 @device
@@ -74,7 +61,7 @@ def gradient_rows(dtype, desc, chunk, coefficients):
     """Compute grad_input of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
-        stream = desc.stream != 0 and at.result % 64 == 0
+        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
         _gradient_row(dtype, at, count, splat_six(coefficients, desc.padded_channels, c), stream)
         at = moved(at, 1)
 
@@ -84,7 +71,7 @@ def output_rows(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
-        stream = desc.stream != 0 and at.result % 64 == 0
+        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
         _output_row(dtype, at, count, splat_four(coefficients, desc.padded_channels, c), stream)
         at = moved(at, 1)
 

@@ -43,7 +43,16 @@ from normgrad.cpu.kernels.common.reduce import sum_partials
 from normgrad.cpu.kernels.common.work import finish_phase, take, take_next
 from normgrad.cpu.kernels.copy import load_by_code
 from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
-from normgrad.cpu.kernels.layer_norm.backward_tile import NO_STORE, STORE, STREAM, GroupRows, add_sums, tile_gradients
+from normgrad.cpu.kernels.layer_norm.backward_tile import (
+    FETCH,
+    NO_STORE,
+    STORE,
+    STREAM,
+    Ahead,
+    GroupRows,
+    add_sums,
+    tile_gradients,
+)
 from normgrad.cpu.kernels.layer_norm.rows import Rows, copy_rows, row_address, rows_from, uniform_rows
 from normgrad.cpu.limits import (
     COLUMN_CHUNK,
@@ -103,6 +112,7 @@ def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
         s1, s2 = s1 + widen(a0), s2 + widen(b0)
         j += 32
     if j < last:
+        prefetch_pair(dtype, ahead, j)
         # rstd is 0 in the lanes beyond the last column: (0 - mean)*rstd may overflow where no column's x_hat does.
         d, v = load_pair_first(dtype, grad_out, j, last - j), load_pair_first(dtype, x, j, last - j)
         a0, b0 = _pair_terms(d, v, weight, j, vm, split_pair(dtype, last - j, rstd, np.float32(0)))
@@ -201,20 +211,32 @@ def prepare_rows(dtype, desc, row, rows, count, scratch, r):
     vstore(F32, scratch + MEANS_GX, r, narrow(vload_f64(scratch + SUMS_GX, r) * per_column))
 
 
+@inline
+def store_of(desc):
+    """Return what becomes of grad_input. It is streamed if it is large and every row begins at a cache line."""
+    if desc.wants_input == 0:
+        return NO_STORE
+    if desc.is_large == 0:
+        return STORE
+    strides = desc.grad_input.strides
+    return FETCH if (desc.grad_input.address | strides.inner | strides.middle | strides.outer) % 64 else STREAM
+
+
 @device
 def rows_gradients(dtype, desc, these, first, last):
     """Compute columns [first, last) of rows of a group that are prepared."""
-    rows, count, store = these.rows, these.count, NO_STORE
-    if desc.wants_input != 0:
-        store = STREAM if desc.stream != 0 and desc.grad_input.address % 64 == 0 else STORE
+    rows, count, store = these.rows, these.count, store_of(desc)
     short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
     for i in range(0, count, TILE):
         tile = GroupRows(rows_from(rows, i), min(TILE, count - i), these.r + i, these.scratch, these.sums)
-        ahead = count * rows.grad_out_pitch, 0  # the next rows; of the input, the sums have prefetched them
+        # The next rows; of the input, the sums have prefetched them.
+        next_rows, next_bytes, next_input = count, 0, 0
         if desc.splits_columns != 0:
-            next_tile = TILE if i + TILE < count else -i
-            strip = 0 if i + TILE < count else STRIP * item_size(dtype)
-            ahead = next_tile * rows.grad_out_pitch + strip, next_tile * rows.input_pitch + strip
+            next_rows = TILE if i + TILE < count else -i
+            next_bytes = 0 if i + TILE < count else STRIP * item_size(dtype)
+            next_input = next_rows * rows.input_pitch + next_bytes
+        next_result = next_rows * rows.grad_input_pitch + next_bytes
+        ahead = Ahead(next_rows * rows.grad_out_pitch + next_bytes, next_input, next_result)
         if short and tile.count == TILE:
             short_tile_gradients(desc.weight_lanes, tile, count, store)
         else:

@@ -10,24 +10,21 @@ import numpy as np
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.descriptors import MEANS, MEANS_G, MEANS_GX, RSTDS
 from normgrad.cpu.intrinsics.memory import load
-from normgrad.cpu.intrinsics.pairs import (
-    load_pair,
-    load_pair_first,
-    prefetch_pair,
-    store_pair,
-    store_pair_first,
-    stream_pair,
-)
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
+from normgrad.cpu.kernels.common.results import store_result
 from normgrad.cpu.limits import TILE
 from normgrad.cpu.tags import F32
 
-#: What becomes of grad_input: it is not wanted, is stored, or is stored past the caches.
-NO_STORE, STORE, STREAM = range(3)
+#: What becomes of grad_input: it is not wanted; it is stored; its cache lines are prefetched, since it is large, and it
+#: is stored; or it is stored past the caches.
+NO_STORE, STORE, FETCH, STREAM = range(4)
 
 #: Some rows of a group: where they are, how many, and the first one's number r in the group; the group's scratch memory
 #: with its statistics, and the float32 sums of its weight gradients.
 GroupRows = namedtuple("GroupRows", "rows count r scratch sums")
+#: How many bytes ahead a tile prefetches: 0 for an input that is in a cache; grad_input for FETCH alone.
+Ahead = namedtuple("Ahead", "grad_out input grad_input")
 
 
 @inline
@@ -75,21 +72,21 @@ def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
         s = (zero, zero, zero, zero)
         for r in range(count):
             d, v = load_pair(dtype, grad_out + r * go_pitch, j), load_pair(dtype, x + r * x_pitch, j)
-            prefetch_pair(dtype, grad_out + ahead[0] + r * go_pitch, j)
-            if ahead[1]:
-                prefetch_pair(dtype, x + ahead[1] + r * x_pitch, j)
+            prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
+            if ahead.input:
+                prefetch_pair(dtype, x + ahead.input + r * x_pitch, j)
+            if store == FETCH:
+                prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
             o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
-            if store == STREAM:
-                stream_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
-            elif store == STORE:
-                store_pair(dtype, grad_input + r * gi_pitch, j, o0, o1)
+            if store != NO_STORE:
+                store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, 32, store == STREAM)
         keep_sums(tile.sums, j - first, s, tile.r == 0)
         j += 32
     return j
 
 
 @inline
-def _last_pair(dtype, tile, first, j, last, weight, store):
+def _last_pair(dtype, tile, first, j, last, weight, ahead, store):
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
     zero = splat_f32(np.float32(0))
     w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
@@ -97,9 +94,12 @@ def _last_pair(dtype, tile, first, j, last, weight, store):
     for r in range(tile.count):
         d = load_pair_first(dtype, grad_out + r * go_pitch, j, last - j)
         v = load_pair_first(dtype, x + r * x_pitch, j, last - j)
+        prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
+        if store == FETCH:
+            prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
         o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
         if store != NO_STORE:
-            store_pair_first(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j)
+            store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j, store == STREAM)
     keep_sums(tile.sums, j - first, s, tile.r == 0)
 
 
@@ -107,17 +107,18 @@ def _last_pair(dtype, tile, first, j, last, weight, store):
 def tile_gradients(dtype, tile, first, last, weight, ahead, store):
     """Compute columns [first, last) of up to TILE rows.
 
-    Add their terms of the weight gradients, in float32, to the group's sums. Prefetch grad_out and the input so many
-    bytes ahead.
+    Add their terms of the weight gradients, in float32, to the group's sums.
     """
     if tile.count == TILE and store == STREAM:
         j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STREAM)
+    elif tile.count == TILE and store == FETCH:
+        j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, FETCH)
     elif tile.count == TILE and store == STORE:
         j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STORE)
     else:
         j = _whole_pairs(dtype, tile, tile.count, first, last, weight, ahead, store)
     if j < last:
-        _last_pair(dtype, tile, first, j, last, weight, store)
+        _last_pair(dtype, tile, first, j, last, weight, ahead, store)
 
 
 @inline

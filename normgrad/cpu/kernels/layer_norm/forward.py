@@ -13,13 +13,12 @@ from normgrad.cpu.intrinsics.pairs import (
     is_bfloat16,
     load_pair,
     load_pair_first,
-    store_pair,
     store_pair_first,
-    stream_pair,
 )
 from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, vload, vload_f64, vstore_f64
 from normgrad.cpu.kernels.common.lanes import to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
+from normgrad.cpu.kernels.common.results import is_streamed, store_result
 from normgrad.cpu.kernels.common.work import finish_phase, take_next
 from normgrad.cpu.kernels.copy import store_by_code
 from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
@@ -56,16 +55,13 @@ def normalise_row(dtype, desc, x, y, mean, rstd):
     if head > 0:
         a, b = _pair(dtype, desc, load_pair_first(dtype, x, 0, head), 0, k)
         store_pair_first(dtype, y, 0, a, b, head)
-    stream = desc.stream != 0 and (y + head * size) % 64 == 0
+    stream = is_streamed(desc.is_large, y + head * size, n * size)
     for j in range(head, last, 32):
         a, b = _pair(dtype, desc, load_pair(dtype, x, j), j, k)
-        if stream:
-            stream_pair(dtype, y, j, a, b)
-        else:
-            store_pair(dtype, y, j, a, b)
+        store_result(dtype, y, j, a, b, 32, stream)
     if last < n:
         a, b = _pair(dtype, desc, load_pair_first(dtype, x, last, n - last), last, k)
-        store_pair_first(dtype, y, last, a, b, n - last)
+        store_result(dtype, y, last, a, b, n - last, stream)
 
 
 @device

@@ -1,0 +1,33 @@
+"""Stores of results: 32 elements at a time, the end of a row, and past the caches."""
+
+from normgrad.cpu.compile.jit import inline
+from normgrad.cpu.intrinsics.memory import item_size
+from normgrad.cpu.intrinsics.pairs import store_pair, store_pair_first, stream_pair, stream_vector
+from normgrad.cpu.limits import ALIGNED_ROW
+
+
+@inline
+def is_streamed(is_large, address, row_bytes):
+    """Return whether a row of a result is stored past the caches: in a large result, where it begins at a cache line.
+
+    Short rows only where all of them do: one in the middle of a line shares it with the row before.
+    """
+    return is_large != 0 and address % 64 == 0 and (row_bytes % 64 == 0 or row_bytes >= ALIGNED_ROW)
+
+
+@inline
+def store_result(dtype, address, index, low, high, count, stream):
+    """Store the first `count` of 32 elements; with `stream` past the caches, where they fill cache lines.
+
+    A row's last cache line is streamed as the others are: a store to it through the caches, between such stores, would
+    make the processor write the lines beside it to memory in parts.
+    """
+    if count == 32:
+        if stream:
+            stream_pair(dtype, address, index, low, high)
+        else:
+            store_pair(dtype, address, index, low, high)
+    elif stream and count == 16 and item_size(dtype) == 4:
+        stream_vector(address, index, low)
+    else:
+        store_pair_first(dtype, address, index, low, high, count)
