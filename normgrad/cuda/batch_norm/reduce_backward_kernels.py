@@ -72,11 +72,9 @@ def batch_norm_reduce_backward(
     in the order of the CTAs. Otherwise ``partial`` takes them, and the combine kernel adds them up.
     """
     pdl_launch_dependents()
-    CHANNELS: tl.constexpr = REDUCE.channels
-    CLUSTER: tl.constexpr = REDUCE.cluster
     COLUMNS: tl.constexpr = TILE.columns
-    if CLUSTER > 1:
-        exchange = init_gather(CHANNELS, CLUSTER)
+    if REDUCE.cluster > 1:
+        exchange = init_gather(REDUCE.channels, REDUCE.cluster)
     block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
     work = (position_blocks, block, columns, positions)
     ACC_DTYPE: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
@@ -92,10 +90,12 @@ def batch_norm_reduce_backward(
         dy = gather_by_channel(dy, first_column, length, REDUCE)
         dy, dy_xmu = sum_pair(dy, gather_by_channel(dy_xmu, first_column, length, REDUCE), 1)
     outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
-    if CLUSTER > 1:
-        send_to_first_cta(dy, dy_xmu, exchange, part, CHANNELS, CLUSTER)
+    if REDUCE.cluster > 1:
+        send_to_first_cta(dy, dy_xmu, exchange, part, REDUCE.channels, REDUCE.cluster)
         if part == 0:
-            total_dy, total_dy_xmu = sum_received(wait_for_ctas(exchange, 0, CHANNELS, CLUSTER), CLUSTER)
+            total_dy, total_dy_xmu = sum_received(
+                wait_for_ctas(exchange, 0, REDUCE.channels, REDUCE.cluster), REDUCE.cluster
+            )
             C = columns // channel_length
             _store_results(total_dy, total_dy_xmu, channel_invstd, channels, C, outputs, output_strides)
     elif partial is None:

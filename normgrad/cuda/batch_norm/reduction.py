@@ -158,30 +158,27 @@ def reduce_rows(
     Without a grad_out, Σ(x − shift) and Σ(x − shift)². The shift depends on loads, and on other threads: it is computed
     in the first iteration, when the tiles of the next ones are already being loaded.
     """
-    ROWS: tl.constexpr = TILE.rows
     COLUMNS: tl.constexpr = TILE.columns
     SUM_ROWS: tl.constexpr = TILE.rows >> REDUCE.halvings[0]
     SUM_POSITIONS: tl.constexpr = TILE.positions >> (REDUCE.halvings[1] + REDUCE.halvings[2])
-    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
-    STAGES: tl.constexpr = REDUCE.stages
     SQUARES: tl.constexpr = data[0] is None
     first = tl.zeros((SUM_ROWS, SUM_POSITIONS, COLUMNS), tl.float64)
     second = tl.zeros((SUM_ROWS, SUM_POSITIONS, COLUMNS), tl.float64)
     shift = tl.zeros((1, 1, COLUMNS), ACC_DTYPE)
-    if STAGES == 0:
-        tile = _load_tile(begin, end, data, MASK_POSITIONS, TILE)
+    if REDUCE.stages == 0:
+        tile = _load_tile(begin, end, data, TILE.mask_positions, TILE)
         shift = shift_of(candidates).to(ACC_DTYPE)[None, None, :]
-        first, second = _accumulate((first, second), tile, shift, SQUARES, MASK_POSITIONS, REDUCE)
+        first, second = _accumulate((first, second), tile, shift, SQUARES, TILE.mask_positions, REDUCE)
     else:
-        tiles = (end - begin) // ROWS
-        for index in tl.range(0, tiles, num_stages=STAGES):
-            tile = _load_tile(begin + index * ROWS, end, data, MASK_POSITIONS, TILE)
+        tiles = (end - begin) // TILE.rows
+        for index in tl.range(0, tiles, num_stages=REDUCE.stages):
+            tile = _load_tile(begin + index * TILE.rows, end, data, TILE.mask_positions, TILE)
             if index == 0:
                 shift = shift_of(candidates).to(ACC_DTYPE)[None, None, :]
-            first, second = _accumulate((first, second), tile, shift, SQUARES, MASK_POSITIONS, REDUCE)
-        if ROWS > 1:  # noqa: SIM102 - Triton evaluates both sides of an "and"
-            if begin + tiles * ROWS < end:  # a last tile with fewer rows
-                tile = _load_tile(begin + tiles * ROWS, end, data, True, TILE)
+            first, second = _accumulate((first, second), tile, shift, SQUARES, TILE.mask_positions, REDUCE)
+        if TILE.rows > 1:  # noqa: SIM102 - Triton evaluates both sides of an "and"
+            if begin + tiles * TILE.rows < end:  # a last tile with fewer rows
+                tile = _load_tile(begin + tiles * TILE.rows, end, data, True, TILE)
                 shift = shift_of(candidates).to(ACC_DTYPE)[None, None, :]
                 first, second = _accumulate((first, second), tile, shift, SQUARES, True, REDUCE)
     first, second = sum_pair(first, second, 1)
@@ -202,9 +199,8 @@ def block_channels(block, channel_length, columns, blocks_per_channel, TILE: tl.
         length = tl.full((COLUMNS,), 1, tl.int32)
         entry, unused = 0, 0
     else:
-        CHANNELS: tl.constexpr = REDUCE.channels
         first = block * TILE.segment
-        channels = first // channel_length + tl.arange(0, CHANNELS)
+        channels = first // channel_length + tl.arange(0, REDUCE.channels)
         channel_end = (channels + 1) * channel_length - first
         begin = tl.maximum(channel_end - channel_length, 0)
         length = tl.maximum(tl.minimum(channel_end, columns_left(block, columns, 1, TILE)) - begin, 0)

@@ -115,20 +115,15 @@ def batch_norm_stats(
     combines them in the order of the CTAs. Otherwise ``moments`` takes them, and the combine kernel does so.
     """
     pdl_launch_dependents()
-    CHANNELS: tl.constexpr = REDUCE.channels
-    ELEMENTS: tl.constexpr = REDUCE.channel_elements
-    CLUSTER: tl.constexpr = REDUCE.cluster
-    COLUMNS: tl.constexpr = TILE.columns
-    POSITIONS: tl.constexpr = TILE.positions
-    if CLUSTER > 1:
-        exchange = init_gather(CHANNELS, CLUSTER)
+    if REDUCE.cluster > 1:
+        exchange = init_gather(REDUCE.channels, REDUCE.cluster)
     block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
     work = (position_blocks, block, columns, positions)
-    column = int64(block) * TILE.segment + tl.arange(0, COLUMNS)
+    column = int64(block) * TILE.segment + tl.arange(0, TILE.columns)
     candidates = (
         _load_candidate(input, begin, 0, work, column, strides, TILE),
-        _load_candidate(input, (begin + end) // 2, POSITIONS // 2, work, column, strides, TILE),
-        _load_candidate(input, end - 1, POSITIONS - 1, work, column, strides, TILE),
+        _load_candidate(input, (begin + end) // 2, TILE.positions // 2, work, column, strides, TILE),
+        _load_candidate(input, end - 1, TILE.positions - 1, work, column, strides, TILE),
     )
     # The square of an odd integer is 1 more than a multiple of 8: float32 squares of float16 mantissas round down.
     ACC_DTYPE: tl.constexpr = tl.float32 if input.dtype.element_ty == tl.bfloat16 else tl.float64
@@ -142,21 +137,21 @@ def batch_norm_stats(
     channels, first_column, length, entry, unused = block_channels(
         block, channel_length, columns, blocks_per_channel, TILE, REDUCE
     )
-    if ELEMENTS > 1:
+    if REDUCE.channel_elements > 1:
         means = gather_by_channel(part_mean, first_column, length, REDUCE)
         column_squares = gather_by_channel(squares, first_column, length, REDUCE)
         part_mean = tl.sum(means, axis=1) / length.to(tl.float64)
-        inside = tl.arange(0, ELEMENTS)[None, :] < length[:, None]
+        inside = tl.arange(0, REDUCE.channel_elements)[None, :] < length[:, None]
         deviation = tl.where(inside, means - part_mean[:, None], 0.0)
         squares = tl.sum(column_squares + column_count * deviation * deviation, axis=1)
     count = column_count * length.to(tl.float64)
     outputs = (mean, invstd, output_strides)
-    if CLUSTER > 1:
-        send_to_first_cta(part_mean, squares, exchange, part, CHANNELS, CLUSTER)
+    if REDUCE.cluster > 1:
+        send_to_first_cta(part_mean, squares, exchange, part, REDUCE.channels, REDUCE.cluster)
         if part == 0:
-            received = wait_for_ctas(exchange, 0, CHANNELS, CLUSTER)
+            received = wait_for_ctas(exchange, 0, REDUCE.channels, REDUCE.cluster)
             split = (rows_per_part, N, position_blocks, positions)
-            channel_mean, variance = _combine_cluster(received, length.to(tl.float64), split, TILE, CLUSTER)
+            channel_mean, variance = _combine_cluster(received, length.to(tl.float64), split, TILE, REDUCE.cluster)
             _store_statistics(channel_mean, variance, channels, columns // channel_length, outputs, eps_bits)
     elif moments is None:
         _store_statistics(part_mean, squares / count, channels, columns // channel_length, outputs, eps_bits)

@@ -64,17 +64,15 @@ def row_moments(
     ``in_row``: which columns there are; ``count``: how many. SEGMENTS of the columns are added up first; 1 where a
     thread holds few. ALONE: the CTA holds whole rows.
     """
-    ROWS: tl.constexpr = TILE.rows
-    PACKING: tl.constexpr = TILE.packing
     total = tl.sum(values.to(tl.float64), axis=1)
     mean = divide(total, count, reciprocal_count)
     rounded_mean, remainder = split_mean(mean, values.dtype)
     deviation = values - rounded_mean[:, None]
     if TILE.masked:
         deviation = tl.where(in_row, deviation, 0.0)
-    squares = row_sums_float64(deviation * deviation, SEGMENTS, PACKING)
+    squares = row_sums_float64(deviation * deviation, SEGMENTS, TILE.packing)
     if SEGMENTS > 1 and ALONE:
-        squares = block_rematerialization(squares, ROWS)
+        squares = block_rematerialization(squares, TILE.rows)
     return total, mean, squares - remainder * remainder * count
 
 

@@ -124,8 +124,7 @@ def part_slots(slots, index, inside, TILE: tl.constexpr, SLOTS_PER_PART: tl.cons
 
     ``index``: of each row or group among all; ``inside``: which of them there are.
     """
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    parts = tl.arange(0, PADDED_PARTS)
+    parts = tl.arange(0, TILE.padded_parts)
     slot = (index[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART
     return slots + slot, inside[:, None] & (parts < TILE.parts)[None, :]
 

@@ -38,11 +38,8 @@ def channel_count(group, TILE: tl.constexpr):
 @triton.jit
 def offsets_in_tile(strides, TILE: tl.constexpr):
     """Return the offsets [positions, words] of a tile's words; strides are of sample, channel and position."""
-    POSITIONS: tl.constexpr = TILE.positions
-    WORDS: tl.constexpr = TILE.words
-    OFFSET64: tl.constexpr = TILE.offset64
     _, channel_stride, position_stride = strides
-    return tile_offsets((position_stride, channel_stride), POSITIONS, WORDS, OFFSET64)
+    return tile_offsets((position_stride, channel_stride), TILE.positions, TILE.words, TILE.offset64)
 
 
 @triton.jit
@@ -72,9 +69,7 @@ def load_channels(pointer, index, inside):
 @triton.jit
 def sum_within_threads(first, second, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Sum two tiles [positions, channels] to [ROWS, channels] each; different threads hold different ROWS."""
-    POSITIONS: tl.constexpr = TILE.positions
-    CHANNELS: tl.constexpr = TILE.channels
-    SHAPE: tl.constexpr = (POSITIONS // ROWS, ROWS, CHANNELS)
+    SHAPE: tl.constexpr = (TILE.positions // ROWS, ROWS, TILE.channels)
     return sum_pair(tl.reshape(first, SHAPE), tl.reshape(second, SHAPE), 0)
 
 
@@ -90,13 +85,12 @@ def block_groups(block, group, GROUPS: tl.constexpr, TILE: tl.constexpr):
 def sum_by_group(first, second, block, GROUPS: tl.constexpr, TILE: tl.constexpr):
     """Sum two values for each channel of a block, [channels], over the channels of each of its groups, [GROUPS]."""
     D: tl.constexpr = TILE.D
-    CHANNELS: tl.constexpr = TILE.channels
-    if CHANNELS % D == 0:
+    if TILE.channels % D == 0:
         first = tl.reshape(first, (GROUPS, D))
         second = tl.reshape(second, (GROUPS, D))
     else:
-        begin = block * CHANNELS
-        member = ((begin + tl.arange(0, CHANNELS)) // D)[None, :] == (begin // D + tl.arange(0, GROUPS))[:, None]
+        begin = block * TILE.channels
+        member = ((begin + tl.arange(0, TILE.channels)) // D)[None, :] == (begin // D + tl.arange(0, GROUPS))[:, None]
         first = tl.where(member, first[None, :], 0.0)
         second = tl.where(member, second[None, :], 0.0)
     return sum_pair(first, second, 1)
@@ -105,10 +99,10 @@ def sum_by_group(first, second, block, GROUPS: tl.constexpr, TILE: tl.constexpr)
 @triton.jit
 def expand_to_channels(values, block, GROUPS: tl.constexpr, TILE: tl.constexpr):
     """Expand values of a block's groups, [GROUPS], to its channels, [channels]."""
-    D: tl.constexpr = TILE.D
-    CHANNELS: tl.constexpr = TILE.channels
-    begin = block * CHANNELS
-    return tl.gather(values, tl.minimum((begin + tl.arange(0, CHANNELS)) // D - begin // D, GROUPS - 1), 0)
+    begin = block * TILE.channels
+    return tl.gather(
+        values, tl.minimum((begin + tl.arange(0, TILE.channels)) // TILE.D - begin // TILE.D, GROUPS - 1), 0
+    )
 
 
 @triton.jit
@@ -121,11 +115,8 @@ def entry_of_block(sample, groups, part, block, group, ENTRIES: tl.constexpr):
 @triton.jit
 def entries_of_groups(begin, sample, groups, group_inside, group, COUNT: tl.constexpr, ENTRIES: tl.constexpr):
     """Return the indices [groups, COUNT] of the groups' entries from ``begin`` on, and which of them there are."""
-    D: tl.constexpr = ENTRIES.D
-    CHANNELS: tl.constexpr = ENTRIES.channels
-    PER_PART: tl.constexpr = ENTRIES.blocks_per_group
-    PER_GROUP: tl.constexpr = ENTRIES.parts * PER_PART
+    PER_GROUP: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
     entry = (begin + tl.arange(0, COUNT))[None, :]
-    blocks = (groups * D + D - 1) // CHANNELS - groups * D // CHANNELS + 1
-    inside = group_inside[:, None] & (entry < PER_GROUP) & (entry % PER_PART < blocks[:, None])
+    blocks = (groups * ENTRIES.D + ENTRIES.D - 1) // ENTRIES.channels - groups * ENTRIES.D // ENTRIES.channels + 1
+    inside = group_inside[:, None] & (entry < PER_GROUP) & (entry % ENTRIES.blocks_per_group < blocks[:, None])
     return (int64(sample) * group + groups)[:, None] * PER_GROUP + entry, inside

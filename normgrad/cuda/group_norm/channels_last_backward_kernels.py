@@ -68,37 +68,32 @@ def group_norm_backward_channels_last_reduce(
     group they go to ``sums``. No two programs write the same element, so the result is deterministic.
     """
     pdl_launch_dependents()
-    D: tl.constexpr = TILE.D
     CHANNELS: tl.constexpr = TILE.channels
-    WORDS: tl.constexpr = TILE.words
-    POSITIONS: tl.constexpr = TILE.positions
-    PACKING: tl.constexpr = TILE.packing
-    PARTS: tl.constexpr = ENTRIES.parts
-    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    PER_WORD: tl.constexpr = CHANNELS // TILE.words
     ACC_DTYPE: tl.constexpr = tl.float64 if FLOAT64 else tl.float32
     C = channel_count(group, TILE)
-    sample, part, block = cta_work(tl.program_id(0), blocks, PARTS, TILE)
+    sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     channel_inside = channels < C
-    statistic = int64(sample) * group + channels // D
+    statistic = int64(sample) * group + channels // TILE.D
     channel_mean = load_channels(mean, statistic, channel_inside)
     channel_rstd = load_channels(rstd, statistic, channel_inside)
-    begin = int64(part) * (POSITIONS * STEPS)
-    x_pointers = tile_start(input, sample, begin, block * WORDS, input_strides)
+    begin = int64(part) * (TILE.positions * STEPS)
+    x_pointers = tile_start(input, sample, begin, block * TILE.words, input_strides)
     x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
-    dy_pointers = tile_start(grad_out, sample, begin, block * WORDS, grad_out_strides)
+    dy_pointers = tile_start(grad_out, sample, begin, block * TILE.words, grad_out_strides)
     dy_pointers = dy_pointers + offsets_in_tile(grad_out_strides, TILE)
     total_g = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
     total_gx = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
     compensation_g = tl.zeros((ROWS, CHANNELS), tl.float32)
     compensation_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        left = HxW - begin - step * POSITIONS
-        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
-        x = tl.load(x_pointers + int64(step) * POSITIONS * input_strides[2], mask=mask, other=0)
-        dy = tl.load(dy_pointers + int64(step) * POSITIONS * grad_out_strides[2], mask=mask, other=0)
-        g = unpack(dy, PACKING, FLOAT64)
-        x_hat = (unpack(x, PACKING, FLOAT64) - channel_mean) * channel_rstd
+        left = HxW - begin - step * TILE.positions
+        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, TILE.words, TILE)
+        x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
+        dy = tl.load(dy_pointers + int64(step) * TILE.positions * grad_out_strides[2], mask=mask, other=0)
+        g = unpack(dy, TILE.packing, FLOAT64)
+        x_hat = (unpack(x, TILE.packing, FLOAT64) - channel_mean) * channel_rstd
         if TILE.masked:  # 0·Inf must not reach the sums
             x_hat = tl.where(element_mask(left, C - block * CHANNELS, CHANNELS, TILE), x_hat, 0.0)
         sum_g, sum_gx = sum_within_threads(g, g * x_hat, ROWS, TILE)
@@ -106,10 +101,10 @@ def group_norm_backward_channels_last_reduce(
         total_gx, compensation_gx = compensated_add(total_gx, compensation_gx, sum_gx)
     total_g = compensated_total(total_g, compensation_g)
     sum_g, sum_gx = sum_pair(total_g, compensated_total(total_gx, compensation_gx), 0)
-    target = partial + (int64(sample) * PARTS + part) * C + channels
+    target = partial + (int64(sample) * ENTRIES.parts + part) * C + channels
     if WANT_WEIGHT:
         tl.store(target, sum_gx, mask=channel_inside)
-        target += int64(N) * PARTS * C
+        target += int64(N) * ENTRIES.parts * C
     if WANT_BIAS:
         tl.store(target, sum_g, mask=channel_inside)
     if WANT_INPUT:
@@ -151,24 +146,21 @@ def group_norm_backward_channels_last_apply(
     groups, in their order and in float64, and expands the means to the channels.
     """
     pdl_launch_dependents()
-    D: tl.constexpr = TILE.D
-    CHANNELS: tl.constexpr = TILE.channels
     WORDS: tl.constexpr = TILE.words
     POSITIONS: tl.constexpr = TILE.positions
-    PACKING: tl.constexpr = TILE.packing
-    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    PER_WORD: tl.constexpr = TILE.channels // WORDS
     GROUP_ENTRIES: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
     position = int64(tile) * POSITIONS
     x_start = tile_start(input, sample, position, block * WORDS, input_strides)
     dy_start = tile_start(grad_out, sample, position, block * WORDS, grad_out_strides)
-    mask = element_mask(HxW - position, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
+    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, WORDS, TILE)
     x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
     dy = tl.load(dy_start + offsets_in_tile(grad_out_strides, TILE), mask=mask, other=0)
-    channels = block * CHANNELS + tl.arange(0, CHANNELS)
+    channels = block * TILE.channels + tl.arange(0, TILE.channels)
     channel_inside = channels < C
-    statistic = int64(sample) * group + channels // D
+    statistic = int64(sample) * group + channels // TILE.D
     channel_mean = load_channels(mean, statistic, channel_inside)
     channel_rstd = load_channels(rstd, statistic, channel_inside)
     w = None
@@ -183,11 +175,11 @@ def group_norm_backward_channels_last_apply(
         more_g, more_gx = receive_sums(sums + entries * (2 if FLOAT64 else 1), entry_mask, False, FLOAT64)
         total_g += more_g
         total_gx += more_gx
-    reciprocal_count = 1.0 / (float64(D) * float64(HxW))
+    reciprocal_count = 1.0 / (float64(TILE.D) * float64(HxW))
     sum_g, sum_gx = sum_pair(total_g, total_gx, 1)
     mean_g = expand_to_channels(sum_g * reciprocal_count, block, GROUPS, TILE)[None, :]
     mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, GROUPS, TILE)[None, :]
-    dy_values, x_values = unpack_acc_dtype(dy, PACKING), unpack_acc_dtype(x, PACKING)
+    dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
     result = input_gradient(dy_values, x_values, channel_mean, channel_rstd, w, mean_g, mean_gx)
     start = tile_start(grad_input, sample, position, block * WORDS, grad_input_strides)
-    store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, (POSITIONS, WORDS, 2), PACKING)
+    store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, (POSITIONS, WORDS, 2), TILE.packing)

@@ -46,9 +46,8 @@ def _load_first_element(start, groups, block, mask, channel_stride, TILE: tl.con
     if TILE.packing == UNPACKED:
         element = to_float32(tl.load(start + first * channel_stride, mask=mask, other=0))
     else:
-        PACKING: tl.constexpr = TILE.packing
         word = tl.load(start + first // 2 * channel_stride, mask=mask, other=0)
-        element = unpack16_low(word >> (first % 2 * 16).to(tl.int32), PACKING)
+        element = unpack16_low(word >> (first % 2 * 16).to(tl.int32), TILE.packing)
     return element
 
 
@@ -97,32 +96,28 @@ def group_norm_forward_channels_last_moments(
     to the sum and the squares about the part's own mean.
     """
     pdl_launch_dependents()
-    D: tl.constexpr = TILE.D
     CHANNELS: tl.constexpr = TILE.channels
-    WORDS: tl.constexpr = TILE.words
-    POSITIONS: tl.constexpr = TILE.positions
-    PACKING: tl.constexpr = TILE.packing
-    PER_WORD: tl.constexpr = CHANNELS // WORDS
-    PART_POSITIONS: tl.constexpr = POSITIONS * STEPS
+    PER_WORD: tl.constexpr = CHANNELS // TILE.words
+    PART_POSITIONS: tl.constexpr = TILE.positions * STEPS
     C = channel_count(group, TILE)
     sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     groups, group_inside = block_groups(block, group, GROUPS, TILE)
     begin = int64(part) * PART_POSITIONS
-    x_pointers = tile_start(input, sample, begin, block * WORDS, input_strides)
+    x_pointers = tile_start(input, sample, begin, block * TILE.words, input_strides)
     last = HxW - begin - 1
-    shift = _shift_of_groups(x_pointers, channels // D, block, channels < C, last, input_strides, TILE)
+    shift = _shift_of_groups(x_pointers, channels // TILE.D, block, channels < C, last, input_strides, TILE)
     group_shift = _shift_of_groups(x_pointers, groups, block, group_inside, last, input_strides, TILE)
     shift = shift.to(tl.float64)[None, :]
     x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
     total = tl.zeros((ROWS, CHANNELS), tl.float64)
     total_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
     for step in tl.range(0, STEPS, num_stages=STAGES):
-        left = HxW - begin - step * POSITIONS
-        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
-        x = tl.load(x_pointers + int64(step) * POSITIONS * input_strides[2], mask=mask, other=0)
+        left = HxW - begin - step * TILE.positions
+        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, TILE.words, TILE)
+        x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
         # In float64, since an output near the mean is only as accurate as the mean is.
-        shifted = unpack_float32(x, PACKING).to(tl.float64) - shift
+        shifted = unpack_float32(x, TILE.packing).to(tl.float64) - shift
         if TILE.masked:
             shifted = tl.where(element_mask(left, C - block * CHANNELS, CHANNELS, TILE), shifted, 0.0)
         sums, squares = sum_within_threads(shifted, shifted * shifted, ROWS, TILE)
@@ -143,13 +138,12 @@ def _load_moments(moments, begin, work, HxW, COUNT: tl.constexpr, PART_POSITIONS
 
     ``work`` is (sample, groups, which of these there are, groups of a sample).
     """
-    PER_PART: tl.constexpr = ENTRIES.blocks_per_group
     sample, groups, group_inside, group = work
     entries, entry_mask = entries_of_groups(begin, sample, groups, group_inside, group, COUNT, ENTRIES)
     sums, squares = receive_float64(moments + entries * 2, entry_mask, False)
     entry = (begin + tl.arange(0, COUNT))[None, :]
-    block = groups[:, None] * ENTRIES.D // ENTRIES.channels + entry % PER_PART
-    count = _entry_count(groups[:, None], entry // PER_PART, block, HxW, PART_POSITIONS, ENTRIES)
+    block = groups[:, None] * ENTRIES.D // ENTRIES.channels + entry % ENTRIES.blocks_per_group
+    count = _entry_count(groups[:, None], entry // ENTRIES.blocks_per_group, block, HxW, PART_POSITIONS, ENTRIES)
     return sums, squares, count, entry_mask
 
 
@@ -222,21 +216,18 @@ def group_norm_forward_channels_last_apply(
 
     The tile is loaded before the program waits for the statistics kernel.
     """
-    D: tl.constexpr = TILE.D
-    CHANNELS: tl.constexpr = TILE.channels
     WORDS: tl.constexpr = TILE.words
     POSITIONS: tl.constexpr = TILE.positions
-    PACKING: tl.constexpr = TILE.packing
-    PER_WORD: tl.constexpr = CHANNELS // WORDS
+    PER_WORD: tl.constexpr = TILE.channels // WORDS
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
     position = int64(tile) * POSITIONS
     x_start = tile_start(input, sample, position, block * WORDS, input_strides)
-    mask = element_mask(HxW - position, (C - block * CHANNELS) // PER_WORD, WORDS, TILE)
+    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, WORDS, TILE)
     x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
-    channels = block * CHANNELS + tl.arange(0, CHANNELS)
+    channels = block * TILE.channels + tl.arange(0, TILE.channels)
     channel_inside = channels < C
-    statistic = int64(sample) * group + channels // D
+    statistic = int64(sample) * group + channels // TILE.D
     pdl_wait()
     channel_mean = tl.load(statistics + statistic * 2, mask=channel_inside, other=0.0)[None, :]
     channel_rstd = tl.load(statistics + statistic * 2 + 1, mask=channel_inside, other=0.0)[None, :]
@@ -246,6 +237,6 @@ def group_norm_forward_channels_last_apply(
         w = load_channels(weight, channels, channel_inside)
     if bias is not None:
         b = load_channels(bias, channels, channel_inside)
-    result = normalize(unpack_acc_dtype(x, PACKING), channel_mean, channel_rstd, w, b)
+    result = normalize(unpack_acc_dtype(x, TILE.packing), channel_mean, channel_rstd, w, b)
     start = tile_start(output, sample, position, block * WORDS, output_strides)
-    store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, (POSITIONS, WORDS, 2), PACKING)
+    store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, (POSITIONS, WORDS, 2), TILE.packing)

@@ -35,20 +35,17 @@ def cta_position(HxW, TILE: tl.constexpr):
 
     The masks say which elements and which words of a tile the groups have: all, but where the sizes do not divide.
     """
-    CHANNELS: tl.constexpr = TILE.channels
-    POSITIONS: tl.constexpr = TILE.positions
-    WORDS: tl.constexpr = TILE.words
-    PER_WORD: tl.constexpr = POSITIONS // WORDS
+    PER_WORD: tl.constexpr = TILE.positions // TILE.words
     program = tl.program_id(0)
     part = program % TILE.parts
     position_part = part % TILE.position_parts
-    channels = (part // TILE.position_parts) * CHANNELS + tl.arange(0, CHANNELS)
-    position = int64(position_part) * POSITIONS
-    in_group = _mask_in_group(position, channels, HxW, POSITIONS, TILE)
+    channels = (part // TILE.position_parts) * TILE.channels + tl.arange(0, TILE.channels)
+    position = int64(position_part) * TILE.positions
+    in_group = _mask_in_group(position, channels, HxW, TILE.positions, TILE)
     word, word_in_group = position, in_group
     if PER_WORD > 1:
-        word = int64(position_part) * WORDS
-        word_in_group = _mask_in_group(word, channels, HxW // PER_WORD, WORDS, TILE)
+        word = int64(position_part) * TILE.words
+        word_in_group = _mask_in_group(word, channels, HxW // PER_WORD, TILE.words, TILE)
     return program // TILE.parts, part, position_part, word, channels, in_group, word_in_group
 
 
@@ -66,12 +63,9 @@ def _mask_in_group(first, channels, size, LENGTH: tl.constexpr, TILE: tl.constex
 @triton.jit
 def offsets_in_tile(strides, TILE: tl.constexpr):
     """Return the offsets [groups, channels, words] of a tile's words, in 64 bits only where they need them."""
-    GROUPS: tl.constexpr = TILE.groups
-    CHANNELS: tl.constexpr = TILE.channels
-    WORDS: tl.constexpr = TILE.words
     _, channel_stride, position_stride = strides
-    words = tl.arange(0, WORDS)
-    channels = tl.arange(0, GROUPS)[:, None] * TILE.D + tl.arange(0, CHANNELS)[None, :]
+    words = tl.arange(0, TILE.words)
+    channels = tl.arange(0, TILE.groups)[:, None] * TILE.D + tl.arange(0, TILE.channels)[None, :]
     if TILE.offset64:
         words = words.to(tl.int64)
         channels = channels.to(tl.int64)
@@ -88,9 +82,8 @@ def tile_start(pointer, sample, channel, word, strides):
 @triton.jit
 def item_groups(item, work, TILE: tl.constexpr):
     """Return the sample and the groups of a work item, and which of the groups there are."""
-    GROUPS: tl.constexpr = TILE.groups
     items, group, group_blocks = work
-    groups = (item % group_blocks) * GROUPS + tl.arange(0, GROUPS)
+    groups = (item % group_blocks) * TILE.groups + tl.arange(0, TILE.groups)
     return item // group_blocks, groups, (groups < group) & (item >= 0) & (item < items)
 
 

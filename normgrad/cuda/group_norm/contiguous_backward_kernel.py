@@ -101,28 +101,24 @@ def group_norm_backward_contiguous(
     reduced. Deterministic: the order of every sum follows from the tile alone; exchanged sums are added up by part.
     """
     pdl_launch_dependents()
-    D: tl.constexpr = TILE.D
     GROUPS: tl.constexpr = TILE.groups
     CHANNELS: tl.constexpr = TILE.channels
     POSITIONS: tl.constexpr = TILE.positions
     WORDS: tl.constexpr = TILE.words
-    PARTS: tl.constexpr = TILE.parts
-    POSITION_PARTS: tl.constexpr = TILE.position_parts
-    PACKING: tl.constexpr = TILE.packing
-    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
     LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
     FOLDED: tl.constexpr = (GROUPS, CHANNELS, SEGMENTS, POSITIONS // (SEGMENTS * ADJACENT), ADJACENT)
     input_strides = in_words(input_strides, TILE)
     grad_out_strides = in_words(grad_out_strides, TILE)
     grad_input_strides = in_words(grad_input_strides, TILE)
     cta_group, part, position_part, word, channels_in_group, in_group, word_in_group = cta_position(HxW, TILE)
-    channel_in_group = (part // POSITION_PARTS) * CHANNELS
+    channel_in_group = (part // TILE.position_parts) * CHANNELS
     x_offsets = offsets_in_tile(input_strides, TILE)
     dy_offsets, output_offsets = x_offsets, x_offsets
     if not SAME_STRIDES:
         dy_offsets = offsets_in_tile(grad_out_strides, TILE)
         output_offsets = offsets_in_tile(grad_input_strides, TILE)
-    reciprocal_count = 1.0 / (float64(D) * float64(HxW))
+    reciprocal_count = 1.0 / (float64(TILE.D) * float64(HxW))
     items = N * group_blocks
     if TILE.offset64:
         items = int64(N) * group_blocks
@@ -169,18 +165,18 @@ def group_norm_backward_contiguous(
         channel = first_channel(item, work, channel_in_group, TILE)
         channels, channel_inside = _item_channels(item, work, channels_in_group, TILE)
         if PHASE != APPLY:
-            g = tl.reshape(unpack(dy, PACKING, FLOAT64), FOLDED)
-            x_hat = tl.reshape(unpack(x, PACKING, FLOAT64), FOLDED)
+            g = tl.reshape(unpack(dy, TILE.packing, FLOAT64), FOLDED)
+            x_hat = tl.reshape(unpack(x, TILE.packing, FLOAT64), FOLDED)
             x_hat = (x_hat - expand_groups(group_mean)) * expand_groups(group_rstd)
             if TILE.masked:
                 x_hat = tl.where(tl.reshape(in_group, FOLDED), x_hat, 0.0)  # 0·Inf must not reach the sums
             sum_g, sum_gx = sum_pair(g, g * x_hat, 4)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
-            target = partial + (int64(sample) * POSITION_PARTS + position_part) * (group * D) + channels
+            target = partial + (int64(sample) * TILE.position_parts + position_part) * (group * TILE.D) + channels
             if WANT_WEIGHT:
                 tl.store(target, sum_gx, mask=channel_inside)
-                target += int64(N) * POSITION_PARTS * (group * D)
+                target += int64(N) * TILE.position_parts * (group * TILE.D)
             if WANT_BIAS:
                 tl.store(target, sum_g, mask=channel_inside)
             if WANT_INPUT:
@@ -189,12 +185,12 @@ def group_norm_backward_contiguous(
                     sum_gx = sum_gx.to(tl.float64) * w
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if CLUSTER:
-                    send_to_ctas(sum_g, sum_gx, exchange, part, iteration, 1, PARTS)
+                    send_to_ctas(sum_g, sum_gx, exchange, part, iteration, 1, TILE.parts)
                 elif MAILBOX:
                     if PHASE == FUSED:
                         pdl_wait()
                     statistic = int64(sample) * group + groups
-                    publish(sum_g, sum_gx, slots + statistic * PARTS + part, group_inside)
+                    publish(sum_g, sum_gx, slots + statistic * TILE.parts + part, group_inside)
         if WANT_INPUT and PHASE != REDUCE:
             if LAG:
                 sample, groups, group_inside = item_groups(result_item, work, TILE)
@@ -206,7 +202,7 @@ def group_norm_backward_contiguous(
                 if weight is not None:
                     w, previous_w = previous_w, w
             if CLUSTER:
-                sum_g, sum_gx = sum_received(wait_for_ctas(exchange, iteration, 1, PARTS), PARTS)
+                sum_g, sum_gx = sum_received(wait_for_ctas(exchange, iteration, 1, TILE.parts), TILE.parts)
                 iteration += 1
             elif MAILBOX:
                 all_slots, slot_mask = part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 1)
@@ -218,11 +214,11 @@ def group_norm_backward_contiguous(
             channel_w = None
             if weight is not None:
                 channel_w = expand_channels(w)
-            dy_values = tl.reshape(unpack_acc_dtype(dy, PACKING), FOLDED)
-            x_values = tl.reshape(unpack_acc_dtype(x, PACKING), FOLDED)
+            dy_values = tl.reshape(unpack_acc_dtype(dy, TILE.packing), FOLDED)
+            x_values = tl.reshape(unpack_acc_dtype(x, TILE.packing), FOLDED)
             x_mean, x_rstd = expand_groups(group_mean), expand_groups(group_rstd)
             result = input_gradient(dy_values, x_values, x_mean, x_rstd, channel_w, mean_g, mean_gx)
             result = tl.reshape(result, (GROUPS, CHANNELS, POSITIONS))
             start = tile_start(grad_input, sample, channel, word, grad_input_strides)
             mask = element_mask(group_inside, word_in_group, TILE)
-            store_elements(start + output_offsets, result, mask, (GROUPS, CHANNELS, WORDS, 2), PACKING)
+            store_elements(start + output_offsets, result, mask, (GROUPS, CHANNELS, WORDS, 2), TILE.packing)

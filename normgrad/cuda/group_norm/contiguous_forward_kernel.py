@@ -150,30 +150,27 @@ def group_norm_forward_contiguous(
     are combined by Chan's formula; in a cluster through distributed shared memory, else through the mailbox and with
     the results one iteration later (LAG). Deterministic: moments are combined by part, not by arrival.
     """
-    D: tl.constexpr = TILE.D
     GROUPS: tl.constexpr = TILE.groups
     CHANNELS: tl.constexpr = TILE.channels
-    POSITIONS: tl.constexpr = TILE.positions
     WORDS: tl.constexpr = TILE.words
-    PARTS: tl.constexpr = TILE.parts
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    PACKING: tl.constexpr = TILE.packing
-    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
     LAG: tl.constexpr = 1 if MAILBOX and PHASE == FUSED else 0
     # Sums of up to 512 terms are computed in float64: one float32 rounding would be a visible share of the error bound.
-    FLOAT64: tl.constexpr = (input.dtype.element_ty == tl.float32 and PARTS == 1) and CHANNELS * POSITIONS <= 512
+    FLOAT64: tl.constexpr = (
+        input.dtype.element_ty == tl.float32 and TILE.parts == 1
+    ) and CHANNELS * TILE.positions <= 512
     input_strides = in_words(input_strides, TILE)
     output_strides = in_words(output_strides, TILE)
     cta_group, part, _, word, channels_in_group, in_group, word_in_group = cta_position(HxW, TILE)
     channel_in_group = (part // TILE.position_parts) * CHANNELS
     x_tensor = (input, offsets_in_tile(input_strides, TILE), input_strides)
     output_offsets = offsets_in_tile(output_strides, TILE)
-    count = float64(D) * float64(HxW)
+    count = float64(TILE.D) * float64(HxW)
     eps = float64_from_bits(eps_bits)
     reciprocal_count = 1.0 / count
     part_count = _part_count(int64(part), HxW, TILE)
     reciprocal_part_count = 1.0 / part_count
-    part_counts = _part_count(int64(tl.arange(0, PADDED_PARTS)), HxW, TILE)[None, :]
+    part_counts = _part_count(int64(tl.arange(0, TILE.padded_parts)), HxW, TILE)[None, :]
     reciprocal_part_counts = 1.0 / part_counts
     items = N * group_blocks
     if TILE.offset64:
@@ -196,39 +193,39 @@ def group_norm_forward_contiguous(
         if CLUSTER:
             x, next_x = next_x, x
         if PHASE != APPLY:
-            total = _group_sums(unpack(x, PACKING, FLOAT64).to(tl.float64))
+            total = _group_sums(unpack(x, TILE.packing, FLOAT64).to(tl.float64))
             if GROUPS == 1:  # or Triton would convert the tile to the layout of the sum
                 total = block_rematerialization(total, GROUPS)
             group_mean = divide(total, part_count, reciprocal_part_count)
-            values = unpack(x, PACKING, FLOAT64)
+            values = unpack(x, TILE.packing, FLOAT64)
             rounded_mean, remainder = split_mean(group_mean, values.dtype)
             deviation = values - rounded_mean[:, None, None]
             if TILE.masked:
                 deviation = tl.where(in_group, deviation, 0.0)
             squares = deviation * deviation
             if SEGMENTS > 1:  # no thread adds up a long chain
-                SEGMENTED: tl.constexpr = (GROUPS, SEGMENTS, CHANNELS * POSITIONS // SEGMENTS)
+                SEGMENTED: tl.constexpr = (GROUPS, SEGMENTS, CHANNELS * TILE.positions // SEGMENTS)
                 squares = tl.sum(tl.reshape(squares, SEGMENTED), axis=1)[:, None, :]
             else:
                 squares = squares.to(tl.float64)
             squares = _group_sums(squares).to(tl.float64) - remainder * remainder * part_count
             squares = tl.where(squares < 0.0, 0.0, squares)
             if CLUSTER:
-                send_to_ctas(total, squares, exchange, part, iteration, 1, PARTS)
+                send_to_ctas(total, squares, exchange, part, iteration, 1, TILE.parts)
             elif MAILBOX:
                 statistic = int64(sample) * group + groups
                 if PHASE == FUSED:
                     pdl_wait()
-                publish_float64(total, squares, slots + (statistic * PARTS + part) * 2, group_inside)
+                publish_float64(total, squares, slots + (statistic * TILE.parts + part) * 2, group_inside)
         if PHASE != REDUCE:
             if LAG:
                 sample, groups, group_inside = item_groups(result_item, work, TILE)
                 channel = first_channel(result_item, work, channel_in_group, TILE)
                 x, previous_x = previous_x, x
-            channels = groups[:, None] * D + channels_in_group[None, :]
-            channel_inside = group_inside[:, None] & (channels_in_group < D)[None, :]
+            channels = groups[:, None] * TILE.D + channels_in_group[None, :]
+            channel_inside = group_inside[:, None] & (channels_in_group < TILE.D)[None, :]
             if CLUSTER:
-                received = wait_for_ctas(exchange, iteration, 1, PARTS)
+                received = wait_for_ctas(exchange, iteration, 1, TILE.parts)
                 group_mean, squares = _moments_from_cluster(received, HxW, count, reciprocal_count, TILE)
                 iteration += 1
             elif MAILBOX:
@@ -246,10 +243,10 @@ def group_norm_forward_contiguous(
                 w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))[:, :, None]
             if bias is not None:
                 b = to_float32(tl.load(bias + channels, mask=channel_inside, other=0.0))[:, :, None]
-            result = normalize_groups(unpack_acc_dtype(x, PACKING), group_mean, group_rstd, w, b, LAG or CLUSTER)
+            result = normalize_groups(unpack_acc_dtype(x, TILE.packing), group_mean, group_rstd, w, b, LAG or CLUSTER)
             start = tile_start(output, sample, channel, word, output_strides)
             mask = element_mask(group_inside, word_in_group, TILE)
-            store_elements(start + output_offsets, result, mask, (GROUPS, CHANNELS, WORDS, 2), PACKING)
+            store_elements(start + output_offsets, result, mask, (GROUPS, CHANNELS, WORDS, 2), TILE.packing)
             statistic = int64(sample) * group + groups
             first_part = group_inside & (part == 0)
             store_rounded(mean + statistic * mean_stride, group_mean, first_part)

@@ -26,21 +26,18 @@ def assume_divisible(N, TILE: tl.constexpr):
 @triton.jit
 def cta_columns(N, TILE: tl.constexpr):
     """Return the CTA's group and part, its column indices, and masks [1, columns] and [1, words] of those below N."""
-    COLUMNS: tl.constexpr = TILE.columns
-    WORDS: tl.constexpr = TILE.words
     program = tl.program_id(0)
     part = program % TILE.parts
-    columns = block_indices(part, COLUMNS)
+    columns = block_indices(part, TILE.columns)
     in_row = (columns < N)[None, :]
-    word_in_row = in_row if TILE.packing == UNPACKED else (block_indices(part, WORDS) < N // 2)[None, :]
+    word_in_row = in_row if TILE.packing == UNPACKED else (block_indices(part, TILE.words) < N // 2)[None, :]
     return program // TILE.parts, part, columns, in_row, word_in_row
 
 
 @triton.jit
 def tile_rows(tile, M, TILE: tl.constexpr, LAG: tl.constexpr):
     """Return the row indices of a tile, and which are below M; with a LAG the tile may be one before the first."""
-    ROWS: tl.constexpr = TILE.rows
-    rows = block_indices(tile, ROWS)
+    rows = block_indices(tile, TILE.rows)
     inside = rows < M
     if LAG:
         inside = inside & (rows >= 0)
@@ -95,13 +92,10 @@ def row_grid_strides(strides, row_grid, TILE: tl.constexpr):
 @triton.jit
 def offsets_in_tile(row_grid, strides, TILE: tl.constexpr):
     """Return the offsets that are the same for all tiles: of rows and columns, or of columns with several row dims."""
-    ROWS: tl.constexpr = TILE.rows
-    WORDS: tl.constexpr = TILE.words
-    OFFSET64: tl.constexpr = TILE.offset64
     if len(row_grid) == 1:
-        result = tile_offsets(strides, ROWS, WORDS, OFFSET64)
+        result = tile_offsets(strides, TILE.rows, TILE.words, TILE.offset64)
     else:
-        result = tile_offsets((0, strides[len(row_grid)]), 1, WORDS, OFFSET64)
+        result = tile_offsets((0, strides[len(row_grid)]), 1, TILE.words, TILE.offset64)
     return result
 
 
@@ -134,13 +128,12 @@ def tile_pointers(tensor, tile, part, TILE: tl.constexpr):
 @triton.jit
 def load_columns(pointer, part, N, TILE: tl.constexpr):
     """Load a vector's values for the CTA's columns, [1, columns] as float32 or [1, words] as packed pairs."""
-    COLUMNS: tl.constexpr = TILE.columns
     if pointer.dtype.element_ty == tl.int32:
-        PACKED_WORDS: tl.constexpr = COLUMNS // 2
+        PACKED_WORDS: tl.constexpr = TILE.columns // 2
         words = block_indices(part, PACKED_WORDS)
         loaded = tl.load(pointer + words, mask=words < N // 2, other=0)
     else:
-        columns = block_indices(part, COLUMNS)
+        columns = block_indices(part, TILE.columns)
         loaded = to_float32(tl.load(pointer + columns, mask=columns < N, other=0.0))
     return loaded[None, :]
 
@@ -148,16 +141,14 @@ def load_columns(pointer, part, N, TILE: tl.constexpr):
 @triton.jit
 def unpack_columns(loaded, TILE: tl.constexpr):
     """Convert what ``load_columns`` returned to float32 [1, columns]."""
-    PACKING: tl.constexpr = TILE.packing
     if loaded.dtype == tl.int32:
-        loaded = unpack16(loaded, PACKING)
+        loaded = unpack16(loaded, TILE.packing)
     return loaded
 
 
 @triton.jit
 def row_slots(slots, rows, M, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
     """Return the addresses [rows, padded parts] of the mailbox slots of a tile's rows, and which of them there are."""
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    parts = tl.arange(0, PADDED_PARTS)
+    parts = tl.arange(0, TILE.padded_parts)
     mask = ((rows >= 0) & (rows < M))[:, None] & (parts < TILE.parts)[None, :]
     return slots + (rows[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART, mask

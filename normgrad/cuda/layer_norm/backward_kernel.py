@@ -39,14 +39,13 @@ def _load_tile(inputs, tile, part, M, word_in_row, TILE: tl.constexpr, AHEAD: tl
     ``inputs`` are (input, grad_out, mean, rstd), the first two as for ``tile_pointers``. AHEAD: they are needed an
     iteration later.
     """
-    ROWS: tl.constexpr = TILE.rows
     x_tensor, dy_tensor, mean_pointer, rstd_pointer = inputs
-    rows = block_indices(tile, ROWS)
+    rows = block_indices(tile, TILE.rows)
     mask = element_mask(rows < M, word_in_row, TILE)
     x = tl.load(tile_pointers(x_tensor, tile, part, TILE), mask=mask, other=0)
     dy = tl.load(tile_pointers(dy_tensor, tile, part, TILE), mask=mask, other=0)
     if AHEAD:  # ptxas would load warp-uniform addresses into uniform registers, and stall the warp an iteration early
-        rows = block_indices(tile + opaque_zero(), ROWS)
+        rows = block_indices(tile + opaque_zero(), TILE.rows)
     mean = tl.load(mean_pointer + rows, mask=rows < M, other=0.0)
     rstd = tl.load(rstd_pointer + rows, mask=rows < M, other=0.0)
     return x, dy, mean, rstd
@@ -100,9 +99,7 @@ def layer_norm_backward(
     ROWS: tl.constexpr = TILE.rows
     COLUMNS: tl.constexpr = TILE.columns
     WORDS: tl.constexpr = TILE.words
-    PARTS: tl.constexpr = TILE.parts
-    PACKING: tl.constexpr = TILE.packing
-    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
     LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
     # Equal elements of many rows, which a thread adds up one by one in float32, may all be rounded the same way.
     MANY_ROWS: tl.constexpr = ROWS >= 32 and input.dtype.element_ty != tl.float32
@@ -126,7 +123,7 @@ def layer_norm_backward(
     if CLUSTER:
         exchange = init_warp_exchange()
         iteration = 0
-    if PARTS == 1:  # noqa: SIM102 - one is known at compile time
+    if TILE.parts == 1:  # noqa: SIM102 - one is known at compile time
         if tiles <= cta_groups:  # one tile for each CTA: the next launch may start where CTAs exit early
             pdl_launch_dependents()
     if PREFETCH:
@@ -149,19 +146,19 @@ def layer_norm_backward(
         rows = block_indices(tile, ROWS)
         row_mean = to_float32(row_mean)
         row_rstd = to_float32(row_rstd)
-        g = unpack(dy, PACKING, FLOAT64)
-        x_hat = (unpack(x, PACKING, FLOAT64) - row_mean[:, None]) * row_rstd[:, None]
+        g = unpack(dy, TILE.packing, FLOAT64)
+        x_hat = (unpack(x, TILE.packing, FLOAT64) - row_mean[:, None]) * row_rstd[:, None]
         if TILE.masked:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != APPLY:
             if WANT_WEIGHT:
                 product = g * x_hat
                 if WEIGHT_FLOAT64:
-                    dy64 = unpack_acc_dtype(dy, PACKING)
-                    product = dy64 * ((unpack_acc_dtype(x, PACKING) - row_mean[:, None]) * row_rstd[:, None])
+                    dy64 = unpack_acc_dtype(dy, TILE.packing)
+                    product = dy64 * ((unpack_acc_dtype(x, TILE.packing) - row_mean[:, None]) * row_rstd[:, None])
                 weight_sum += column_sums(product, MANY_ROWS)
             if WANT_BIAS:
-                bias_sum += column_sums(unpack(dy, PACKING, WEIGHT_FLOAT64), MANY_ROWS)
+                bias_sum += column_sums(unpack(dy, TILE.packing, WEIGHT_FLOAT64), MANY_ROWS)
         if WANT_INPUT:
             if PHASE != APPLY:
                 if weight is not None:
@@ -169,14 +166,14 @@ def layer_norm_backward(
                 sum_g, sum_gx = g, g * x_hat
                 if CLUSTER:
                     sum_g, sum_gx = sum_by_warp(sum_g, sum_gx, WARP_WIDTH, WARPS)
-                    send_from_warps(sum_g, sum_gx, exchange, part, iteration, PARTS)
+                    send_from_warps(sum_g, sum_gx, exchange, part, iteration, TILE.parts)
                 else:
                     sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
                 if MAILBOX:
                     if FLOAT64:
-                        publish_float64(sum_g, sum_gx, slots + (rows * PARTS + part) * 2, rows < M)
+                        publish_float64(sum_g, sum_gx, slots + (rows * TILE.parts + part) * 2, rows < M)
                     else:
-                        publish(sum_g, sum_gx, slots + rows * PARTS + part, rows < M)
+                        publish(sum_g, sum_gx, slots + rows * TILE.parts + part, rows < M)
             if PHASE != REDUCE:
                 rows, row_inside = tile_rows(result_tile, M, TILE, LAG)
                 if LAG:
@@ -185,7 +182,7 @@ def layer_norm_backward(
                     row_mean, previous_mean = previous_mean, row_mean
                     row_rstd, previous_rstd = previous_rstd, row_rstd
                 if CLUSTER:
-                    sum_g, sum_gx = sum_received_from_warps(exchange, iteration, ROWS, PARTS, WARPS)
+                    sum_g, sum_gx = sum_received_from_warps(exchange, iteration, ROWS, TILE.parts, WARPS)
                     iteration += 1
                 elif MAILBOX:
                     all_slots, slot_mask = row_slots(slots, rows, M, TILE, 2 if FLOAT64 else 1)
@@ -207,12 +204,12 @@ def layer_norm_backward(
                     mean_gx = expand_to_columns(mean_gx, COLUMNS, WARP_WIDTH)
                 else:
                     mean_g, mean_gx = mean_g[:, None], mean_gx[:, None]
-                dy_values, x_values = unpack(dy, PACKING, FLOAT64), unpack(x, PACKING, FLOAT64)
+                dy_values, x_values = unpack(dy, TILE.packing, FLOAT64), unpack(x, TILE.packing, FLOAT64)
                 result = input_gradient(dy_values, x_values, row_mean[:, None], row_rstd[:, None], w, mean_g, mean_gx)
                 output_tensor = (grad_input, output_offsets, row_grid, grad_input_strides)
                 pointers = tile_pointers(output_tensor, result_tile, part, TILE)
                 mask = element_mask(row_inside, word_in_row, TILE)
-                store_elements(pointers, result, mask, (ROWS, WORDS, 2), PACKING)
+                store_elements(pointers, result, mask, (ROWS, WORDS, 2), TILE.packing)
     if PHASE != APPLY:
         target = partial + int64(cta_group) * N + columns
         if WANT_WEIGHT:

@@ -84,12 +84,8 @@ def layer_norm_forward(
     in chains of eight. Deterministic: moments are combined by part, not by arrival.
     """
     ROWS: tl.constexpr = TILE.rows
-    COLUMNS: tl.constexpr = TILE.columns
     WORDS: tl.constexpr = TILE.words
-    PARTS: tl.constexpr = TILE.parts
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    PACKING: tl.constexpr = TILE.packing
-    MAILBOX: tl.constexpr = PARTS > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
     LAG: tl.constexpr = 1 if MAILBOX and PHASE == FUSED else 0
     N = assume_divisible(N, TILE)
     input_strides = row_grid_strides(input_strides, row_grid, TILE)
@@ -100,10 +96,10 @@ def layer_norm_forward(
     eps = float64_from_bits(eps_bits)
     N64 = float64(N)
     reciprocal_N = 1.0 / N64
-    count = float64(tl.minimum(N - part * COLUMNS, COLUMNS))
+    count = float64(tl.minimum(N - part * TILE.columns, TILE.columns))
     reciprocal_count = 1.0 / count
-    parts = tl.arange(0, PADDED_PARTS)
-    counts = tl.maximum(tl.minimum(N - parts * COLUMNS, COLUMNS), 0).to(tl.float64)[None, :]
+    parts = tl.arange(0, TILE.padded_parts)
+    counts = tl.maximum(tl.minimum(N - parts * TILE.columns, TILE.columns), 0).to(tl.float64)[None, :]
     if weight is not None:
         loaded_weight = load_columns(weight, part, N, TILE)
     if bias is not None:
@@ -126,23 +122,23 @@ def layer_norm_forward(
             x, next_x = next_x, x
         rows = block_indices(tile, ROWS)
         if PHASE != APPLY:
-            values = unpack_float32(x, PACKING)
+            values = unpack_float32(x, TILE.packing)
             if FLOAT64:
                 values = values.to(tl.float64)
             total, part_mean, squares = row_moments(
                 values, in_row, count, reciprocal_count, SEGMENTS, not MAILBOX, TILE
             )
             if CLUSTER:
-                send_to_ctas(total, squares, exchange, part, iteration, ROWS, PARTS)
+                send_to_ctas(total, squares, exchange, part, iteration, ROWS, TILE.parts)
             elif MAILBOX:
-                publish_float64(total, squares, slots + (rows * PARTS + part) * 2, rows < M)
+                publish_float64(total, squares, slots + (rows * TILE.parts + part) * 2, rows < M)
         if PHASE != REDUCE:
             rows, row_inside = tile_rows(result_tile, M, TILE, LAG)
             if LAG:
                 x, previous_x = previous_x, x
             if CLUSTER:
-                received = wait_for_ctas(exchange, iteration, ROWS, PARTS)
-                row_mean, squares = _moments_from_cluster(received, N, reciprocal_N, COLUMNS, PARTS)
+                received = wait_for_ctas(exchange, iteration, ROWS, TILE.parts)
+                row_mean, squares = _moments_from_cluster(received, N, reciprocal_N, TILE.columns, TILE.parts)
                 iteration += 1
             elif MAILBOX:
                 all_slots, slot_mask = row_slots(slots, rows, M, TILE, 2)
@@ -159,12 +155,14 @@ def layer_norm_forward(
                 w = unpack_columns(loaded_weight, TILE)
             if bias is not None:
                 b = unpack_columns(loaded_bias, TILE)
-            values = unpack_float32(x, PACKING)
+            values = unpack_float32(x, TILE.packing)
             if FLOAT64:
                 values = values.to(tl.float64)
             result = normalize(values, row_mean[:, None], row_rstd[:, None], w, b)
             pointers = tile_pointers(output_tensor, result_tile, part, TILE)
-            store_elements(pointers, result, element_mask(row_inside, word_in_row, TILE), (ROWS, WORDS, 2), PACKING)
+            store_elements(
+                pointers, result, element_mask(row_inside, word_in_row, TILE), (ROWS, WORDS, 2), TILE.packing
+            )
             first_part = row_inside & (part == 0)
             if mean is not None:
                 store_rounded(mean + rows * mean_stride, row_mean, first_part)
