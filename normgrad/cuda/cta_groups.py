@@ -23,8 +23,7 @@ class SharedTile(Protocol):
     """What the tiles of rows and of groups have in common."""
 
     @property
-    def parts(self) -> int:
-        """CTAs that share a row or group."""
+    def parts(self) -> int: ...  # CTAs that share a row or group
 
     @property
     def warps(self) -> int: ...
@@ -33,8 +32,7 @@ class SharedTile(Protocol):
     def ctas_per_sm(self) -> int: ...
 
     @property
-    def cluster(self) -> bool:
-        """The CTAs that share a row or group form a cluster."""
+    def cluster(self) -> bool: ...  # these CTAs form a cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,16 +251,14 @@ def group_norm_backward_channels_last_apply(
     groups, in their order and in float64, and expands the means to the channels.
     """
     pdl_launch_dependents()
-    WORDS: tl.constexpr = TILE.words
-    POSITIONS: tl.constexpr = TILE.positions
-    PER_WORD: tl.constexpr = TILE.channels // WORDS
+    PER_WORD: tl.constexpr = TILE.channels // TILE.words
     GROUP_ENTRIES: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
-    position = int64(tile) * POSITIONS
-    x_start = tile_start(input, sample, position, block * WORDS, input_strides)
-    dy_start = tile_start(grad_out, sample, position, block * WORDS, grad_out_strides)
-    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, WORDS, TILE)
+    position = int64(tile) * TILE.positions
+    x_start = tile_start(input, sample, position, block * TILE.words, input_strides)
+    dy_start = tile_start(grad_out, sample, position, block * TILE.words, grad_out_strides)
+    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, TILE.words, TILE)
     x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
     dy = tl.load(dy_start + offsets_in_tile(grad_out_strides, TILE), mask=mask, other=0)
     channels = block * TILE.channels + tl.arange(0, TILE.channels)
@@ -284,7 +282,7 @@ def group_norm_backward_channels_last_apply(
     mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, GROUPS, TILE)[None, :]
     dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
     result = input_gradient(dy_values, x_values, channel_mean, channel_rstd, w, mean_g, mean_gx)
-    start = tile_start(grad_input, sample, position, block * WORDS, grad_input_strides)
+    start = tile_start(grad_input, sample, position, block * TILE.words, grad_input_strides)
     store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, TILE.packing)
 
 
@@ -465,14 +463,12 @@ def group_norm_forward_channels_last_apply(
 
     The tile is loaded before the program waits for the statistics kernel.
     """
-    WORDS: tl.constexpr = TILE.words
-    POSITIONS: tl.constexpr = TILE.positions
-    PER_WORD: tl.constexpr = TILE.channels // WORDS
+    PER_WORD: tl.constexpr = TILE.channels // TILE.words
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
-    position = int64(tile) * POSITIONS
-    x_start = tile_start(input, sample, position, block * WORDS, input_strides)
-    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, WORDS, TILE)
+    position = int64(tile) * TILE.positions
+    x_start = tile_start(input, sample, position, block * TILE.words, input_strides)
+    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, TILE.words, TILE)
     x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
     channels = block * TILE.channels + tl.arange(0, TILE.channels)
     channel_inside = channels < C
@@ -483,5 +479,5 @@ def group_norm_forward_channels_last_apply(
     w = load_channels(weight, channels, channel_inside) if weight is not None else None
     b = load_channels(bias, channels, channel_inside) if bias is not None else None
     result = normalize(unpack_acc_dtype(x, TILE.packing), channel_mean, channel_rstd, w, b)
-    start = tile_start(output, sample, position, block * WORDS, output_strides)
+    start = tile_start(output, sample, position, block * TILE.words, output_strides)
     store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, TILE.packing)

@@ -543,9 +543,8 @@ def group_norm_forward_contiguous(
                 group_mean, squares = _moments_from_cluster(received, HxW, group_count, TILE)
                 iteration += 1
             elif MAILBOX:
-                all_slots, slot_mask = mailbox.part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 2)
-                moments = mailbox.receive_moments(all_slots, slot_mask, part_counts, group_count, PHASE == FUSED)
-                group_mean, squares = moments
+                slot, inside = mailbox.part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 2)
+                group_mean, squares = mailbox.receive_moments(slot, inside, part_counts, group_count, PHASE == FUSED)
             group_rstd = _rsqrt_float64(squares * group_count[1] + eps)
             w = _load_parameter(weight, channels, channel_inside) if weight is not None else None
             b = _load_parameter(bias, channels, channel_inside) if bias is not None else None

@@ -98,8 +98,8 @@ def group_norm_backward_rows(
         first_word = int64(group_index) * row_words
         weight_sum = tl.zeros((COLUMNS,), tl.float64)
         bias_sum = tl.zeros((COLUMNS,), tl.float64)
-        first = int64(group_index) * D
-        w = _load_channels(weight, first, channels, column < columns) if weight is not None else None
+        first_channel = int64(group_index) * D
+        w = _load_channels(weight, first_channel, channels, column < columns) if weight is not None else None
         if LAG:
             zeros = tl.zeros((ROWS,), tl.float32)
             previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
@@ -206,9 +206,9 @@ def group_norm_forward_rows(
     counts = (part_counts, 1.0 / part_counts)
     for group_index in range(program_group % groups_at_once, group, groups_at_once):
         first_word = int64(group_index) * row_words
-        first = int64(group_index) * D
-        w = _load_channels(weight, first, channels, column < columns) if weight is not None else None
-        b = _load_channels(bias, first, channels, column < columns) if bias is not None else None
+        first_channel = int64(group_index) * D
+        w = _load_channels(weight, first_channel, channels, column < columns) if weight is not None else None
+        b = _load_channels(bias, first_channel, channels, column < columns) if bias is not None else None
         if LAG:
             previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
             pdl_wait()
