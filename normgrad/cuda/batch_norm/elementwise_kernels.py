@@ -78,11 +78,12 @@ def batch_norm_elemt_backward(
     channels = addressing.column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
-    channel_invstd = addressing.load_channels(invstd, channels, columns // channel_length)
-    channel_dy = addressing.load_channels(sum_dy, channels, columns // channel_length)
-    channel_dy_xmu = addressing.load_channels(sum_dy_xmu, channels, columns // channel_length)
-    w = addressing.load_channels(weight, channels, columns // channel_length) if weight is not None else None
-    deviation = to_float32(x).to(ACC_DTYPE) - addressing.load_channels(mean, channels, columns // channel_length)
+    C = columns // channel_length
+    channel_invstd = addressing.load_channels(invstd, channels, C)
+    channel_dy = addressing.load_channels(sum_dy, channels, C)
+    channel_dy_xmu = addressing.load_channels(sum_dy_xmu, channels, C)
+    w = addressing.load_channels(weight, channels, C) if weight is not None else None
+    deviation = to_float32(x).to(ACC_DTYPE) - addressing.load_channels(mean, channels, C)
     dy = to_float32(dy).to(ACC_DTYPE)
     result = _gradient(dy, deviation, channel_invstd, channel_dy, channel_dy_xmu, reciprocal_count, w)
     store_rounded(addressing.tile_pointers(grad_input, rows, work, grad_input_strides, TILE), result, mask)

@@ -300,14 +300,14 @@ def batch_norm_reduce_backward(
     block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
     work = (position_blocks, block, columns, positions)
     ACC_DTYPE: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
-    column_mean = addressing.load_channels(
-        mean, addressing.column_channels(block, channel_length, TILE), columns // channel_length
-    )
+    column_channels = addressing.column_channels(block, channel_length, TILE)
+    C = columns // channel_length
+    column_mean = addressing.load_channels(mean, column_channels, C)
     candidates = (tl.reshape(column_mean, (COLUMNS,)),)
     channels, first_column, length, entry, unused = block_channels(
         block, channel_length, columns, blocks_per_channel, TILE, REDUCE
     )
-    channel_invstd = _load_invstd(invstd, channels, columns // channel_length, grad_weight)
+    channel_invstd = _load_invstd(invstd, channels, C, grad_weight)
     data = (grad_out, input, grad_out_strides, input_strides, work)
     dy, dy_xmu = reduce_rows(begin, end, candidates, data, ACC_DTYPE, TILE, REDUCE)
     if REDUCE.channel_elements > 1:
@@ -320,12 +320,10 @@ def batch_norm_reduce_backward(
             total_dy, total_dy_xmu = cluster_exchange.sum_received(
                 cluster_exchange.wait_for_ctas(exchange, 0, REDUCE.channels, REDUCE.cluster), REDUCE.cluster
             )
-            C = columns // channel_length
             _store_results(total_dy, total_dy_xmu, channel_invstd, channels, C, outputs, output_strides)
     elif partial is None:
-        _store_results(dy, dy_xmu, channel_invstd, channels, columns // channel_length, outputs, output_strides)
+        _store_results(dy, dy_xmu, channel_invstd, channels, C, outputs, output_strides)
     else:
-        C = columns // channel_length
         store_entries(partial, (dy, dy_xmu), channels, C, (part, parts, entry, unused), blocks_per_channel)
 
 

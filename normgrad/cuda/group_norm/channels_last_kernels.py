@@ -60,16 +60,18 @@ def offsets_in_tile(strides, TILE: tl.constexpr):
 
 
 @triton.jit
-def tile_start(pointer, sample, position, word, strides):
+def tile_start(pointer, sample, position, block, strides, TILE: tl.constexpr):
     """Return the address of a tile's first word."""
     sample_stride, channel_stride, position_stride = strides
+    word = block * TILE.words
     return pointer + int64(sample) * sample_stride + int64(word) * channel_stride + int64(position) * position_stride
 
 
 @triton.jit
-def element_mask(positions_left, left, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Return which of [positions, SIZE] elements or words there are, ``left`` of which are in a block."""
+def element_mask(positions_left, block, C, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return which of [positions, SIZE] there are, where SIZE is TILE.channels or TILE.words."""
     POSITIONS: tl.constexpr = TILE.positions
+    left = (C - block * TILE.channels) // (TILE.channels // SIZE)
     mask = tl.full((POSITIONS, SIZE), True, tl.int1)
     if TILE.masked:
         positions = tl.arange(0, POSITIONS) < tl.minimum(positions_left, POSITIONS).to(tl.int32)
@@ -174,7 +176,6 @@ def group_norm_backward_channels_last_reduce(
     """
     pdl_launch_dependents()
     CHANNELS: tl.constexpr = TILE.channels
-    PER_WORD: tl.constexpr = CHANNELS // TILE.words
     ACC_DTYPE: tl.constexpr = tl.float64 if FLOAT64 else tl.float32
     C = channel_count(group, TILE)
     sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
@@ -184,9 +185,9 @@ def group_norm_backward_channels_last_reduce(
     channel_mean = load_channels(mean, statistic, channel_inside)
     channel_rstd = load_channels(rstd, statistic, channel_inside)
     begin = int64(part) * (TILE.positions * STEPS)
-    x_pointers = tile_start(input, sample, begin, block * TILE.words, input_strides)
+    x_pointers = tile_start(input, sample, begin, block, input_strides, TILE)
     x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
-    dy_pointers = tile_start(grad_out, sample, begin, block * TILE.words, grad_out_strides)
+    dy_pointers = tile_start(grad_out, sample, begin, block, grad_out_strides, TILE)
     dy_pointers = dy_pointers + offsets_in_tile(grad_out_strides, TILE)
     total_g = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
     total_gx = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
@@ -194,13 +195,13 @@ def group_norm_backward_channels_last_reduce(
     compensation_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
         left = HxW - begin - step * TILE.positions
-        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, TILE.words, TILE)
+        mask = element_mask(left, block, C, TILE.words, TILE)
         x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
         dy = tl.load(dy_pointers + int64(step) * TILE.positions * grad_out_strides[2], mask=mask, other=0)
         g = unpack(dy, TILE.packing, FLOAT64)
         x_hat = (unpack(x, TILE.packing, FLOAT64) - channel_mean) * channel_rstd
         if TILE.masked:  # 0·Inf must not reach the sums
-            x_hat = tl.where(element_mask(left, C - block * CHANNELS, CHANNELS, TILE), x_hat, 0.0)
+            x_hat = tl.where(element_mask(left, block, C, CHANNELS, TILE), x_hat, 0.0)
         sum_g, sum_gx = sum_within_threads(g, g * x_hat, ROWS, TILE)
         total_g, compensation_g = compensated_add(total_g, compensation_g, sum_g)
         total_gx, compensation_gx = compensated_add(total_gx, compensation_gx, sum_gx)
@@ -251,14 +252,13 @@ def group_norm_backward_channels_last_apply(
     groups, in their order and in float64, and expands the means to the channels.
     """
     pdl_launch_dependents()
-    PER_WORD: tl.constexpr = TILE.channels // TILE.words
     GROUP_ENTRIES: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
     position = int64(tile) * TILE.positions
-    x_start = tile_start(input, sample, position, block * TILE.words, input_strides)
-    dy_start = tile_start(grad_out, sample, position, block * TILE.words, grad_out_strides)
-    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, TILE.words, TILE)
+    x_start = tile_start(input, sample, position, block, input_strides, TILE)
+    dy_start = tile_start(grad_out, sample, position, block, grad_out_strides, TILE)
+    mask = element_mask(HxW - position, block, C, TILE.words, TILE)
     x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
     dy = tl.load(dy_start + offsets_in_tile(grad_out_strides, TILE), mask=mask, other=0)
     channels = block * TILE.channels + tl.arange(0, TILE.channels)
@@ -282,7 +282,7 @@ def group_norm_backward_channels_last_apply(
     mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, GROUPS, TILE)[None, :]
     dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
     result = input_gradient(dy_values, x_values, channel_mean, channel_rstd, w, mean_g, mean_gx)
-    start = tile_start(grad_input, sample, position, block * TILE.words, grad_input_strides)
+    start = tile_start(grad_input, sample, position, block, grad_input_strides, TILE)
     store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, TILE.packing)
 
 
@@ -344,14 +344,13 @@ def group_norm_forward_channels_last_moments(
     """
     pdl_launch_dependents()
     CHANNELS: tl.constexpr = TILE.channels
-    PER_WORD: tl.constexpr = CHANNELS // TILE.words
     PART_POSITIONS: tl.constexpr = TILE.positions * STEPS
     C = channel_count(group, TILE)
     sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
     groups, group_inside = block_groups(block, group, GROUPS, TILE)
     begin = int64(part) * PART_POSITIONS
-    x_pointers = tile_start(input, sample, begin, block * TILE.words, input_strides)
+    x_pointers = tile_start(input, sample, begin, block, input_strides, TILE)
     last = HxW - begin - 1
     shift = _shift_of_groups(x_pointers, channels // TILE.D, block, channels < C, last, input_strides, TILE)
     group_shift = _shift_of_groups(x_pointers, groups, block, group_inside, last, input_strides, TILE)
@@ -361,12 +360,12 @@ def group_norm_forward_channels_last_moments(
     total_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
     for step in tl.range(0, STEPS, num_stages=STAGES):
         left = HxW - begin - step * TILE.positions
-        mask = element_mask(left, (C - block * CHANNELS) // PER_WORD, TILE.words, TILE)
+        mask = element_mask(left, block, C, TILE.words, TILE)
         x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
         # In float64, since an output near the mean is only as accurate as the mean is.
         shifted = unpack_float32(x, TILE.packing).to(tl.float64) - shift
         if TILE.masked:
-            shifted = tl.where(element_mask(left, C - block * CHANNELS, CHANNELS, TILE), shifted, 0.0)
+            shifted = tl.where(element_mask(left, block, C, CHANNELS, TILE), shifted, 0.0)
         sums, squares = sum_within_threads(shifted, shifted * shifted, ROWS, TILE)
         total += sums
         total_squares += squares
@@ -463,12 +462,11 @@ def group_norm_forward_channels_last_apply(
 
     The tile is loaded before the program waits for the statistics kernel.
     """
-    PER_WORD: tl.constexpr = TILE.channels // TILE.words
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
     position = int64(tile) * TILE.positions
-    x_start = tile_start(input, sample, position, block * TILE.words, input_strides)
-    mask = element_mask(HxW - position, (C - block * TILE.channels) // PER_WORD, TILE.words, TILE)
+    x_start = tile_start(input, sample, position, block, input_strides, TILE)
+    mask = element_mask(HxW - position, block, C, TILE.words, TILE)
     x = tl.load(x_start + offsets_in_tile(input_strides, TILE), mask=mask, other=0)
     channels = block * TILE.channels + tl.arange(0, TILE.channels)
     channel_inside = channels < C
@@ -479,5 +477,5 @@ def group_norm_forward_channels_last_apply(
     w = load_channels(weight, channels, channel_inside) if weight is not None else None
     b = load_channels(bias, channels, channel_inside) if bias is not None else None
     result = normalize(unpack_acc_dtype(x, TILE.packing), channel_mean, channel_rstd, w, b)
-    start = tile_start(output, sample, position, block * TILE.words, output_strides)
+    start = tile_start(output, sample, position, block, output_strides, TILE)
     store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, TILE.packing)
