@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.group_norm.contiguous_kernels import group_norm_backward_contiguous, group_norm_forward_contiguous
@@ -42,15 +42,34 @@ def _positions_strided(operands: Sequence[Operand]) -> bool:
     return any(operand.strides[2] != 1 for operand in operands)
 
 
-def _needs_offset64(sizes: Sizes, tile: GroupTile, operands: Sequence[Operand]) -> bool:
-    """Return whether offsets within a tile, or the count of work items or channels a round further, need 64 bits."""
+def _tile_spec(sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[Operand]) -> GroupTileSpec:
+    """Describe a tile of packed operands.
+
+    Offsets have 64 bits where those within a tile, or the count of work items or channels a round further, need them.
+    """
 
     def extent(operand: Operand) -> int:
         _, channel, position = operand.strides
         return tile.positions * abs(position) + (tile.groups * sizes.D + tile.channels) * abs(channel)
 
     many = sizes.N * sizes.group >= 2**30 or sizes.C >= 2**30
-    return max(map(extent, operands)) >= 2**31 or many
+    per_word = 1 if packing == UNPACKED.value else 2
+    vector = _vector([sizes.HxW // per_word, tile.positions // per_word], operands)
+    padded = tile.positions * tile.position_parts, tile.channels * tile.channel_parts
+    return GroupTileSpec(
+        D=sizes.D,
+        groups=tile.groups,
+        channels=tile.channels,
+        positions=tile.positions,
+        words=tile.positions // per_word,
+        position_parts=tile.position_parts,
+        parts=tile.parts,
+        padded_parts=next_power_of_2(tile.parts),
+        vector=vector,
+        packing=packing,
+        masked=padded != (sizes.HxW, sizes.D),
+        offset64=max(map(extent, operands)) >= 2**31 or many,
+    )
 
 
 def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
@@ -111,12 +130,11 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], ou
     mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial, mailbox.memory]
-    per_word = 1 if packing == UNPACKED.value else 2
-    vector = _vector([HxW // per_word, tile.positions // per_word], operands)
-    load_bytes = vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
-    offset64 = _needs_offset64(sizes, tile, operands)
+    spec = _tile_spec(sizes, tile, packing, operands)
+    per_word = tile.positions // spec.words
+    load_bytes = spec.vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
     constants: dict[str, Any] = {
-        "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
+        "TILE": spec,
         "STAGES": tile.stages,
         **_backward_segments(tile, steps.itemsize, load_bytes),
         "FLOAT64": float64,
@@ -125,7 +143,7 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], ou
         **steps.wanted_gradients,
     }
     counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
-    arguments = [*tensors, *counts, *strides_in_vectors(operands, vector)]
+    arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector)]
     add_launches(steps, cta_groups, mailbox, tile, group_norm_backward_contiguous, arguments, constants)
     if outputs:
         steps.sum_partials(partial, N * tile.position_parts, sizes.C, outputs)
@@ -150,15 +168,13 @@ def forward(
     x, output = operands
     mean, rstd = statistics
     tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
-    per_word = 1 if packing == UNPACKED.value else 2
-    vector = _vector([HxW // per_word, tile.positions // per_word], operands)
-    offset64 = _needs_offset64(sizes, tile, operands)
+    spec = _tile_spec(sizes, tile, packing, operands)
     constants = {
-        "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
+        "TILE": spec,
         "STAGES": tile.stages,
         "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1),
         "CLUSTER": cta_groups.cluster,
     }
     counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
-    arguments = [*tensors, *counts, *strides_in_vectors(operands, vector), mean.strides[0], rstd.strides[0]]
+    arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector), mean.strides[0], rstd.strides[0]]
     add_launches(steps, cta_groups, mailbox, tile, group_norm_forward_contiguous, arguments, constants)

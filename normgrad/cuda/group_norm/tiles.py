@@ -14,7 +14,6 @@ from typing import NamedTuple
 from normgrad.contract.plan import Problem
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, low_waste_block, next_power_of_2
 from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_EXCHANGE_CLUSTER
-from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.layer_norm.tiles import RowTile, element_key, whole_or_shared
 
 #: Up to this many elements of a group, sums of float32 data are computed in float64: one float32 rounding would be a
@@ -83,24 +82,6 @@ class GroupTileSpec:
     packing: int  # of ``device.pack16``
     masked: bool  # the tiles exceed the groups
     offset64: bool  # offsets within a tile, or the number of work items, need 64 bits
-
-    @classmethod
-    def of(cls, tile: GroupTile, D: int, HxW: int, vector: int, packing: int, offset64: bool) -> GroupTileSpec:
-        """Describe a tile of groups of D channels and HxW positions."""
-        return cls(
-            D=D,
-            groups=tile.groups,
-            channels=tile.channels,
-            positions=tile.positions,
-            words=tile.positions if packing == UNPACKED.value else tile.positions // 2,
-            position_parts=tile.position_parts,
-            parts=tile.parts,
-            padded_parts=next_power_of_2(tile.parts),
-            vector=vector,
-            packing=packing,
-            masked=tile.positions * tile.position_parts != HxW or tile.channels * tile.channel_parts != D,
-            offset64=offset64,
-        )
 
 
 @dataclass(frozen=True, slots=True)
