@@ -166,15 +166,9 @@ def layer_norm_backward(
                     current = (x, dy, row_mean, row_rstd)
                     x, dy, row_mean, row_rstd = previous
                     previous = current
-                if CLUSTER:
-                    sum_g, sum_gx = cluster_exchange.sum_received_from_warps(
-                        exchange, iteration, ROWS, TILE.parts, WARPS
-                    )
-                    iteration += 1
-                elif MAILBOX:
+                if MAILBOX:
                     all_slots, slot_mask = addressing.row_slots(slots, rows, M, TILE, 2 if FLOAT64 else 1)
                     all_g, all_gx = mailbox.receive_sums(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
-                if MAILBOX:
                     mean_g = tl.sum(all_g, axis=1) * reciprocal_N
                     mean_gx = tl.sum(all_gx, axis=1) * reciprocal_N
                     if not FLOAT64:
@@ -183,6 +177,11 @@ def layer_norm_backward(
                     mean_g = block_rematerialization(mean_g)
                     mean_gx = block_rematerialization(mean_gx)
                 else:
+                    if CLUSTER:
+                        sum_g, sum_gx = cluster_exchange.sum_received_from_warps(
+                            exchange, iteration, ROWS, TILE.parts, WARPS
+                        )
+                        iteration += 1
                     mean_g = sum_g.to(tl.float64) * reciprocal_N
                     mean_gx = sum_gx.to(tl.float64) * reciprocal_N
                 if CLUSTER:
