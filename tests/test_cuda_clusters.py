@@ -56,11 +56,10 @@ def _received_from(part, received):  # type: ignore[no-untyped-def]
 def clustered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run kernels as clusters of one CTA; return their names."""
     from normgrad.cuda import interpreter
-    from normgrad.cuda.group_norm import contiguous_backward_kernel, contiguous_forward_kernel
+    from normgrad.cuda.device import cluster_exchange
 
-    for module in (contiguous_backward_kernel, contiguous_forward_kernel):
-        for double in (_init_cta_exchange, _send_to_ctas, _wait_for_ctas, _sum_received, _received_from):
-            monkeypatch.setattr(module, double.__name__[1:], double, raising=False)
+    for double in (_init_cta_exchange, _send_to_ctas, _wait_for_ctas, _sum_received, _received_from):
+        monkeypatch.setattr(cluster_exchange, double.__name__[1:], double)
     found: list[str] = []
     interpret = interpreter.interpret
 

@@ -22,7 +22,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from normgrad.cuda.layout_checks import check_layouts, columns_by_thread
+from normgrad.cuda.layout_checks import check_layouts, reductions
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on, and compiles nothing"
@@ -375,9 +375,17 @@ def test_the_order_of_a_row_sum_does_not_depend_on_the_number_of_rows(
         step = max(OPERATORS[operator](problem, chip).steps, key=lambda step: "TILE" in step.constants)
         code = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments()).asm["ttgir"]
         rows.append(step.constants["TILE"].rows)
-        found.append(columns_by_thread(code))
+        found.append(_columns_by_thread(code))
     assert found[0] == found[1] != []
     assert rows[0] < rows[1] or columns == 1001
+
+
+def _columns_by_thread(code: str) -> list[dict[str, list[list[int]]]]:
+    """Return for every reduction over columns which of them the bits of register, lane and warp step along."""
+    layouts = [bases for axis, _, bases in reductions(code) if axis != 0]
+    return [
+        {level: [basis[1:] for basis in bases if any(basis[1:])] for level, bases in one.items()} for one in layouts
+    ]
 
 
 def _loop_around(ptx: str, instruction: str) -> str:

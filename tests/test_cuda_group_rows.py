@@ -25,9 +25,8 @@ pytest.importorskip("torch")
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.chip import Chip
 from normgrad.cuda.group_norm import rows_launches
-from normgrad.cuda.group_norm.call import Sizes
 from normgrad.cuda.group_norm.rows_launches import RowWork, as_rows
-from normgrad.cuda.group_norm.tiles import forward_group_row_tile, group_row_tile, prefer_rows
+from normgrad.cuda.group_norm.tiles import Sizes, forward_group_row_tile, group_row_tile, prefer_rows
 from normgrad.cuda.launch import Given
 from normgrad.cuda.operands import Operand
 

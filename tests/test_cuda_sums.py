@@ -254,7 +254,7 @@ def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Sent:
     import triton.language as tl
 
     from normgrad.cuda import interpreter
-    from normgrad.cuda.batch_norm import launches, reduce_backward_kernels, stats_kernels
+    from normgrad.cuda.batch_norm import launches
     from normgrad.cuda.chip import Chip
     from normgrad.cuda.device import cluster_exchange
 
@@ -268,13 +268,12 @@ def in_clusters(monkeypatch: pytest.MonkeyPatch) -> Sent:
         nothing = tl.zeros(row_slots.shape, tl.float64)
         return sent.get((int(row_slots.handle.data[0]), part), (nothing, nothing))
 
-    for module in (stats_kernels, reduce_backward_kernels, cluster_exchange):
-        monkeypatch.setattr(module, "received_from", received_from, raising=False)
-        monkeypatch.setattr(module, "send_to_first_cta", send_to_first_cta)
-        monkeypatch.setattr(module, "init_gather", lambda SUMS, PARTS: tl.program_id(0))
-        monkeypatch.setattr(
-            module, "wait_for_ctas", lambda exchange, iteration, SUMS, PARTS: tl.zeros((SUMS,), tl.int32) + exchange
-        )
+    def wait_for_ctas(exchange: Any, iteration: int, SUMS: int, PARTS: int) -> Any:
+        return tl.zeros((SUMS,), tl.int32) + exchange
+
+    for double in (received_from, send_to_first_cta, wait_for_ctas):
+        monkeypatch.setattr(cluster_exchange, double.__name__, double)
+    monkeypatch.setattr(cluster_exchange, "init_gather", lambda SUMS, PARTS: tl.program_id(0))
     monkeypatch.setattr(interpreter, "CHIP", Chip(8, cooperative_launch=False, max_tile_elements=256))
     tile = launches.reduce_tile
     monkeypatch.setattr(launches, "reduce_tile", lambda *sizes: replace(tile(*sizes), cluster=True))

@@ -5,7 +5,7 @@ hands them to ``driver_launch``. One folder per family has the host side and the
 
 ``layer_norm``, ``group_norm``, ``batch_norm``
     ``launches`` (which kernels, on which operands), ``tiles`` (tile sizes, with the measurements that chose them),
-    ``*_kernel`` (the kernels) and ``addressing`` (pointers and masks of a tile)
+    ``*kernels`` (the kernels) and ``addressing`` (pointers and masks of a tile)
 
 Shared by all families, on the host:
 

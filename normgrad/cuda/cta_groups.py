@@ -23,8 +23,7 @@ class SharedTile(Protocol):
     """What the tiles of rows and of groups have in common."""
 
     @property
-    def parts(self) -> int:
-        """CTAs that share a row or group."""
+    def parts(self) -> int: ...  # CTAs that share a row or group
 
     @property
     def warps(self) -> int: ...
@@ -33,8 +32,7 @@ class SharedTile(Protocol):
     def ctas_per_sm(self) -> int: ...
 
     @property
-    def cluster(self) -> bool:
-        """The CTAs that share a row or group form a cluster."""
+    def cluster(self) -> bool: ...  # these CTAs form a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +71,21 @@ class Mailbox:
         return cls(steps.scratch(slots, INT64), slots)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKernel:
-    """A kernel whose CTAs work in groups, with its arguments and its compile-time constants except PHASE."""
-
-    kernel: Any
-    tile: SharedTile
-    arguments: Sequence[Argument]
-    constants: Mapping[str, Any]
-
-
-def add_launches(steps: Steps, cta_groups: CtaGroups, mailbox: Mailbox, work: GroupKernel) -> None:
-    """Add the launches of a kernel whose CTAs work in groups."""
-    options = Options(work.tile.warps, work.tile.ctas_per_sm)
-    grid = (cta_groups.count * work.tile.parts, 1, 1)
+def add_launches(
+    steps: Steps,
+    cta_groups: CtaGroups,
+    mailbox: Mailbox,
+    tile: SharedTile,
+    kernel: Any,
+    arguments: Sequence[Argument],
+    constants: Mapping[str, Any],
+) -> None:
+    """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE."""
+    options = Options(tile.warps, tile.ctas_per_sm)
+    grid = (cta_groups.count * tile.parts, 1, 1)
 
     def step(phase: Any, options: Options = options) -> Step:
-        return Step(work.kernel, grid, work.arguments, {**work.constants, "PHASE": phase.value}, options)
+        return Step(kernel, grid, arguments, {**constants, "PHASE": phase.value}, options)
 
     if cta_groups.parts == 1:
         steps.add(step(FUSED))

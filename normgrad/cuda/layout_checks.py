@@ -88,26 +88,21 @@ _TENSOR = r"\}\)(?: \{[^}]*\})? : \(tensor<((?:\d+x)+)\w+, ([^\n]*?)>[,)]"
 _REDUCE = re.compile(f"{_AXIS}.*?{_TENSOR}", re.S)
 
 
-def reductions_over_separated_threads(code: str) -> Iterator[str]:
-    """Yield the reductions whose threads along the axis are not adjacent: Triton 3.6 reduces over the wrong lanes."""
+def reductions(code: str) -> Iterator[tuple[int, str, Bases]]:
+    """Yield axis, sizes and layout of every reduction."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
     found = list(_REDUCE.finditer(code))
     if len(found) != code.count('"tt.reduce"'):
         raise ValueError("a reduction in an unknown form")
     for axis, sizes, layout in (match.groups() for match in found):
-        bases = _bases(layout, _integers(sizes), named)
-        if _are_separated(bases["lane"], int(axis)) or _are_separated(bases["warp"], int(axis)):
+        yield int(axis), sizes, _bases(layout, _integers(sizes), named)
+
+
+def reductions_over_separated_threads(code: str) -> Iterator[str]:
+    """Yield the reductions whose threads along the axis are not adjacent: Triton 3.6 reduces over the wrong lanes."""
+    for axis, sizes, bases in reductions(code):
+        if _are_separated(bases["lane"], axis) or _are_separated(bases["warp"], axis):
             yield f"axis {axis} of {sizes}: {bases}"
-
-
-def columns_by_thread(code: str) -> list[dict[str, list[list[int]]]]:
-    """Return for every reduction over columns which of them the bits of register, lane and warp step along."""
-    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
-    found = (match.groups() for match in _REDUCE.finditer(code))
-    layouts = [_bases(layout, _integers(sizes), named) for axis, sizes, layout in found if axis != "0"]
-    return [
-        {level: [basis[1:] for basis in bases if any(basis[1:])] for level, bases in one.items()} for one in layouts
-    ]
 
 
 def values_not_held_by_all_senders(code: str) -> Iterator[str]:

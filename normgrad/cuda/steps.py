@@ -18,7 +18,7 @@ from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides
 from normgrad.cuda.chip import VECTOR_BYTES, cdiv, next_power_of_2
 from normgrad.cuda.helper_kernels import copy_strided, sum_partials, transpose
-from normgrad.cuda.launch import ALIGNMENT, Argument, Given, Options, Scratch, Step
+from normgrad.cuda.launch import ALIGNMENT, FLOAT64, Argument, Given, Options, Scratch, Step
 from normgrad.cuda.operands import Operand, alignment, grid_strides, merge_rows
 
 _DATA = ("input", "grad_out", "output")
@@ -95,6 +95,10 @@ class Steps:
         offset = self._size
         self._size += -(-elements * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         return Scratch(offset, dtype)
+
+    def partial_sums(self, outputs: int, rows: int, columns: int, float64: bool) -> Scratch:
+        """Allocate [outputs, rows, columns] for the partial sums of the weight gradients that are wanted."""
+        return self.scratch(max(outputs * rows * columns, 1), FLOAT64 if float64 else FLOAT32)
 
     def _pointer(self, name: str) -> Given:
         view = self._problem.views[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.group_norm.contiguous_forward_kernel import normalize_groups
+from normgrad.cuda.group_norm.contiguous_kernels import normalize_groups
 
 
 @triton.jit

@@ -26,10 +26,9 @@ from normgrad.cuda.device.pack16 import to_float32
 @triton.jit
 def tile_rows(first, TILE: tl.constexpr):
     """Return the indices of a tile's rows."""
-    ROWS: tl.constexpr = TILE.rows
     if TILE.offset64:
         first = int64(first)
-    return first + tl.arange(0, ROWS)
+    return first + tl.arange(0, TILE.rows)
 
 
 @triton.jit
@@ -71,19 +70,17 @@ def columns_left(block, columns, VECTOR: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def element_mask(rows, end, work, MASK_POSITIONS: tl.constexpr, TILE: tl.constexpr):
     """Return which elements of a tile there are; without masks all of the rows before ``end``."""
-    POSITIONS: tl.constexpr = TILE.positions
-    COLUMNS: tl.constexpr = TILE.columns
     VECTOR: tl.constexpr = TILE.vector
     position_blocks, block, columns, positions = work
     mask = (rows < end)[:, None, None]
     if MASK_POSITIONS:
-        left = tl.minimum(positions - first_position(rows, position_blocks, TILE), POSITIONS).to(tl.int32)
-        if VECTOR > 1 and COLUMNS == 1:
+        left = tl.minimum(positions - first_position(rows, position_blocks, TILE), TILE.positions).to(tl.int32)
+        if VECTOR > 1 and TILE.columns == 1:
             left = tl.multiple_of(left, VECTOR)
-        inside = tl.arange(0, POSITIONS)[None, :] < left[:, None]
+        inside = tl.arange(0, TILE.positions)[None, :] < left[:, None]
         mask = mask & inside[:, :, None]
     if TILE.mask_columns:
-        inside = tl.arange(0, COLUMNS) < columns_left(block, columns, VECTOR, TILE)
+        inside = tl.arange(0, TILE.columns) < columns_left(block, columns, VECTOR, TILE)
         mask = mask & inside[None, None, :]
     return mask
 
@@ -91,14 +88,12 @@ def element_mask(rows, end, work, MASK_POSITIONS: tl.constexpr, TILE: tl.constex
 @triton.jit
 def tile_pointers(pointer, rows, work, strides, TILE: tl.constexpr):
     """Return the addresses of a tile's elements; offsets from a row's first have 64 bits only where they need them."""
-    POSITIONS: tl.constexpr = TILE.positions
-    COLUMNS: tl.constexpr = TILE.columns
     VECTOR: tl.constexpr = TILE.vector
     position_blocks, block, _, _ = work
     _, column_stride, position_stride = strides
     row_start = row_offset(rows, first_position(rows, position_blocks, TILE), position_blocks, strides, TILE)
-    positions = tl.arange(0, POSITIONS)
-    columns = tl.arange(0, COLUMNS)
+    positions = tl.arange(0, TILE.positions)
+    columns = tl.arange(0, TILE.columns)
     if TILE.offset64:
         positions = positions.to(tl.int64)
         columns = columns.to(tl.int64)
@@ -107,7 +102,7 @@ def tile_pointers(pointer, rows, work, strides, TILE: tl.constexpr):
     if VECTOR > 1:  # a hint of 1 would hide what the compiler finds by itself
         row_start = tl.multiple_of(row_start, VECTOR)
         block_start = tl.multiple_of(block_start, VECTOR)
-        if COLUMNS > 1:
+        if TILE.columns > 1:
             position_offset = tl.multiple_of(position_offset, (VECTOR, VECTOR))
     offset = position_offset + columns[None, :] * column_stride
     return (pointer + block_start + row_start)[:, None, None] + offset[None, :, :]
@@ -116,20 +111,17 @@ def tile_pointers(pointer, rows, work, strides, TILE: tl.constexpr):
 @triton.jit
 def program_tile(N, columns, positions, TILE: tl.constexpr):
     """Return rows, ``work`` and mask of the tile of a program, of which the blocks of columns go fastest."""
-    ROWS: tl.constexpr = TILE.rows
-    MASK_POSITIONS: tl.constexpr = TILE.mask_positions
     column_blocks = tl.cdiv(columns, TILE.segment)
     blocks_of_sample = count_position_blocks(positions, TILE)
     work = (blocks_of_sample, tl.program_id(0) % column_blocks, columns, positions)
-    rows = tile_rows(tl.program_id(0) // column_blocks * ROWS, TILE)
-    return rows, work, element_mask(rows, N * blocks_of_sample, work, MASK_POSITIONS, TILE)
+    rows = tile_rows(tl.program_id(0) // column_blocks * TILE.rows, TILE)
+    return rows, work, element_mask(rows, N * blocks_of_sample, work, TILE.mask_positions, TILE)
 
 
 @triton.jit
 def column_channels(block, channel_length, TILE: tl.constexpr):
     """Return the channel of each of a tile's columns."""
-    COLUMNS: tl.constexpr = TILE.columns
-    return (block * TILE.segment + tl.arange(0, COLUMNS)) // channel_length
+    return (block * TILE.segment + tl.arange(0, TILE.columns)) // channel_length
 
 
 @triton.jit

@@ -9,12 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.batch_norm.addressing import (
-    column_channels,
-    load_channels,
-    program_tile,
-    tile_pointers,
-)
+from normgrad.cuda.batch_norm import addressing
 from normgrad.cuda.device.pack16 import store_rounded, to_float32
 
 
@@ -75,24 +70,23 @@ def batch_norm_elemt_backward(
 
     n is the sum of the counter. In float64 where float32 is written, so that it is rounded once.
     """
-    rows, work, mask = program_tile(N, columns, positions, TILE)
-    dy_pointers = tile_pointers(grad_out, rows, work, grad_out_strides, TILE)
-    x_pointers = tile_pointers(input, rows, work, input_strides, TILE)
+    rows, work, mask = addressing.program_tile(N, columns, positions, TILE)
+    dy_pointers = addressing.tile_pointers(grad_out, rows, work, grad_out_strides, TILE)
+    x_pointers = addressing.tile_pointers(input, rows, work, input_strides, TILE)
     dy = tl.load(dy_pointers, mask=mask)
     x = tl.load(x_pointers, mask=mask)
-    channels = column_channels(work[1], channel_length, TILE)
+    channels = addressing.column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
     reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
-    channel_invstd = load_channels(invstd, channels, columns // channel_length)
-    channel_dy = load_channels(sum_dy, channels, columns // channel_length)
-    channel_dy_xmu = load_channels(sum_dy_xmu, channels, columns // channel_length)
-    w = None
-    if weight is not None:
-        w = load_channels(weight, channels, columns // channel_length)
-    deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
+    C = columns // channel_length
+    channel_invstd = addressing.load_channels(invstd, channels, C)
+    channel_dy = addressing.load_channels(sum_dy, channels, C)
+    channel_dy_xmu = addressing.load_channels(sum_dy_xmu, channels, C)
+    w = addressing.load_channels(weight, channels, C) if weight is not None else None
+    deviation = to_float32(x).to(ACC_DTYPE) - addressing.load_channels(mean, channels, C)
     dy = to_float32(dy).to(ACC_DTYPE)
     result = _gradient(dy, deviation, channel_invstd, channel_dy, channel_dy_xmu, reciprocal_count, w)
-    store_rounded(tile_pointers(grad_input, rows, work, grad_input_strides, TILE), result, mask)
+    store_rounded(addressing.tile_pointers(grad_input, rows, work, grad_input_strides, TILE), result, mask)
 
 
 @triton.jit
@@ -115,14 +109,14 @@ def batch_norm_elemt(
 
     In float64 where float32 is written, so that it is rounded once.
     """
-    rows, work, mask = program_tile(N, columns, positions, TILE)
-    x = tl.load(tile_pointers(input, rows, work, input_strides, TILE), mask=mask)
-    channels = column_channels(work[1], channel_length, TILE)
+    rows, work, mask = addressing.program_tile(N, columns, positions, TILE)
+    x = tl.load(addressing.tile_pointers(input, rows, work, input_strides, TILE), mask=mask)
+    channels = addressing.column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
-    deviation = to_float32(x).to(ACC_DTYPE) - load_channels(mean, channels, columns // channel_length)
-    result = deviation * load_channels(invstd, channels, columns // channel_length)
+    deviation = to_float32(x).to(ACC_DTYPE) - addressing.load_channels(mean, channels, columns // channel_length)
+    result = deviation * addressing.load_channels(invstd, channels, columns // channel_length)
     if weight is not None:
-        result = result * load_channels(weight, channels, columns // channel_length)
+        result = result * addressing.load_channels(weight, channels, columns // channel_length)
     if bias is not None:
-        result = result + load_channels(bias, channels, columns // channel_length)
-    store_rounded(tile_pointers(output, rows, work, output_strides, TILE), result, mask)
+        result = result + addressing.load_channels(bias, channels, columns // channel_length)
+    store_rounded(addressing.tile_pointers(output, rows, work, output_strides, TILE), result, mask)

@@ -9,13 +9,9 @@ from typing import Any
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
+from normgrad.cuda.batch_norm import reduce_kernels
 from normgrad.cuda.batch_norm.elementwise_kernels import batch_norm_elemt, batch_norm_elemt_backward
 from normgrad.cuda.batch_norm.gather_stats_kernel import batch_norm_gather_stats
-from normgrad.cuda.batch_norm.reduce_backward_kernels import (
-    batch_norm_reduce_backward,
-    batch_norm_reduce_backward_combine,
-)
-from normgrad.cuda.batch_norm.stats_kernels import batch_norm_stats, batch_norm_stats_combine
 from normgrad.cuda.batch_norm.tiles import (
     Access,
     ElementwiseTile,
@@ -31,8 +27,8 @@ from normgrad.cuda.batch_norm.tiles import (
 )
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER
-from normgrad.cuda.launch import FLOAT64, Argument, Options, Scratch, Step, float64_bits
-from normgrad.cuda.operands import Operand, all_vector_aligned
+from normgrad.cuda.launch import FLOAT64, Argument, Options, Step, float64_bits
+from normgrad.cuda.operands import Operand, all_vector_aligned, present
 from normgrad.cuda.steps import Steps
 
 _MAX_VECTOR = 16  # elements
@@ -75,6 +71,10 @@ class Data:
         N, C, HxW = self.sizes
         operands = [replace(operand, strides=(0, 1, operand.strides[0])) for operand in self.operands]
         return Data((1, C * HxW, N), operands)
+
+    @property
+    def pointers(self) -> list[Argument]:
+        return [operand.pointer for operand in self.operands]
 
     @property
     def strides(self) -> list[Shape]:
@@ -137,31 +137,25 @@ def _strides_of(vectors: Sequence[Operand]) -> list[int]:
     return [vector.strides[0] for vector in vectors]
 
 
-@dataclass(frozen=True)
-class _ElementwiseWork:
-    """Sizes and strides, grid, constants and options of an elementwise kernel, which takes a tile a program."""
-
-    layout: list[Argument]
-    grid: tuple[int, int, int]
-    spec: TileSpec
-    options: Options
-
-    @classmethod
-    def of(cls, steps: Steps, data: Data, chip: Chip) -> _ElementwiseWork:
-        access = data.access(steps.itemsize)
-        # Float64 elements of three tensors take many registers.
-        three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
-        thread_bytes = 32 if three_float64 else 64
-        N, C, HxW = data.sizes
-        tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
-        channel_length = 1
-        if tile.segment:
-            channel_length = HxW
-            data = data.as_segments()
-        N, columns, positions = data.sizes
-        rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
-        grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
-        return cls([*data.sizes, channel_length, *data.strides], grid, data.tile_spec(tile), Options(tile.warps))
+def _add_elementwise(
+    steps: Steps, chip: Chip, data: Data, kernel: Any, arguments: Sequence[Argument], **constants: Any
+) -> None:
+    """Add the launch of an elementwise kernel, which takes a tile a program; ``arguments``: those before the sizes."""
+    access = data.access(steps.itemsize)
+    # Float64 elements of three tensors take many registers.
+    three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
+    thread_bytes = 32 if three_float64 else 64
+    N, C, HxW = data.sizes
+    tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
+    channel_length = 1
+    if tile.segment:
+        channel_length = HxW
+        data = data.as_segments()
+    N, columns, positions = data.sizes
+    rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
+    grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
+    arguments = [*arguments, *data.sizes, channel_length, *data.strides]
+    steps.add(Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps)))
 
 
 def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
@@ -227,10 +221,6 @@ class _ReduceWork:
             options=Options(tile.warps, tile.ctas_per_sm, cluster=max(cluster, 1)),
         )
 
-    def scratch(self, steps: Steps, values: int, C: int) -> Scratch | None:
-        """Allocate memory for the values of every entry, where a second launch combines them."""
-        return steps.scratch(values * self.entries * C, FLOAT64) if self.entries > 1 else None
-
 
 def _add_combine(steps: Steps, kernel: Any, arguments: Sequence[Argument], entries: int, C: int) -> None:
     """Add the launch that combines the entries of all channels: few channels a program where entries are many."""
@@ -241,34 +231,58 @@ def _add_combine(steps: Steps, kernel: Any, arguments: Sequence[Argument], entri
     steps.add(Step(kernel, (cdiv(C, channels), 1, 1), [*arguments, entries, C], constants, options))
 
 
+def _add_reduction(
+    steps: Steps,
+    problem: Problem,
+    chip: Chip,
+    kernels: tuple[Any, Any],
+    inputs: Sequence[str],
+    vectors: Sequence[str],
+    outputs: Sequence[Argument],
+    values: int,
+) -> None:
+    """Add one launch that reduces the inputs, and one that combines the parts if there are several, or no data.
+
+    ``kernels`` for the two; ``vectors``: what the first one takes beside the inputs; ``outputs``: arguments of the last
+    launch; ``values``: float64 sums of a part and channel.
+    """
+    reduce, combine = kernels
+    C = problem.views["input"].shape[1]
+    if problem.views["input"].numel == 0:
+        _add_combine(steps, combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
+        return
+    data = Data.of(problem, steps, inputs)
+    work = _ReduceWork.of(steps, data, chip)
+    partial = steps.scratch(values * work.entries * C, FLOAT64) if work.entries > 1 else None
+    results = outputs if partial is None else [None] * len(outputs)
+    tensors = [*data.pointers, *map(steps.contiguous_input, vectors), partial]
+    steps.add(Step(reduce, work.grid, [*tensors, *results, *work.layout], work.constants, work.options))
+    if partial is not None:
+        _add_combine(steps, combine, [partial, *outputs], work.entries, C)
+
+
 def elemt_backward(problem: Problem, chip: Chip) -> Steps:
     """Plan batch_norm_elemt_backward: one elementwise launch."""
     steps = Steps(problem, ["grad_input"])
-    if problem.views["input"].numel == 0:
-        return steps
-    data = Data.of(problem, steps, ("grad_out", "input"), "grad_input")
-    ranks = problem.views["counter"].numel
-    names = ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "counter")
-    parameters = [steps.contiguous_input(name) for name in names]
-    work = _ElementwiseWork.of(steps, data, chip)
-    grad_out, x, grad_input = (operand.pointer for operand in data.operands)
-    arguments = [grad_out, x, *parameters, grad_input, ranks, *work.layout]
-    constants = {"TILE": work.spec, "RANKS": min(next_power_of_2(ranks), 1024)}
-    steps.add(Step(batch_norm_elemt_backward, work.grid, arguments, constants, work.options))
+    if problem.views["input"].numel:
+        data = Data.of(problem, steps, ("grad_out", "input"), "grad_input")
+        ranks = problem.views["counter"].numel
+        names = ("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "counter")
+        grad_out, x, grad_input = data.pointers
+        arguments = [grad_out, x, *map(steps.contiguous_input, names), grad_input, ranks]
+        ranks_at_once = min(next_power_of_2(ranks), 1024)
+        _add_elementwise(steps, chip, data, batch_norm_elemt_backward, arguments, RANKS=ranks_at_once)
     return steps
 
 
 def elemt(problem: Problem, chip: Chip) -> Steps:
     """Plan batch_norm_elemt: one elementwise launch."""
     steps = Steps(problem, ["output"])
-    if problem.views["input"].numel == 0:
-        return steps
-    data = Data.of(problem, steps, ("input",), "output")
-    parameters = [steps.contiguous_input(name) for name in ("weight", "bias", "mean", "invstd")]
-    work = _ElementwiseWork.of(steps, data, chip)
-    x, output = (operand.pointer for operand in data.operands)
-    arguments = [x, *parameters, output, *work.layout]
-    steps.add(Step(batch_norm_elemt, work.grid, arguments, {"TILE": work.spec}, work.options))
+    if problem.views["input"].numel:
+        data = Data.of(problem, steps, ("input",), "output")
+        x, output = data.pointers
+        parameters = map(steps.contiguous_input, ("weight", "bias", "mean", "invstd"))
+        _add_elementwise(steps, chip, data, batch_norm_elemt, [x, *parameters, output])
     return steps
 
 
@@ -278,28 +292,15 @@ def reduce_backward(problem: Problem, chip: Chip) -> Steps:
     steps = Steps(problem, names)
     C = problem.views["input"].shape[1]
     wanted = [steps.output(name, (C,)) for name in names]
-    if all(output.pointer is None for output in wanted):
-        return steps
+    requested = present(wanted)
     if problem.views["input"].numel == 0:  # zeros, whatever invstd is
-        zeros = [output for output in wanted if output.pointer is not None]
-        for first in range(0, len(zeros), 2):
-            steps.sum_partials(steps.scratch(1, FLOAT64), 0, C, zeros[first : first + 2])
-        return steps
-    outputs: list[Argument] = [
-        steps.contiguous_input("invstd"),
-        *(output.pointer for output in wanted),
-        tuple(_strides_of(wanted)),
-    ]
-    data = Data.of(problem, steps, ("grad_out", "input"))
-    work = _ReduceWork.of(steps, data, chip)
-    partial = work.scratch(steps, 2, C)
-    grad_out, x = (operand.pointer for operand in data.operands)
-    tensors = [grad_out, x, steps.contiguous_input("mean"), partial]
-    results = outputs if partial is None else [None] * len(outputs)
-    arguments = [*tensors, *results, *work.layout]
-    steps.add(Step(batch_norm_reduce_backward, work.grid, arguments, work.constants, work.options))
-    if partial is not None:
-        _add_combine(steps, batch_norm_reduce_backward_combine, [partial, *outputs], work.entries, C)
+        for first in range(0, len(requested), 2):
+            steps.sum_partials(steps.scratch(1, FLOAT64), 0, C, requested[first : first + 2])
+    elif requested:
+        pointers = [output.pointer for output in wanted]
+        outputs = [steps.contiguous_input("invstd"), *pointers, tuple(_strides_of(wanted))]
+        kernels = reduce_kernels.batch_norm_reduce_backward, reduce_kernels.batch_norm_reduce_backward_combine
+        _add_reduction(steps, problem, chip, kernels, ("grad_out", "input"), ("mean",), outputs, values=2)
     return steps
 
 
@@ -307,21 +308,11 @@ def stats(problem: Problem, chip: Chip) -> Steps:
     """Plan batch_norm_stats: one launch that reduces, and one that combines the parts if there are several."""
     names = ("mean", "invstd")
     steps = Steps(problem, names)
-    C = problem.views["input"].shape[1]
-    wanted = [steps.output(name, (C,)) for name in names]
+    wanted = [steps.output(name, problem.views["input"].shape[1:2]) for name in names]
     eps_bits = float64_bits(problem.attributes["eps"])
     outputs: list[Argument] = [*(output.pointer for output in wanted), tuple(_strides_of(wanted)), eps_bits]
-    if problem.views["input"].numel == 0:
-        _add_combine(steps, batch_norm_stats_combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
-        return steps
-    data = Data.of(problem, steps, ("input",))
-    work = _ReduceWork.of(steps, data, chip)
-    moments = work.scratch(steps, 3, C)
-    results = outputs if moments is None else [None] * len(outputs)
-    arguments = [data.operands[0].pointer, moments, *results, *work.layout]
-    steps.add(Step(batch_norm_stats, work.grid, arguments, work.constants, work.options))
-    if moments is not None:
-        _add_combine(steps, batch_norm_stats_combine, [moments, *outputs], work.entries, C)
+    kernels = reduce_kernels.batch_norm_stats, reduce_kernels.batch_norm_stats_combine
+    _add_reduction(steps, problem, chip, kernels, ("input",), (), outputs, values=3)
     return steps
 
 

@@ -8,4 +8,7 @@
 ``cluster_exchange``   exchange of partial sums through distributed shared memory
 ``pdl``                programmatic dependent launch
 ``compiler_barriers``  workarounds for optimizations of Triton and ptxas that cost more than they save
+
+Functions may be called through their module. Constants are imported by name: Triton's cache key of a kernel has the
+values of its module's own names, but not of another module's attributes.
 """

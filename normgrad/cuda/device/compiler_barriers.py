@@ -51,14 +51,14 @@ def opaque_zero():
 
 
 @triton.jit
-def block_rematerialization(values, SIZE: tl.constexpr):
-    """Return SIZE values unchanged, each by way of a scalar, so that their layout stops here.
+def block_rematerialization(values):
+    """Return values [n] unchanged, each by way of a scalar, so that their layout stops here.
 
     Triton propagates the layout in which a tile needs these values backwards to where they are loaded, to save one
     exchange between threads. Every thread would then load all mailbox slots, or hold the whole tile, by itself.
     """
-    index = tl.arange(0, SIZE)
-    result = tl.zeros((SIZE,), values.dtype)
-    for item in tl.static_range(SIZE):
+    index = tl.arange(0, values.shape[0])
+    result = tl.zeros(values.shape, values.dtype)
+    for item in tl.static_range(values.shape[0]):
         result = tl.where(index == item, tl.sum(tl.where(index == item, values, 0.0)), result)
     return result

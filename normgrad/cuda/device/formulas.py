@@ -56,38 +56,36 @@ def split_mean(mean, dtype: tl.constexpr):
 
 
 @triton.jit
-def row_moments(
-    values, in_row, count, reciprocal_count, SEGMENTS: tl.constexpr, ALONE: tl.constexpr, TILE: tl.constexpr
-):
+def row_moments(values, in_row, counts, SEGMENTS: tl.constexpr, ALONE: tl.constexpr, TILE: tl.constexpr):
     """Return sum, mean and sum of squares about the mean of each row of a tile [rows, columns], in float64.
 
-    ``in_row``: which columns there are; ``count``: how many. SEGMENTS of the columns are added up first; 1 where a
-    thread holds few. ALONE: the CTA holds whole rows.
+    ``in_row``: which columns there are; ``counts``: how many, and the reciprocal. SEGMENTS of the columns are added up
+    first; 1 where a thread holds few. ALONE: the CTA holds whole rows.
     """
-    ROWS: tl.constexpr = TILE.rows
-    PACKING: tl.constexpr = TILE.packing
+    count, reciprocal_count = counts
     total = tl.sum(values.to(tl.float64), axis=1)
     mean = divide(total, count, reciprocal_count)
     rounded_mean, remainder = split_mean(mean, values.dtype)
     deviation = values - rounded_mean[:, None]
     if TILE.masked:
         deviation = tl.where(in_row, deviation, 0.0)
-    squares = row_sums_float64(deviation * deviation, SEGMENTS, PACKING)
+    squares = row_sums_float64(deviation * deviation, SEGMENTS, TILE.packing)
     if SEGMENTS > 1 and ALONE:
-        squares = block_rematerialization(squares, ROWS)
+        squares = block_rematerialization(squares)
     return total, mean, squares - remainder * remainder * count
 
 
 @triton.jit
-def merge_moments(sums, squares, counts, reciprocal_counts, mask, count, reciprocal_count):
+def merge_moments(sums, squares, part_counts, mask, count):
     """Return the means of rows or groups and their sums of squares about these, from moments [rows, parts] of parts.
 
     Chan's formula: to each part's squares about its own mean comes its count times the squared distance of the means.
-    ``counts``: the elements of each part, [1, parts]; ``count``: those of a row or group.
+    ``part_counts``: the elements of each part, [1, parts], and their reciprocals; ``count``: those of a row or group,
+    and the reciprocal.
     """
-    mean = divide(tl.sum(sums, axis=1), count, reciprocal_count)
-    deviation = sums - mean[:, None] * counts
-    combined = squares + deviation * deviation * reciprocal_counts
+    mean = divide(tl.sum(sums, axis=1), count[0], count[1])
+    deviation = sums - mean[:, None] * part_counts[0]
+    combined = squares + deviation * deviation * part_counts[1]
     return mean, tl.sum(tl.where(mask, combined, 0.0), axis=1)
 
 

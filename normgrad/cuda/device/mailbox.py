@@ -15,6 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normgrad.cuda.device.compiler_barriers import block_rematerialization
+from normgrad.cuda.device.formulas import merge_moments
+
 # PHASE of a launch on rows or groups that several CTAs share. FUSED: one launch reduces and applies. Otherwise one
 # launch computes the sums (REDUCE), and the next reads the data a second time and writes the results (APPLY).
 FUSED = tl.constexpr(0)
@@ -94,17 +97,12 @@ def _read(slots, mask, WAIT: tl.constexpr):
 
 
 @triton.jit
-def _float32_pair(words):
-    """Return the two float32 values of every slot, as float64."""
+def receive_float32(slots, mask, WAIT: tl.constexpr):
+    """Return the two float32 values of every slot, as float64; with WAIT as soon as all are written."""
+    words = _read(slots, mask, WAIT)
     first = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
     second = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return first.to(tl.float64), second.to(tl.float64)
-
-
-@triton.jit
-def receive(slots, mask, WAIT: tl.constexpr):
-    """Return the two float32 values of every slot, as float64; with WAIT as soon as all are written."""
-    return _float32_pair(_read(slots, mask, WAIT))
 
 
 @triton.jit
@@ -124,10 +122,28 @@ def part_slots(slots, index, inside, TILE: tl.constexpr, SLOTS_PER_PART: tl.cons
 
     ``index``: of each row or group among all; ``inside``: which of them there are.
     """
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    parts = tl.arange(0, PADDED_PARTS)
+    parts = tl.arange(0, TILE.padded_parts)
     slot = (index[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART
     return slots + slot, inside[:, None] & (parts < TILE.parts)[None, :]
+
+
+@triton.jit
+def receive_totals(slots, mask, WAIT: tl.constexpr, FLOAT64: tl.constexpr):
+    """Return both sums [rows] of rows or groups over all parts, in their order; arguments from ``part_slots``."""
+    first, second = receive_sums(slots, mask, WAIT, FLOAT64)
+    first = block_rematerialization(tl.sum(first, axis=1))
+    return first, block_rematerialization(tl.sum(second, axis=1))
+
+
+@triton.jit
+def receive_moments(slots, mask, part_counts, count, WAIT: tl.constexpr):
+    """Return means and sums of squares about these, [rows], of rows or groups over all parts.
+
+    ``slots`` and ``mask`` from ``part_slots``, ``part_counts`` and ``count`` as for ``merge_moments``.
+    """
+    sums, squares = receive_float64(slots, mask, WAIT)
+    mean, squares = merge_moments(sums, squares, part_counts, mask, count)
+    return block_rematerialization(mean), block_rematerialization(squares)
 
 
 @triton.jit
@@ -145,5 +161,5 @@ def receive_sums(slots, mask, WAIT: tl.constexpr, FLOAT64: tl.constexpr):
     if FLOAT64:
         sums = receive_float64(slots, mask, WAIT)
     else:
-        sums = receive(slots, mask, WAIT)
+        sums = receive_float32(slots, mask, WAIT)
     return sums

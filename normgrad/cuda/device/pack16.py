@@ -23,6 +23,8 @@ _UNPACK_BF16X2 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 _UNPACK_FP16X2 = tl.constexpr(
     "{.reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high;}"
 )
+_PACK_BF16X2 = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
+_PACK_FP16X2 = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
 
 
 @triton.jit
@@ -40,12 +42,7 @@ def to_float32(value):
 def unpack16(words, PACKING: tl.constexpr):
     """Convert int32 words [..., n] to their float32 elements [..., 2·n]; recomputed at each use, not kept."""
     if INTERPRETED:
-        if PACKING == BF16X2:
-            first = (words << 16).to(tl.float32, bitcast=True)
-            second = (words & -65536).to(tl.float32, bitcast=True)
-        else:
-            first = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            second = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        first, second = unpack16_low(words, PACKING), unpack16_low(words >> 16, PACKING)
     elif PACKING == BF16X2:
         first, second = tl.inline_asm_elementwise(
             _UNPACK_BF16X2, "=r,=r,r", [words], (tl.float32, tl.float32), is_pure=False, pack=1
@@ -75,9 +72,13 @@ def _round_to_bf16_bits(value):
 
 
 @triton.jit
-def pack16(values, SHAPE: tl.constexpr, PACKING: tl.constexpr):
-    """Round float32 values to nearest even and pack them into int32 words; SHAPE is (*shape of the words, 2)."""
-    first, second = tl.split(tl.reshape(values, SHAPE))
+def pack16(values, PACKING: tl.constexpr):
+    """Round float32 values [..., 2·n], of two or three dimensions, to nearest even, and pack them into int32 words."""
+    if len(values.shape) == 2:
+        pairs = tl.reshape(values, (values.shape[0], values.shape[1] // 2, 2))
+    else:
+        pairs = tl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // 2, 2))
+    first, second = tl.split(pairs)
     if INTERPRETED:
         if PACKING == BF16X2:
             low = (_round_to_bf16_bits(first) >> 16) & 0xFFFF
@@ -85,14 +86,9 @@ def pack16(values, SHAPE: tl.constexpr, PACKING: tl.constexpr):
         else:
             low = first.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
             words = low | (second.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
-    elif PACKING == BF16X2:
-        words = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], tl.int32, is_pure=True, pack=1
-        )
     else:
-        words = tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [first, second], tl.int32, is_pure=True, pack=1
-        )
+        CONVERT: tl.constexpr = _PACK_BF16X2 if PACKING == BF16X2 else _PACK_FP16X2
+        words = tl.inline_asm_elementwise(CONVERT, "=r,f,f", [first, second], tl.int32, is_pure=True, pack=1)
     return words
 
 
@@ -141,9 +137,9 @@ def store_rounded(pointers, value, mask):
 
 
 @triton.jit
-def store_elements(pointers, values, mask, SHAPE: tl.constexpr, PACKING: tl.constexpr):
-    """Store results as the data was loaded: one element a word, or packed; SHAPE is (*shape of the words, 2)."""
+def store_elements(pointers, values, mask, PACKING: tl.constexpr):
+    """Store results as the data was loaded: one element a word, or packed."""
     if PACKING == UNPACKED:
         store_rounded(pointers, values, mask)
     else:
-        tl.store(pointers, pack16(values.to(tl.float32), SHAPE, PACKING), mask=mask)
+        tl.store(pointers, pack16(values.to(tl.float32), PACKING), mask=mask)

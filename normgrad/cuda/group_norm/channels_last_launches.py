@@ -10,17 +10,15 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes
-from normgrad.cuda.group_norm.channels_last_backward_kernels import (
-    group_norm_backward_channels_last_apply,
-    group_norm_backward_channels_last_reduce,
+from normgrad.cuda.group_norm import channels_last_kernels as kernels
+from normgrad.cuda.group_norm.tiles import (
+    FEW_ELEMENTS,
+    ChannelsLastTile,
+    ChannelsLastTileSpec,
+    EntrySpec,
+    Sizes,
+    channels_last_tile,
 )
-from normgrad.cuda.group_norm.channels_last_forward_kernels import (
-    group_norm_forward_channels_last_apply,
-    group_norm_forward_channels_last_moments,
-    group_norm_forward_channels_last_statistics,
-)
-from normgrad.cuda.group_norm.tiles import ChannelsLastTile, ChannelsLastTileSpec, EntrySpec, channels_last_tile
 from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Step
 from normgrad.cuda.operands import Operand, pack_operands, present
 from normgrad.cuda.steps import Steps
@@ -31,7 +29,7 @@ _STATISTICS_GROUPS = 4  # of a program of the statistics kernel
 
 @dataclass(frozen=True)
 class ChannelBlocks:
-    """How the data is split into blocks of channels, parts of positions and tiles; see ``channels_last_addressing``."""
+    """How the data is split into blocks of channels, parts of positions and tiles; see ``channels_last_kernels``."""
 
     sizes: Sizes
     itemsize: int
@@ -136,25 +134,24 @@ def _strides(operands: Sequence[Operand]) -> list[Shape]:
     return [operand.strides for operand in operands]
 
 
-def backward(
-    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument]
-) -> PartialSums:
-    """Add a launch that reduces and one that computes grad_input; return the partial sums of the weight gradients.
+def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], outputs: list[Operand]) -> None:
+    """Add a launch that reduces, one that computes grad_input, and one that adds up the weight gradients' partial sums.
 
-    ``operands``: grad_out, input, grad_input over (N, C, HxW); ``parameters``: mean, rstd, weight.
+    ``operands``: grad_out, input, grad_input over (N, C, HxW); ``outputs``: the weight gradients that are wanted.
     """
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
     work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 2))
     one_entry = work.parts * work.blocks_per_group == 1
     few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= FEW_ELEMENTS
-    partial = PartialSums.of(steps, sizes, work.parts, float64=few)
+    parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
+    partial = steps.partial_sums(len(outputs), N * work.parts, C, float64=few)
     sums = steps.scratch(work.entry_count * (2 if few else 1), INT64)
     packing, operands = pack_operands(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *parameters]
-    arguments = [*inputs, partial.memory, sums, N, group, work.blocks, HxW]
-    kernel = group_norm_backward_channels_last_reduce
+    arguments = [*inputs, partial, sums, N, group, work.blocks, HxW]
+    kernel = kernels.group_norm_backward_channels_last_reduce
     steps.add(work.reduce_step(kernel, arguments, packing, [grad_out, x], FLOAT64=few, **steps.wanted_gradients))
     if steps.wants("grad_input"):
         arguments = [*inputs, grad_input.pointer, sums, group, work.blocks, work.apply_tiles, HxW]
@@ -163,9 +160,10 @@ def backward(
             "GROUPS": work.groups,
             "ENTRIES_AT_ONCE": work.entries_at_once(work.groups, smallest=16),
         }
-        kernel = group_norm_backward_channels_last_apply
+        kernel = kernels.group_norm_backward_channels_last_apply
         steps.add(work.apply_step(kernel, arguments, packing, operands, FLOAT64=few, **constants))
-    return partial
+    if outputs:
+        steps.sum_partials(partial, N * work.parts, C, outputs)
 
 
 def forward(
@@ -184,7 +182,7 @@ def forward(
     packing, operands = pack_operands(operands, C, axis=1)
     x, output = operands
     arguments: list[Argument] = [x.pointer, moments, group, work.blocks, HxW]
-    steps.add(work.reduce_step(group_norm_forward_channels_last_moments, arguments, packing, [x]))
+    steps.add(work.reduce_step(kernels.group_norm_forward_channels_last_moments, arguments, packing, [x]))
     mean, rstd = statistics
     arguments = [moments, statistics64, mean.pointer, rstd.pointer, group, HxW, eps_bits]
     constants = {
@@ -194,7 +192,7 @@ def forward(
         "ENTRIES_AT_ONCE": work.entries_at_once(_STATISTICS_GROUPS),
     }
     grid = N * cdiv(group, _STATISTICS_GROUPS), 1, 1
-    kernel = group_norm_forward_channels_last_statistics
+    kernel = kernels.group_norm_forward_channels_last_statistics
     steps.add(Step(kernel, grid, [*arguments, mean.strides[0], rstd.strides[0]], constants, Options(pdl=True)))
     arguments = [x.pointer, *parameters, output.pointer, statistics64, group, work.blocks, work.apply_tiles, HxW]
-    steps.add(work.apply_step(group_norm_forward_channels_last_apply, arguments, packing, operands))
+    steps.add(work.apply_step(kernels.group_norm_forward_channels_last_apply, arguments, packing, operands))

@@ -8,16 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.contract.view import Shape
-from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
-from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
+from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm.call import FEW_ELEMENTS, PartialSums, Sizes
-from normgrad.cuda.group_norm.contiguous_backward_kernel import group_norm_backward_contiguous
-from normgrad.cuda.group_norm.contiguous_forward_kernel import group_norm_forward_contiguous
-from normgrad.cuda.group_norm.tiles import GroupTile, GroupTileSpec, group_tile
-from normgrad.cuda.launch import Argument
-from normgrad.cuda.operands import Operand, all_vector_aligned, pack_operands, present
+from normgrad.cuda.group_norm.contiguous_kernels import group_norm_backward_contiguous, group_norm_forward_contiguous
+from normgrad.cuda.group_norm.tiles import FEW_ELEMENTS, GroupTile, GroupTileSpec, Sizes, group_tile
+from normgrad.cuda.operands import Operand, all_vector_aligned, pack_operands, present, strides_in_vectors
 from normgrad.cuda.steps import Steps
 
 _MAX_VECTOR = 8  # words of the widest access: of 16-bit elements
@@ -46,15 +42,34 @@ def _positions_strided(operands: Sequence[Operand]) -> bool:
     return any(operand.strides[2] != 1 for operand in operands)
 
 
-def _needs_offset64(sizes: Sizes, tile: GroupTile, operands: Sequence[Operand]) -> bool:
-    """Return whether offsets within a tile, or the count of work items or channels a round further, need 64 bits."""
+def _tile_spec(sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[Operand]) -> GroupTileSpec:
+    """Describe a tile of packed operands.
+
+    Offsets have 64 bits where those within a tile, or the count of work items or channels a round further, need them.
+    """
 
     def extent(operand: Operand) -> int:
         _, channel, position = operand.strides
         return tile.positions * abs(position) + (tile.groups * sizes.D + tile.channels) * abs(channel)
 
     many = sizes.N * sizes.group >= 2**30 or sizes.C >= 2**30
-    return max(map(extent, operands)) >= 2**31 or many
+    per_word = 1 if packing == UNPACKED.value else 2
+    vector = _vector([sizes.HxW // per_word, tile.positions // per_word], operands)
+    padded = tile.positions * tile.position_parts, tile.channels * tile.channel_parts
+    return GroupTileSpec(
+        D=sizes.D,
+        groups=tile.groups,
+        channels=tile.channels,
+        positions=tile.positions,
+        words=tile.positions // per_word,
+        position_parts=tile.position_parts,
+        parts=tile.parts,
+        padded_parts=next_power_of_2(tile.parts),
+        vector=vector,
+        packing=packing,
+        masked=padded != (sizes.HxW, sizes.D),
+        offset64=max(map(extent, operands)) >= 2**31 or many,
+    )
 
 
 def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
@@ -66,11 +81,6 @@ def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
     if any(position != 1 for _, _, position in strides):
         return 1
     return math.gcd(_MAX_VECTOR, *words, *(stride for found in strides for stride in found[:2]))
-
-
-def _strides_in_vectors(operands: Sequence[Operand], vector: int) -> list[Shape]:
-    strides = (operand.strides for operand in operands)
-    return [(sample // vector, channel // vector, position) for sample, channel, position in strides]
 
 
 def _backward_segments(tile: GroupTile, itemsize: int, load_bytes: int) -> dict[str, int]:
@@ -99,14 +109,13 @@ def _forward_segments(tile: GroupTile, itemsize: int, contiguous: bool) -> int:
     return max(min(tile.positions * tile.channels // segment, 8), 1) if tile.groups == 1 else 1
 
 
-def backward(
-    sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], parameters: list[Argument]
-) -> PartialSums:
-    """Add the launch over the groups; return the partial sums of the weight gradients.
+def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], outputs: list[Operand]) -> None:
+    """Add the launch over the groups, and one that adds up the partial sums of the weight gradients.
 
-    ``operands``: grad_out, input, grad_input over (N, C, HxW); ``parameters``: mean, rstd, weight.
+    ``operands``: grad_out, input, grad_input over (N, C, HxW); ``outputs``: the weight gradients that are wanted.
     """
     N, HxW = sizes.N, sizes.HxW
+    parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     packing, operands = pack_operands(operands, HxW)
     tile = _choose_tile(sizes, chip, operands[:2], steps.itemsize, packing != UNPACKED.value)
     strided = _positions_strided(operands[:2])
@@ -117,16 +126,15 @@ def backward(
     # The roundings of few terms are a visible share of the bound, and of strided positions a thread may add up many.
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.positions <= FEW_ELEMENTS
     float64 = few or strided
-    partial = PartialSums.of(steps, sizes, tile.position_parts, float64)
+    partial = steps.partial_sums(len(outputs), N * tile.position_parts, sizes.C, float64)
     mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
     grad_out, x, grad_input = operands
-    tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial.memory, mailbox.memory]
-    per_word = 1 if packing == UNPACKED.value else 2
-    vector = _vector([HxW // per_word, tile.positions // per_word], operands)
-    load_bytes = vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
-    offset64 = _needs_offset64(sizes, tile, operands)
+    tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial, mailbox.memory]
+    spec = _tile_spec(sizes, tile, packing, operands)
+    per_word = tile.positions // spec.words
+    load_bytes = spec.vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
     constants: dict[str, Any] = {
-        "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
+        "TILE": spec,
         "STAGES": tile.stages,
         **_backward_segments(tile, steps.itemsize, load_bytes),
         "FLOAT64": float64,
@@ -135,9 +143,10 @@ def backward(
         **steps.wanted_gradients,
     }
     counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
-    arguments = [*tensors, *counts, *_strides_in_vectors(operands, vector)]
-    add_launches(steps, cta_groups, mailbox, GroupKernel(group_norm_backward_contiguous, tile, arguments, constants))
-    return partial
+    arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector)]
+    add_launches(steps, cta_groups, mailbox, tile, group_norm_backward_contiguous, arguments, constants)
+    if outputs:
+        steps.sum_partials(partial, N * tile.position_parts, sizes.C, outputs)
 
 
 def forward(
@@ -159,15 +168,13 @@ def forward(
     x, output = operands
     mean, rstd = statistics
     tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
-    per_word = 1 if packing == UNPACKED.value else 2
-    vector = _vector([HxW // per_word, tile.positions // per_word], operands)
-    offset64 = _needs_offset64(sizes, tile, operands)
+    spec = _tile_spec(sizes, tile, packing, operands)
     constants = {
-        "TILE": GroupTileSpec.of(tile, sizes.D, HxW, vector, packing, offset64),
+        "TILE": spec,
         "STAGES": tile.stages,
         "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1),
         "CLUSTER": cta_groups.cluster,
     }
     counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
-    arguments = [*tensors, *counts, *_strides_in_vectors(operands, vector), mean.strides[0], rstd.strides[0]]
-    add_launches(steps, cta_groups, mailbox, GroupKernel(group_norm_forward_contiguous, tile, arguments, constants))
+    arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector), mean.strides[0], rstd.strides[0]]
+    add_launches(steps, cta_groups, mailbox, tile, group_norm_forward_contiguous, arguments, constants)

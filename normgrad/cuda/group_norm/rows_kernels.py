@@ -10,40 +10,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.compiler_barriers import block_rematerialization
-from normgrad.cuda.device.formulas import input_gradient, merge_moments, nan_where_infinite, normalize, row_moments
+from normgrad.cuda.device import mailbox
+from normgrad.cuda.device.formulas import input_gradient, nan_where_infinite, normalize, row_moments
 from normgrad.cuda.device.indexing import block_indices, float64, float64_from_bits, int64, tile_offsets
-from normgrad.cuda.device.mailbox import (
-    APPLY,
-    FUSED,
-    REDUCE,
-    part_slots,
-    publish_float64,
-    publish_sums,
-    receive_float64,
-    receive_sums,
-)
+from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
 from normgrad.cuda.device.pack16 import UNPACKED, store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 from normgrad.cuda.device.sums import column_sums, sum_pair
 from normgrad.cuda.helper_kernels import store_sums
-from normgrad.cuda.layer_norm.addressing import (
-    assume_divisible,
-    cta_columns,
-    element_mask,
-    in_words,
-    tile_rows,
-    tile_start,
-)
+from normgrad.cuda.layer_norm import addressing
 
 
 @triton.jit
 def _column_channels(part, HxW, TILE: tl.constexpr):
     """Return the channel within the group of each of the CTA's columns."""
-    COLUMNS: tl.constexpr = TILE.columns
-    columns = part * COLUMNS + tl.arange(0, COLUMNS)
+    columns = part * TILE.columns + tl.arange(0, TILE.columns)
     if TILE.offset64:
-        columns = block_indices(part, COLUMNS)
+        columns = block_indices(part, TILE.columns)
     return columns // HxW
 
 
@@ -94,51 +77,44 @@ def group_norm_backward_rows(
     ROWS: tl.constexpr = TILE.rows
     COLUMNS: tl.constexpr = TILE.columns
     WORDS: tl.constexpr = TILE.words
-    PARTS: tl.constexpr = TILE.parts
-    PACKING: tl.constexpr = TILE.packing
-    OFFSET64: tl.constexpr = TILE.offset64
-    LAG: tl.constexpr = 1 if (WANT_INPUT and PARTS > 1) and PHASE == FUSED else 0
+    LAG: tl.constexpr = 1 if (WANT_INPUT and TILE.parts > 1) and PHASE == FUSED else 0
     # Equal elements of many rows, which a thread adds up one by one in float32, may all be rounded the same way.
     MANY_ROWS: tl.constexpr = ROWS >= 32
-    columns = assume_divisible(columns, TILE)
+    columns = addressing.assume_divisible(columns, TILE)
     row_words = columns // (COLUMNS // WORDS)
-    program_group, part, column, in_row, word_in_row = cta_columns(columns, TILE)
+    program_group, part, column, in_row, word_in_row = addressing.cta_columns(columns, TILE)
+    cta = (part, word_in_row)
     cta_group = program_group // groups_at_once
     channels = _column_channels(part, HxW, TILE)
     reciprocal_columns = 1.0 / float64(columns)
     tiles = tl.cdiv(N, ROWS)
-    input_strides = in_words(input_strides, TILE)
-    grad_out_strides = in_words(grad_out_strides, TILE)
-    grad_input_strides = in_words(grad_input_strides, TILE)
-    x_offsets = tile_offsets(input_strides, ROWS, WORDS, OFFSET64)
-    dy_offsets = tile_offsets(grad_out_strides, ROWS, WORDS, OFFSET64)
-    output_offsets = tile_offsets(grad_input_strides, ROWS, WORDS, OFFSET64)
+    input_strides = addressing.in_words(input_strides, TILE)
+    grad_out_strides = addressing.in_words(grad_out_strides, TILE)
+    grad_input_strides = addressing.in_words(grad_input_strides, TILE)
+    x_layout = addressing.row_layout(input_strides, (N,), TILE)
+    dy_layout = addressing.row_layout(grad_out_strides, (N,), TILE)
+    output_offsets = tile_offsets(grad_input_strides, ROWS, WORDS, TILE.offset64)
     for group_index in range(program_group % groups_at_once, group, groups_at_once):
         first_word = int64(group_index) * row_words
         weight_sum = tl.zeros((COLUMNS,), tl.float64)
         bias_sum = tl.zeros((COLUMNS,), tl.float64)
-        w = None
-        if weight is not None:
-            w = _load_channels(weight, int64(group_index) * D, channels, column < columns)
+        first_channel = int64(group_index) * D
+        w = _load_channels(weight, first_channel, channels, column < columns) if weight is not None else None
         if LAG:
+            zeros = tl.zeros((ROWS,), tl.float32)
             previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
-            previous_dy = tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty)
-            previous_mean = tl.zeros((ROWS,), tl.float32)
-            previous_rstd = tl.zeros((ROWS,), tl.float32)
+            previous = (previous_x, tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty), zeros, zeros)
             pdl_wait()
         for tile in tl.range(cta_group, tiles + LAG * cta_groups, cta_groups, num_stages=STAGES):
             result_tile = tile - LAG * cta_groups
             rows = block_indices(tile, ROWS)
-            mask = element_mask(rows < N, word_in_row, TILE)
-            x_start = tile_start(input + first_word, tile, part, input_strides, TILE)
-            x = tl.load(x_start + x_offsets, mask=mask, other=0)
-            dy_start = tile_start(grad_out + first_word, tile, part, grad_out_strides, TILE)
-            dy = tl.load(dy_start + dy_offsets, mask=mask, other=0)
+            x = addressing.load_tile(input + first_word, x_layout, tile, cta, N, TILE)
+            dy = addressing.load_tile(grad_out + first_word, dy_layout, tile, cta, N, TILE)
             row_mean = to_float32(tl.load(mean + rows * group + group_index, mask=rows < N, other=0.0))
             row_rstd = to_float32(tl.load(rstd + rows * group + group_index, mask=rows < N, other=0.0))
             if PHASE != APPLY:
-                g = unpack(dy, PACKING, FLOAT64)
-                x_hat = (unpack(x, PACKING, FLOAT64) - row_mean[:, None]) * row_rstd[:, None]
+                g = unpack(dy, TILE.packing, FLOAT64)
+                x_hat = (unpack(x, TILE.packing, FLOAT64) - row_mean[:, None]) * row_rstd[:, None]
                 if TILE.masked:
                     x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
                 if WANT_WEIGHT:
@@ -149,29 +125,26 @@ def group_norm_backward_rows(
                     if weight is not None:
                         g = g * unpack(w, UNPACKED, FLOAT64)
                     sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
-                    if PARTS > 1:
-                        slot = (rows * group + group_index) * PARTS + part
-                        publish_sums(sum_g, sum_gx, slots, slot, rows < N, FLOAT64)
+                    if TILE.parts > 1:
+                        slot = (rows * group + group_index) * TILE.parts + part
+                        mailbox.publish_sums(sum_g, sum_gx, slots, slot, rows < N, FLOAT64)
             if WANT_INPUT and PHASE != REDUCE:
-                rows, row_inside = tile_rows(result_tile, N, TILE, LAG)
+                rows, row_inside = addressing.tile_rows(result_tile, N, TILE, LAG)
                 if LAG:
-                    x, previous_x = previous_x, x
-                    dy, previous_dy = previous_dy, dy
-                    row_mean, previous_mean = previous_mean, row_mean
-                    row_rstd, previous_rstd = previous_rstd, row_rstd
-                if PARTS > 1:
+                    current = (x, dy, row_mean, row_rstd)
+                    x, dy, row_mean, row_rstd = previous
+                    previous = current
+                if TILE.parts > 1:
                     statistic = rows * group + group_index
-                    all_slots, slot_mask = part_slots(slots, statistic, row_inside, TILE, 2 if FLOAT64 else 1)
-                    all_g, all_gx = receive_sums(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
-                    sum_g = block_rematerialization(tl.sum(all_g, axis=1), ROWS)
-                    sum_gx = block_rematerialization(tl.sum(all_gx, axis=1), ROWS)
+                    all_slots, slot_mask = mailbox.part_slots(slots, statistic, row_inside, TILE, 2 if FLOAT64 else 1)
+                    sum_g, sum_gx = mailbox.receive_totals(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
                 mean_g = (sum_g.to(tl.float64) * reciprocal_columns)[:, None]
                 mean_gx = (sum_gx.to(tl.float64) * reciprocal_columns)[:, None]
-                dy_values, x_values = unpack_acc_dtype(dy, PACKING), unpack_acc_dtype(x, PACKING)
+                dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
                 result = input_gradient(dy_values, x_values, row_mean[:, None], row_rstd[:, None], w, mean_g, mean_gx)
-                start = tile_start(grad_input + first_word, result_tile, part, grad_input_strides, TILE)
-                mask = element_mask(row_inside, word_in_row, TILE)
-                store_elements(start + output_offsets, result, mask, (ROWS, WORDS, 2), PACKING)
+                start = addressing.tile_start(grad_input + first_word, result_tile, part, grad_input_strides, TILE)
+                mask = addressing.element_mask(row_inside, word_in_row, TILE)
+                store_elements(start + output_offsets, result, mask, TILE.packing)
         pdl_launch_dependents()
         if PHASE != APPLY:
             target = partial + (int64(cta_group) * group + group_index) * columns + column
@@ -216,73 +189,52 @@ def group_norm_forward_rows(
     mailbox and with the results one iteration later (LAG). Deterministic: by part, not by arrival.
     """
     ROWS: tl.constexpr = TILE.rows
-    COLUMNS: tl.constexpr = TILE.columns
     WORDS: tl.constexpr = TILE.words
-    PARTS: tl.constexpr = TILE.parts
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    PACKING: tl.constexpr = TILE.packing
-    OFFSET64: tl.constexpr = TILE.offset64
-    LAG: tl.constexpr = 1 if PARTS > 1 and PHASE == FUSED else 0
-    columns = assume_divisible(columns, TILE)
-    row_words = columns // (COLUMNS // WORDS)
-    program_group, part, column, in_row, word_in_row = cta_columns(columns, TILE)
+    LAG: tl.constexpr = 1 if TILE.parts > 1 and PHASE == FUSED else 0
+    columns = addressing.assume_divisible(columns, TILE)
+    row_words = columns // (TILE.columns // WORDS)
+    program_group, part, column, in_row, word_in_row = addressing.cta_columns(columns, TILE)
+    cta = (part, word_in_row)
     cta_group = program_group // groups_at_once
     channels = _column_channels(part, HxW, TILE)
-    input_strides = in_words(input_strides, TILE)
-    output_strides = in_words(output_strides, TILE)
-    x_offsets = tile_offsets(input_strides, ROWS, WORDS, OFFSET64)
-    output_offsets = tile_offsets(output_strides, ROWS, WORDS, OFFSET64)
+    input_strides = addressing.in_words(input_strides, TILE)
+    output_strides = addressing.in_words(output_strides, TILE)
+    x_layout = addressing.row_layout(input_strides, (N,), TILE)
+    output_offsets = tile_offsets(output_strides, ROWS, WORDS, TILE.offset64)
     eps = float64_from_bits(eps_bits)
-    columns64 = float64(columns)
-    reciprocal_columns = 1.0 / columns64
-    count = float64(tl.minimum(columns - part * COLUMNS, COLUMNS))
-    reciprocal_count = 1.0 / count
-    left = columns - tl.arange(0, PADDED_PARTS) * COLUMNS
-    counts = tl.maximum(tl.minimum(left, COLUMNS), 0).to(tl.float64)[None, :]
-    reciprocal_counts = 1.0 / counts
+    count, cta_count, part_counts = addressing.column_counts(columns, part, TILE)
+    counts = (part_counts, 1.0 / part_counts)
     for group_index in range(program_group % groups_at_once, group, groups_at_once):
         first_word = int64(group_index) * row_words
-        w = None
-        b = None
-        if weight is not None:
-            w = _load_channels(weight, int64(group_index) * D, channels, column < columns)
-        if bias is not None:
-            b = _load_channels(bias, int64(group_index) * D, channels, column < columns)
+        first_channel = int64(group_index) * D
+        w = _load_channels(weight, first_channel, channels, column < columns) if weight is not None else None
+        b = _load_channels(bias, first_channel, channels, column < columns) if bias is not None else None
         if LAG:
             previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
             pdl_wait()
         for tile in tl.range(cta_group, tl.cdiv(N, ROWS) + LAG * cta_groups, cta_groups, num_stages=STAGES):
             result_tile = tile - LAG * cta_groups
             rows = block_indices(tile, ROWS)
-            mask = element_mask(rows < N, word_in_row, TILE)
-            x_start = tile_start(input + first_word, tile, part, input_strides, TILE)
-            x = tl.load(x_start + x_offsets, mask=mask, other=0)
+            x = addressing.load_tile(input + first_word, x_layout, tile, cta, N, TILE)
             if PHASE != APPLY:
-                values = unpack(x, PACKING, FLOAT64)
-                total, row_mean, squares = row_moments(
-                    values, in_row, count, reciprocal_count, SEGMENTS, PARTS == 1, TILE
-                )
+                values = unpack(x, TILE.packing, FLOAT64)
+                total, row_mean, squares = row_moments(values, in_row, cta_count, SEGMENTS, TILE.parts == 1, TILE)
                 squares = tl.where(squares < 0.0, 0.0, squares)
-                if PARTS > 1:
-                    slot = slots + ((rows * group + group_index) * PARTS + part) * 2
-                    publish_float64(total, squares, slot, rows < N)
+                if TILE.parts > 1:
+                    slot = slots + ((rows * group + group_index) * TILE.parts + part) * 2
+                    mailbox.publish_float64(total, squares, slot, rows < N)
             if PHASE != REDUCE:
-                rows, row_inside = tile_rows(result_tile, N, TILE, LAG)
+                rows, row_inside = addressing.tile_rows(result_tile, N, TILE, LAG)
                 if LAG:
                     x, previous_x = previous_x, x
-                if PARTS > 1:
-                    all_slots, slot_mask = part_slots(slots, rows * group + group_index, row_inside, TILE, 2)
-                    sums, all_squares = receive_float64(all_slots, slot_mask, PHASE == FUSED)
-                    row_mean, squares = merge_moments(
-                        sums, all_squares, counts, reciprocal_counts, slot_mask, columns64, reciprocal_columns
-                    )
-                    row_mean = block_rematerialization(row_mean, ROWS)
-                    squares = block_rematerialization(squares, ROWS)
-                row_rstd = 1.0 / tl.sqrt(nan_where_infinite(squares) * reciprocal_columns + eps)
-                result = normalize(unpack_acc_dtype(x, PACKING), row_mean[:, None], row_rstd[:, None], w, b)
-                start = tile_start(output + first_word, result_tile, part, output_strides, TILE)
-                mask = element_mask(row_inside, word_in_row, TILE)
-                store_elements(start + output_offsets, result, mask, (ROWS, WORDS, 2), PACKING)
+                if TILE.parts > 1:
+                    all_slots, slot_mask = mailbox.part_slots(slots, rows * group + group_index, row_inside, TILE, 2)
+                    row_mean, squares = mailbox.receive_moments(all_slots, slot_mask, counts, count, PHASE == FUSED)
+                row_rstd = 1.0 / tl.sqrt(nan_where_infinite(squares) * count[1] + eps)
+                result = normalize(unpack_acc_dtype(x, TILE.packing), row_mean[:, None], row_rstd[:, None], w, b)
+                start = addressing.tile_start(output + first_word, result_tile, part, output_strides, TILE)
+                mask = addressing.element_mask(row_inside, word_in_row, TILE)
+                store_elements(start + output_offsets, result, mask, TILE.packing)
                 first_part = row_inside & (part == 0)
                 store_rounded(mean + (rows * group + group_index) * mean_stride, row_mean, first_part)
                 store_rounded(rstd + (rows * group + group_index) * rstd_stride, row_rstd, first_part)

@@ -12,16 +12,15 @@ from dataclasses import replace
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import Chip, cdiv, next_power_of_2
-from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm.call import FEW_ELEMENTS, Sizes
 from normgrad.cuda.group_norm.rows_kernels import (
     group_norm_backward_rows,
     group_norm_backward_rows_sum_partials,
     group_norm_forward_rows,
 )
-from normgrad.cuda.group_norm.tiles import forward_group_row_tile, group_row_tile
-from normgrad.cuda.launch import FLOAT64, Options, Scratch, Step
+from normgrad.cuda.group_norm.tiles import FEW_ELEMENTS, Sizes, forward_group_row_tile, group_row_tile
+from normgrad.cuda.launch import Options, Scratch, Step
 from normgrad.cuda.layer_norm.tiles import RowTile, RowTileSpec, forward_segments
 from normgrad.cuda.operands import Operand, pack_operands, row_vector, strides_in_vectors
 from normgrad.cuda.steps import Steps
@@ -96,14 +95,14 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand]
     work = RowWork(sizes, tile, chip, operands, parts, partial_sums=bool(outputs))
     # Results of float32 data are computed in float64, so its sums take no conversions more.
     float64 = steps.itemsize == FLOAT32.itemsize
-    partial = steps.scratch(max(len(outputs) * work.per_group * C * HxW, 1), FLOAT64 if float64 else FLOAT32)
+    partial = steps.partial_sums(len(outputs), work.per_group, C * HxW, float64)
     mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group if float64 else N * group)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = (operand.pointer for operand in work.operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, N, group, HxW, columns, work.groups_at_once, work.per_group, *work.strides]
     constants = {"TILE": work.spec, "D": sizes.D, "STAGES": tile.stages, "FLOAT64": float64, **steps.wanted_gradients}
-    add_launches(steps, work.cta_groups, mailbox, GroupKernel(group_norm_backward_rows, tile, arguments, constants))
+    add_launches(steps, work.cta_groups, mailbox, tile, group_norm_backward_rows, arguments, constants)
     if outputs:
         _add_sums(steps, partial, work.per_group, sizes, outputs)
 
@@ -154,4 +153,4 @@ def forward(
         "FLOAT64": few,
         "SEGMENTS": forward_segments(tile, steps.itemsize),
     }
-    add_launches(steps, work.cta_groups, mailbox, GroupKernel(group_norm_forward_rows, tile, arguments, constants))
+    add_launches(steps, work.cta_groups, mailbox, tile, group_norm_forward_rows, arguments, constants)

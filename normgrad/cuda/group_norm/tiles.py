@@ -9,11 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from normgrad.contract.plan import Problem
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, low_waste_block, next_power_of_2
 from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_EXCHANGE_CLUSTER
-from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.layer_norm.tiles import Measured, RowTile, element_key, whole_or_shared
+from normgrad.cuda.layer_norm.tiles import RowTile, element_key, whole_or_shared
+
+#: Up to this many elements of a group, sums of float32 data are computed in float64: one float32 rounding would be a
+#: visible share of the error bound.
+FEW_ELEMENTS = 512
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call, by their names in the contract."""
+
+    N: int
+    C: int
+    HxW: int
+    group: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> Sizes:
+        """Return a problem's sizes."""
+        return cls(*(problem.attributes[name] for name in cls._fields))
+
+    @property
+    def D(self) -> int:  # noqa: N802 - the kernels' name
+        """Channels of a group."""
+        return self.C // self.group
+
 
 # Contiguous positions.
 
@@ -57,24 +82,6 @@ class GroupTileSpec:
     packing: int  # of ``device.pack16``
     masked: bool  # the tiles exceed the groups
     offset64: bool  # offsets within a tile, or the number of work items, need 64 bits
-
-    @classmethod
-    def of(cls, tile: GroupTile, D: int, HxW: int, vector: int, packing: int, offset64: bool) -> GroupTileSpec:
-        """Describe a tile of groups of D channels and HxW positions."""
-        return cls(
-            D=D,
-            groups=tile.groups,
-            channels=tile.channels,
-            positions=tile.positions,
-            words=tile.positions if packing == UNPACKED.value else tile.positions // 2,
-            position_parts=tile.position_parts,
-            parts=tile.parts,
-            padded_parts=next_power_of_2(tile.parts),
-            vector=vector,
-            packing=packing,
-            masked=tile.positions * tile.position_parts != HxW or tile.channels * tile.channel_parts != D,
-            offset64=offset64,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,36 +285,34 @@ def channels_last_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, 
 
 
 # For groups that are contiguous rows. Results of float32 are computed in float64, and an unpacked 16-bit element takes
-# as many registers as a float32 one, so tiles are small. Chosen as LayerNorm's ROW_TILES are, in 32 groups (0: not
-# timed).
+# as many registers as a float32 one, so tiles are small. Chosen as LayerNorm's ROW_TILES are, in 32 groups.
 GROUP_ROW_TILES = {
     "float32": (
-        Measured(RowTile(8, 256, 1, 4, 3, prefetch=False, stages=3), "4096×512×1", 0),
-        Measured(RowTile(4, 512, 1, 4, 3, prefetch=False, stages=3), "4×256×49", 45),
-        Measured(RowTile(2, 1024, 1, 4, 3, prefetch=False, stages=3), "256×512×49", 68),
-        Measured(RowTile(1, 2048, 1, 8, 1, prefetch=False, stages=3), "32×1024×49", 51),
-        Measured(RowTile(1, 4096, 1, 8, 1, prefetch=False, stages=4), "64×2048×49", 57),
+        RowTile(8, 256, 1, 4, 3, prefetch=False, stages=3),  # 4096×512×1: not timed
+        RowTile(4, 512, 1, 4, 3, prefetch=False, stages=3),  # 4×256×49: 45 %
+        RowTile(2, 1024, 1, 4, 3, prefetch=False, stages=3),  # 256×512×49: 68 %
+        RowTile(1, 2048, 1, 8, 1, prefetch=False, stages=3),  # 32×1024×49: 51 %
+        RowTile(1, 4096, 1, 8, 1, prefetch=False, stages=4),  # 64×2048×49: 57 %
     ),
     "packed16": (
-        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "4096×512×1", 42),
-        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3), "4×256×49", 47),
-        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3), "256×512×49", 58),
-        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32×1024×49", 43),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "64×2048×49", 53),
+        RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3),  # 4096×512×1: 42 %
+        RowTile(4, 512, 1, 2, 6, prefetch=False, stages=3),  # 4×256×49: 47 %
+        RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=3),  # 256×512×49: 58 %
+        RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3),  # 32×1024×49: 43 %
+        RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3),  # 64×2048×49: 53 %
     ),
 }
 # For longer ones, which several CTAs share.
 SHARED_GROUP_ROW_TILES = {
-    "float32": Measured(RowTile(1, 1024, 0, 4, 3, prefetch=False, stages=4), "64×64×3025", 0),
-    "packed16": Measured(RowTile(1, 2048, 0, 4, 3, prefetch=False, stages=3), "64×64×3025", 40),
+    "float32": RowTile(1, 1024, 0, 4, 3, prefetch=False, stages=4),  # 64×64×3025: not timed
+    "packed16": RowTile(1, 2048, 0, 4, 3, prefetch=False, stages=3),  # 64×64×3025: 40 %
 }
 
 
 def group_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """Choose the tile of the backward pass for groups of ``columns`` elements of ``itemsize`` bytes in registers."""
     key = element_key(itemsize, unpacked=False)
-    whole = [measured.tile for measured in GROUP_ROW_TILES[key]]
-    return whole_or_shared(columns, itemsize, whole, [SHARED_GROUP_ROW_TILES[key].tile], chip)
+    return whole_or_shared(columns, itemsize, GROUP_ROW_TILES[key], [SHARED_GROUP_ROW_TILES[key]], chip)
 
 
 def forward_group_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:

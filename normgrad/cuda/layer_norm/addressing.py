@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.indexing import block_indices, int64, tile_offsets
-from normgrad.cuda.device.pack16 import UNPACKED, to_float32, unpack16
+from normgrad.cuda.device.indexing import block_indices, float64, int64, tile_offsets
+from normgrad.cuda.device.pack16 import UNPACKED, store_elements, to_float32, unpack16
 
 
 @triton.jit
@@ -26,21 +26,18 @@ def assume_divisible(N, TILE: tl.constexpr):
 @triton.jit
 def cta_columns(N, TILE: tl.constexpr):
     """Return the CTA's group and part, its column indices, and masks [1, columns] and [1, words] of those below N."""
-    COLUMNS: tl.constexpr = TILE.columns
-    WORDS: tl.constexpr = TILE.words
     program = tl.program_id(0)
     part = program % TILE.parts
-    columns = block_indices(part, COLUMNS)
+    columns = block_indices(part, TILE.columns)
     in_row = (columns < N)[None, :]
-    word_in_row = in_row if TILE.packing == UNPACKED else (block_indices(part, WORDS) < N // 2)[None, :]
+    word_in_row = in_row if TILE.packing == UNPACKED else (block_indices(part, TILE.words) < N // 2)[None, :]
     return program // TILE.parts, part, columns, in_row, word_in_row
 
 
 @triton.jit
 def tile_rows(tile, M, TILE: tl.constexpr, LAG: tl.constexpr):
     """Return the row indices of a tile, and which are below M; with a LAG the tile may be one before the first."""
-    ROWS: tl.constexpr = TILE.rows
-    rows = block_indices(tile, ROWS)
+    rows = block_indices(tile, TILE.rows)
     inside = rows < M
     if LAG:
         inside = inside & (rows >= 0)
@@ -84,34 +81,45 @@ def tile_start(pointer, tile, part, strides, TILE: tl.constexpr):
 
 @triton.jit
 def row_grid_strides(strides, row_grid, TILE: tl.constexpr):
-    """Return a tensor's strides as ``tile_pointers`` takes them: over one outer dimension in words, else in vectors."""
+    """Return a tensor's strides as ``row_layout`` takes them: over one outer dimension in words, else in vectors."""
     if len(row_grid) == 1:
-        result = in_words(strides, TILE)
-    else:
-        result = strides
-    return result
+        strides = in_words(strides, TILE)
+    return strides
 
 
 @triton.jit
-def offsets_in_tile(row_grid, strides, TILE: tl.constexpr):
-    """Return the offsets that are the same for all tiles: of rows and columns, or of columns with several row dims."""
-    ROWS: tl.constexpr = TILE.rows
-    WORDS: tl.constexpr = TILE.words
-    OFFSET64: tl.constexpr = TILE.offset64
-    if len(row_grid) == 1:
-        result = tile_offsets(strides, ROWS, WORDS, OFFSET64)
-    else:
-        result = tile_offsets((0, strides[len(row_grid)]), 1, WORDS, OFFSET64)
-    return result
+def row_layout(strides, row_grid, TILE: tl.constexpr):
+    """Return the layout of a tensor, (offsets, row_grid, strides), as the functions below take it.
 
-
-@triton.jit
-def tile_pointers(tensor, tile, part, TILE: tl.constexpr):
-    """Return the addresses [rows, words] of a tile.
-
-    ``tensor`` is (pointer, offsets of ``offsets_in_tile``, row_grid, strides of ``row_grid_strides``).
+    The offsets are those that are the same for all tiles: of rows and columns, or of columns with several row dims.
     """
-    pointer, offsets, row_grid, strides = tensor
+    if len(row_grid) == 1:
+        offsets = tile_offsets(strides, TILE.rows, TILE.words, TILE.offset64)
+    else:
+        offsets = tile_offsets((0, strides[len(row_grid)]), 1, TILE.words, TILE.offset64)
+    return offsets, row_grid, strides
+
+
+@triton.jit
+def load_tile(pointer, layout, tile, cta, M, TILE: tl.constexpr):
+    """Load the CTA's part of a tile, [rows, words]; ``cta`` is (part, mask of its words)."""
+    part, word_in_row = cta
+    mask = element_mask(block_indices(tile, TILE.rows) < M, word_in_row, TILE)
+    return tl.load(tile_pointers(pointer, layout, tile, part, TILE), mask=mask, other=0)
+
+
+@triton.jit
+def store_tile(pointer, layout, tile, cta, values, row_inside, TILE: tl.constexpr):
+    """Store the CTA's part of a tile of results, rounded and packed as the tensor is."""
+    part, word_in_row = cta
+    pointers = tile_pointers(pointer, layout, tile, part, TILE)
+    store_elements(pointers, values, element_mask(row_inside, word_in_row, TILE), TILE.packing)
+
+
+@triton.jit
+def tile_pointers(pointer, layout, tile, part, TILE: tl.constexpr):
+    """Return the addresses [rows, words] of the CTA's part of a tile."""
+    offsets, row_grid, strides = layout
     if len(row_grid) == 1:
         result = tile_start(pointer, tile, part, strides, TILE) + offsets
     else:
@@ -134,13 +142,12 @@ def tile_pointers(tensor, tile, part, TILE: tl.constexpr):
 @triton.jit
 def load_columns(pointer, part, N, TILE: tl.constexpr):
     """Load a vector's values for the CTA's columns, [1, columns] as float32 or [1, words] as packed pairs."""
-    COLUMNS: tl.constexpr = TILE.columns
     if pointer.dtype.element_ty == tl.int32:
-        PACKED_WORDS: tl.constexpr = COLUMNS // 2
+        PACKED_WORDS: tl.constexpr = TILE.columns // 2
         words = block_indices(part, PACKED_WORDS)
         loaded = tl.load(pointer + words, mask=words < N // 2, other=0)
     else:
-        columns = block_indices(part, COLUMNS)
+        columns = block_indices(part, TILE.columns)
         loaded = to_float32(tl.load(pointer + columns, mask=columns < N, other=0.0))
     return loaded[None, :]
 
@@ -148,16 +155,28 @@ def load_columns(pointer, part, N, TILE: tl.constexpr):
 @triton.jit
 def unpack_columns(loaded, TILE: tl.constexpr):
     """Convert what ``load_columns`` returned to float32 [1, columns]."""
-    PACKING: tl.constexpr = TILE.packing
     if loaded.dtype == tl.int32:
-        loaded = unpack16(loaded, PACKING)
+        loaded = unpack16(loaded, TILE.packing)
     return loaded
+
+
+@triton.jit
+def column_counts(N, part, TILE: tl.constexpr):
+    """Return the columns of a row and of the CTA's part, with reciprocals, and of each part, [1, padded parts].
+
+    All as float64.
+    """
+    count = float64(N)
+    counts = (count, 1.0 / count)
+    cta_count = float64(tl.minimum(N - part * TILE.columns, TILE.columns))
+    cta_counts = (cta_count, 1.0 / cta_count)
+    left = N - tl.arange(0, TILE.padded_parts) * TILE.columns
+    return counts, cta_counts, tl.maximum(tl.minimum(left, TILE.columns), 0).to(tl.float64)[None, :]
 
 
 @triton.jit
 def row_slots(slots, rows, M, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
     """Return the addresses [rows, padded parts] of the mailbox slots of a tile's rows, and which of them there are."""
-    PADDED_PARTS: tl.constexpr = TILE.padded_parts
-    parts = tl.arange(0, PADDED_PARTS)
+    parts = tl.arange(0, TILE.padded_parts)
     mask = ((rows >= 0) & (rows < M))[:, None] & (parts < TILE.parts)[None, :]
     return slots + (rows[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART, mask

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
-from normgrad.cuda.cta_groups import CtaGroups, GroupKernel, Mailbox, add_launches
+from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.launch import FLOAT64, Argument, float64_bits
-from normgrad.cuda.layer_norm.backward_kernel import layer_norm_backward
-from normgrad.cuda.layer_norm.forward_kernel import layer_norm_forward
+from normgrad.cuda.launch import Argument, float64_bits
+from normgrad.cuda.layer_norm.kernels import layer_norm_backward, layer_norm_forward
 from normgrad.cuda.layer_norm.tiles import (
     NARROW,
     RowTile,
@@ -50,28 +50,32 @@ def _row_shape(problem: Problem) -> Shape:
     return (*shape[: len(shape) - len(normalized)], math.prod(normalized))
 
 
-def _needs_offset64(tile: RowTile, row_grid: Shape, operands: Sequence[Operand]) -> bool:
-    """Return whether offsets within a tile, or row indices, need 64 bits."""
+def _tile_constants(
+    tile: RowTile, N: int, vector: int, packing: int, row_grid: Shape, operands: Sequence[Operand]
+) -> dict[str, Any]:
+    """Return the constexprs of both kernels that say how a tile is loaded.
+
+    Offsets have 64 bits where those within a tile, or row indices, need them.
+    """
     extent = max(tile.columns * abs(operand.strides[-1]) for operand in operands)
     if len(row_grid) == 1:
         extent += max(tile.rows * abs(operand.strides[0]) for operand in operands)
     else:
         extent = max(extent, 2 * math.prod(row_grid))
-    return extent >= 2**31
+    return {
+        "TILE": RowTileSpec.of(tile, N, vector, packing, extent >= 2**31),
+        "PREFETCH": tile.prefetch,
+        "STAGES": tile.stages,
+    }
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
     """Plan LayerNorm backward: one launch over the rows, one that adds up the CTA groups' weight gradients."""
-    steps, outputs, has_work = backward_steps(problem, _row_shape(problem)[-1])
-    if has_work:
-        _add_backward(problem, chip, steps, outputs)
-    return steps
-
-
-def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[Operand]) -> None:
-    """``outputs``: the weight gradients that are wanted, grad_weight before grad_bias."""
     shape = _row_shape(problem)
     M, N = math.prod(shape[:-1]), shape[-1]
+    steps, outputs, has_work = backward_steps(problem, N)
+    if not has_work:
+        return steps
     operands = [
         steps.strided_input("grad_out", shape, contiguous_columns=True),
         steps.strided_input("input", shape, contiguous_columns=True),
@@ -84,31 +88,25 @@ def _add_backward(problem: Problem, chip: Chip, steps: Steps, outputs: Sequence[
     tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
     cta_groups = CtaGroups.of(tile.parts if steps.wants("grad_input") else 1, cdiv(M, tile.rows), tile, chip)
     weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
-    partial_dtype = FLOAT64 if weight_float64 else FLOAT32
-    partial = steps.scratch(max(len(outputs) * cta_groups.count * N, 1), partial_dtype)
+    partial = steps.partial_sums(len(outputs), cta_groups.count, N, weight_float64)
     vector = row_vector(N, packing, operands)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     mailbox = Mailbox.of(steps, cta_groups, 2 * M if tile.float64 else M)
     grad_out, x, grad_input = (operand.pointer for operand in operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
-    kernel = GroupKernel(
-        layer_norm_backward,
-        tile,
-        [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)],
-        {
-            "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
-            "PREFETCH": tile.prefetch,
-            "STAGES": tile.stages,
-            "CLUSTER": cta_groups.cluster,
-            "WARPS": tile.warps,
-            "FLOAT64": tile.float64,
-            "WEIGHT_FLOAT64": weight_float64,
-            **steps.wanted_gradients,
-        },
-    )
-    add_launches(steps, cta_groups, mailbox, kernel)
+    arguments = [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)]
+    constants = {
+        **_tile_constants(tile, N, vector, packing, row_grid, operands),
+        "CLUSTER": cta_groups.cluster,
+        "WARPS": tile.warps,
+        "FLOAT64": tile.float64,
+        "WEIGHT_FLOAT64": weight_float64,
+        **steps.wanted_gradients,
+    }
+    add_launches(steps, cta_groups, mailbox, tile, layer_norm_backward, arguments, constants)
     if outputs:
         steps.sum_partials(partial, cta_groups.count, N, outputs)
+    return steps
 
 
 def forward(problem: Problem, chip: Chip) -> Steps:
@@ -138,18 +136,12 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     x, output = operands
     tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
     sizes: list[Argument] = [M, N, float64_bits(problem.attributes["eps"]), cta_groups.count, row_grid]
-    kernel = GroupKernel(
-        layer_norm_forward,
-        tile,
-        [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides],
-        {
-            "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
-            "PREFETCH": tile.prefetch,
-            "STAGES": tile.stages,
-            "CLUSTER": cta_groups.cluster,
-            "SEGMENTS": segments,
-            "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
-        },
-    )
-    add_launches(steps, cta_groups, mailbox, kernel)
+    arguments = [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides]
+    constants = {
+        **_tile_constants(tile, N, vector, packing, row_grid, operands),
+        "CLUSTER": cta_groups.cluster,
+        "SEGMENTS": segments,
+        "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
+    }
+    add_launches(steps, cta_groups, mailbox, tile, layer_norm_forward, arguments, constants)
     return steps

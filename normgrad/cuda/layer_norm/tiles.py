@@ -1,8 +1,8 @@
 """Tile sizes of LayerNorm, by the columns of a row; called by ``launches``, and by GroupNorm where a group is a row.
 
 A CTA holds its columns of a tile's rows in registers. A tile holds whole rows where they fit; longer rows are split
-among the CTAs of a cluster, or of a CTA group anywhere on the GPU. Every entry of the tables names the problem that it
-was chosen on and its speed there.
+among the CTAs of a cluster, or of a CTA group anywhere on the GPU. Beside every entry of the tables stands the problem
+M×N that it was chosen on, and its speed there in % of a device copy of the same bytes.
 """
 
 from __future__ import annotations
@@ -62,15 +62,6 @@ class RowTileSpec:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A tile, the problem M×N that it was chosen on, and its speed there in % of a device copy of the same bytes."""
-
-    tile: RowTile
-    problem: str
-    percent: float
-
-
 # For float32 rows of up to 32 columns: sums of so few terms are computed in float64, since one float32 rounding would
 # be a visible share of the error bound. Chosen without a measurement.
 NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, float64=True)
@@ -80,47 +71,47 @@ NARROW = RowTile(8, 32, 1, 1, 16, prefetch=False, stages=3, float64=True)
 # columns.
 ROW_TILES = {
     "float32": (
-        Measured(RowTile(32, 64, 1, 4, 3, prefetch=True), "401408×64", 93),
-        Measured(RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3), "262144×128", 90),
-        Measured(RowTile(8, 256, 1, 4, 3, prefetch=True), "131072×256", 95.4),
-        Measured(RowTile(8, 512, 1, 4, 2, prefetch=True), "65536×512", 93.6),
-        Measured(RowTile(4, 1024, 1, 4, 2, prefetch=True), "32768×1024", 96.1),
-        Measured(RowTile(4, 2048, 1, 8, 1, prefetch=True), "32768×2048", 96.3),
-        Measured(RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, float64=True), "16384×4096", 97),
+        RowTile(32, 64, 1, 4, 3, prefetch=True),  # 401408×64: 93 %
+        RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3),  # 262144×128: 90 %
+        RowTile(8, 256, 1, 4, 3, prefetch=True),  # 131072×256: 95.4 %
+        RowTile(8, 512, 1, 4, 2, prefetch=True),  # 65536×512: 93.6 %
+        RowTile(4, 1024, 1, 4, 2, prefetch=True),  # 32768×1024: 96.1 %
+        RowTile(4, 2048, 1, 8, 1, prefetch=True),  # 32768×2048: 96.3 %
+        RowTile(1, 4096, 1, 16, 1, prefetch=False, stages=4, float64=True),  # 16384×4096: 97 %
     ),
     "packed16": (
-        Measured(RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3), "131072×256", 90),
-        Measured(RowTile(4, 512, 1, 2, 6, prefetch=False, stages=4), "100352×384", 88),  # 85 with 3 stages
-        Measured(RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=4), "50432×768", 90),  # 84; 32768×1024: 88 and 89
-        Measured(RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3), "32768×2048", 93.9),
-        Measured(RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3), "16384×4096", 91),
-        Measured(RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4), "8192×8192", 78),
+        RowTile(8, 256, 1, 1, 8, prefetch=False, stages=3),  # 131072×256: 90 %
+        RowTile(4, 512, 1, 2, 6, prefetch=False, stages=4),  # 100352×384: 88 %; 85 with 3 stages
+        RowTile(2, 1024, 1, 2, 4, prefetch=False, stages=4),  # 50432×768: 90 %; 84 with 3 stages; 32768×1024: 88 and 89
+        RowTile(2, 2048, 1, 4, 2, prefetch=False, stages=3),  # 32768×2048: 93.9 %
+        RowTile(2, 4096, 1, 8, 1, prefetch=False, stages=3),  # 16384×4096: 91 %
+        RowTile(1, 8192, 1, 16, 1, prefetch=False, stages=4),  # 8192×8192: 78 %
     ),
-    "unpacked16": (Measured(RowTile(1, 1024, 1, 2, 4, prefetch=True), "32768×1001", 54),),
+    "unpacked16": (RowTile(1, 1024, 1, 2, 4, prefetch=True),),  # 32768×1001: 54 %
 }
 # For float32 rows of up to 256 columns that do not fill their tile. Prefetch into registers, where masked lanes load
 # nothing, has too few bytes in flight: 71, 61 and 79 % with the tiles above.
 PARTIAL_ROW_TILES = (
-    Measured(RowTile(16, 64, 1, 1, 8, prefetch=False, stages=3), "401408×48", 85),
-    Measured(RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3), "401408×96", 90),
-    Measured(RowTile(8, 256, 1, 2, 4, prefetch=False, stages=3), "200704×192", 93),
+    RowTile(16, 64, 1, 1, 8, prefetch=False, stages=3),  # 401408×48: 85 %
+    RowTile(8, 128, 1, 1, 12, prefetch=False, stages=3),  # 401408×96: 90 %
+    RowTile(8, 256, 1, 2, 4, prefetch=False, stages=3),  # 200704×192: 93 %
 )
 # For longer rows, and those that would leave much of such a tile empty: the CTAs of a cluster share them.
 CLUSTER_ROW_TILES = {
     "float32": (
-        Measured(RowTile(4, 512, 8, 2, 4, prefetch=True, cluster=True), "16384×2560", 96),
-        Measured(RowTile(4, 1024, 8, 4, 2, prefetch=True, cluster=True), "8192×8192", 98),
-        Measured(RowTile(4, 2048, 16, 8, 1, prefetch=True, cluster=True), "2048×32768", 97),
+        RowTile(4, 512, 8, 2, 4, prefetch=True, cluster=True),  # 16384×2560: 96 %
+        RowTile(4, 1024, 8, 4, 2, prefetch=True, cluster=True),  # 8192×8192: 98 %
+        RowTile(4, 2048, 16, 8, 1, prefetch=True, cluster=True),  # 2048×32768: 97 %
     ),
     "packed16": (
-        Measured(RowTile(2, 512, 8, 1, 8, prefetch=True, cluster=True), "5000×1280", 72),
-        Measured(RowTile(2, 1024, 8, 2, 4, prefetch=True, cluster=True), "6553×5120", 83),
-        Measured(RowTile(2, 2048, 8, 4, 2, prefetch=True, cluster=True), "6553×10000", 80),
-        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=True, cluster=True), "8192×8192", 86),
+        RowTile(2, 512, 8, 1, 8, prefetch=True, cluster=True),  # 5000×1280: 72 %
+        RowTile(2, 1024, 8, 2, 4, prefetch=True, cluster=True),  # 6553×5120: 83 %
+        RowTile(2, 2048, 8, 4, 2, prefetch=True, cluster=True),  # 6553×10000: 80 %
+        RowTile(2, 4096, 16, 8, 1, prefetch=True, cluster=True),  # 8192×8192: 86 %
     ),
     "unpacked16": (
-        Measured(RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True), "8192×5001", 50),
-        Measured(RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True), "4096×16001", 49),
+        RowTile(1, 1024, 8, 2, 4, prefetch=True, cluster=True),  # 8192×5001: 50 %
+        RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True),  # 4096×16001: 49 %
     ),
 }
 # Columns up to which a CTA that holds whole rows is faster, and the padding (tile columns / columns) it may have then.
@@ -131,17 +122,17 @@ _MIN_UTILIZATION = 0.7
 # For rows longer still, or on GPUs without clusters: CTAs anywhere on the GPU share them.
 SHARED_ROW_TILES = {
     "float32": (
-        Measured(RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4), "8192×8192", 93),
-        Measured(RowTile(4, 1024, 32, 4, 2, prefetch=False, stages=4), "4096×16384", 94),
-        Measured(RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4), "1024×65536", 86),
-        Measured(RowTile(1, 2048, 128, 4, 2, prefetch=True), "512×262144", 77),
+        RowTile(2, 1024, 8, 4, 3, prefetch=False, stages=4),  # 8192×8192: 93 %
+        RowTile(4, 1024, 32, 4, 2, prefetch=False, stages=4),  # 4096×16384: 94 %
+        RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4),  # 1024×65536: 86 %
+        RowTile(1, 2048, 128, 4, 2, prefetch=True),  # 512×262144: 77 %
     ),
     "packed16": (
-        Measured(RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3), "4096×16384", 71),
-        Measured(RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3), "1024×65536", 67),
-        Measured(RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3), "512×262144", 68),
+        RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3),  # 4096×16384: 71 %
+        RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3),  # 1024×65536: 67 %
+        RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3),  # 512×262144: 68 %
     ),
-    "unpacked16": (Measured(RowTile(1, 2048, 64, 4, 2, prefetch=True), "667×50257", 42),),
+    "unpacked16": (RowTile(1, 2048, 64, 4, 2, prefetch=True),),  # 667×50257: 42 %
 }
 
 
@@ -173,18 +164,15 @@ def row_tile(columns: int, itemsize: int, chip: Chip, unpacked: bool = False) ->
     """Choose the tile of LayerNorm backward: the narrowest that holds whole rows, or parts of one."""
     width = next_power_of_2(columns)
     key = element_key(itemsize, unpacked)
-    whole, clusters, shared = (
-        [measured.tile for measured in tiles[key]] for tiles in (ROW_TILES, CLUSTER_ROW_TILES, SHARED_ROW_TILES)
-    )
     most, padding = _WHOLE_ROWS[key]
     if columns > most or (columns > _CLUSTER_FROM and width > padding * columns):
-        tile = _cluster_tile(columns, clusters, chip)
+        tile = _cluster_tile(columns, CLUSTER_ROW_TILES[key], chip)
         if tile is not None:
             return tile
+    whole = ROW_TILES[key]
     if key == "float32":
-        partial = [measured.tile for measured in PARTIAL_ROW_TILES]
-        whole = [NARROW, *(partial if columns < width <= partial[-1].columns else whole)]
-    return whole_or_shared(columns, itemsize, whole, shared, chip)
+        whole = (NARROW, *(PARTIAL_ROW_TILES if columns < width <= PARTIAL_ROW_TILES[-1].columns else whole))
+    return whole_or_shared(columns, itemsize, whole, SHARED_ROW_TILES[key], chip)
 
 
 def whole_or_shared(
