@@ -152,5 +152,10 @@ def _has_16_bit_statistics(input: Tensor, weight: Tensor | None) -> bool:
 
 
 def compiles_to_layer_norm(input: Tensor, normalized_shape: Sequence[int]) -> bool:
-    """Return whether a compiled LayerNorm is our operator; a compiled GroupNorm is always PyTorch's."""
-    return input.is_cuda and math.prod(normalized_shape) >= MIN_COMPILED_COLUMNS
+    """Return whether a compiled LayerNorm is our operator; a compiled GroupNorm is always PyTorch's.
+
+    Nor is it ours where autocast would convert 16-bit data to float32 for it: inductor converts while it loads.
+    """
+    if not input.is_cuda or math.prod(normalized_shape) < MIN_COMPILED_COLUMNS:
+        return False
+    return input.dtype not in DTYPES_OF_16_BITS or not torch.is_autocast_enabled("cuda")

@@ -114,6 +114,16 @@ def test_long_rows_on_cuda_stay_our_operator() -> None:
     assert not heuristics.compiles_to_layer_norm(torch.empty(2, 10000), [10000])
 
 
+def test_long_rows_that_autocast_would_convert_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    with FakeTensorMode():
+        for dtype, is_ours in ((torch.float32, True), (torch.bfloat16, False), (torch.float16, False)):
+            on_gpu = torch.empty(4, 10000, device="cuda", dtype=dtype)
+            assert heuristics.compiles_to_layer_norm(on_gpu, [10000]) is is_ours
+
+
 def test_what_cannot_be_ours_is_pytorchs_under_compile_too() -> None:
     captured = Captured()
     torch.compile(model(compiled="normgrad").double(), backend=captured, fullgraph=True)(images().double())
