@@ -107,14 +107,19 @@ void streamsAndEvents()
     WORKS(aclrtStreamQuery(second, &status));
     REQUIRE(status == ACL_STREAM_STATUS_COMPLETE);
 
-    // A run that returns before the work is done, and a timeout meanwhile.
-    for (int i = 0; i < 50; i++)
-        WORKS(aclrtMemsetAsync(a, bytes, i, bytes, first));
+    // A run that returns before the work is done, and a timeout meanwhile: work for longer than a busy machine pauses.
+    const size_t many = 1 << 28;
+    void *large = nullptr;
+    WORKS(aclrtMalloc(&large, many, ACL_MEM_MALLOC_HUGE_FIRST));
+    const int times = std::getenv("NORMGRAD_DEVICE") ? 500 : 20;
+    for (int i = 0; i < times; i++)
+        WORKS(aclrtMemsetAsync(large, many, i, many, first));
     WORKS(aclrtStreamQuery(first, &status));
     REQUIRE(status == ACL_STREAM_STATUS_NOT_READY);
     FAILS(aclrtSynchronizeStreamWithTimeout(first, 0), 107019);
     FAILS(aclrtSynchronizeStreamWithTimeout(first, -2), 107000);
     WORKS(aclrtSynchronizeStream(first));
+    WORKS(aclrtFree(large));
 
     // An error of the work itself is told by synchronise, once.
     WORKS(aclrtMemcpyAsync(reinterpret_cast<void *>(0x10), 8, a, 8, ACL_MEMCPY_DEVICE_TO_HOST, first));
