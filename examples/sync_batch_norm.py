@@ -11,6 +11,7 @@ with the whole batch gets. (PyTorch's own SyncBatchNorm takes no tensors on the 
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import sys
 
@@ -75,7 +76,6 @@ def main() -> None:
     one_process = make_model()
     plain = copy.deepcopy(one_process)
     synchronised = convert_sync_batchnorm(copy.deepcopy(one_process))
-    # The run without communication is the last: a thread of gloo's that still holds a tensor when Python ends aborts.
     losses = {
         "BatchNorm": train(DistributedDataParallel(plain), mine, my_kinds, ranks),
         "SyncBatchNorm": train(DistributedDataParallel(synchronised), mine, my_kinds, ranks),
@@ -89,6 +89,9 @@ def main() -> None:
         print("\nlargest distance of a parameter or running statistic from the single process:")
         for name, model in {"BatchNorm": plain, "SyncBatchNorm": synchronised}.items():
             print(f"{name:<26}{distance(model, one_process):>10.1e}")
+    # The wrappers are in reference cycles and hold the process group. Its threads end with it; one that still holds a
+    # tensor when Python ends would abort the process.
+    gc.collect()
     dist.destroy_process_group()
 
 
