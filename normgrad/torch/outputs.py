@@ -15,8 +15,8 @@ from torch import Tensor
 Results = tuple[Tensor | None, ...]
 
 
-#: The dtypes of data that the contract takes.
 DTYPES_OF_16_BITS = frozenset((torch.float16, torch.bfloat16))
+#: The dtypes of data that the contract takes.
 DTYPES = DTYPES_OF_16_BITS | {torch.float32}
 
 #: How many dimensions data may have.

@@ -255,6 +255,11 @@ def store_pair_first(typingctx, dtype, address, index, low, high, count):
     return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
 
 
+def _make_non_temporal(builder, stores):
+    for stored in stores:
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+
+
 @intrinsic
 def stream_pair(typingctx, dtype, address, index, low, high):
     """Store 32 elements by non-temporal stores; the address must be a multiple of 64."""
@@ -268,8 +273,7 @@ def stream_pair(typingctx, dtype, address, index, low, high):
             lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
             raw = builder.bitcast(_join(builder, dtype.tag, args[3], args[4]), lanes)
             stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
-        for stored in stores:
-            stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        _make_non_temporal(builder, stores)
         return context.get_dummy_value()
 
     return types.void(dtype, address, index, f32x16, f32x16), codegen
@@ -282,7 +286,7 @@ def stream_vector(typingctx, address, index, value):
     def codegen(context, builder, sig, args):
         address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[:2], sig.args[:2]))
         stored = builder.store(args[2], pointer_to(builder, address_, index_, FLOAT_TYPE, args[2].type), align=64)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        _make_non_temporal(builder, [stored])
         return context.get_dummy_value()
 
     return types.void(address, index, f32x16), codegen

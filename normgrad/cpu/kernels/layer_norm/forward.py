@@ -9,12 +9,7 @@ import numpy as np
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import LayerNormForward
 from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, stack_space, store_f64
-from normgrad.cpu.intrinsics.pairs import (
-    is_bfloat16,
-    load_pair,
-    load_pair_first,
-    store_pair_first,
-)
+from normgrad.cpu.intrinsics.pairs import is_bfloat16, load_pair, load_pair_first, store_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, vload, vload_f64, vstore_f64
 from normgrad.cpu.kernels.common.lanes import to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
