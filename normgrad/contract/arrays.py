@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from normgrad.contract import dlpack
+from normgrad.contract import dlpack, huge_pages
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, DType, from_numpy_dtype, numpy_dtype
 from normgrad.contract.status import shown_error
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
@@ -275,7 +275,17 @@ def fresh_tensor(shape: Shape, strides: Shape, dtype: DType, device: Any) -> Fre
     """Return the layout of a tensor to be allocated."""
     empty_strided, theirs = sys.modules["torch"].empty_strided, torch_dtypes()[dtype]
     allocate = partial(empty_strided, shape, strides, dtype=theirs, device=device)
-    return FreshArray(shape, strides, dtype, allocate, _tensor_address())
+    address, nbytes = _tensor_address(), math.prod(shape) * dtype.itemsize
+    if device.type == "cpu" and nbytes >= huge_pages.REQUESTED_FROM:
+        address = partial(_address_on_huge_pages, address, nbytes)
+    return FreshArray(shape, strides, dtype, allocate, address)
+
+
+def _address_on_huge_pages(address: Callable[[Any], int], nbytes: int, tensor: Any) -> int:
+    """Return a fresh tensor's address, with huge pages requested for what will be written there."""
+    found = address(tensor)
+    huge_pages.request(found, nbytes)
+    return found
 
 
 @cache
