@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -27,8 +28,24 @@ _PREPARE: dict[str, Callable[[Problem], Kernel]] = {
     "batch_norm_elemt": batch_norm.prepare_elemt,
     "batch_norm_reduce_backward": batch_norm.prepare_reduce_backward,
 }
-if find_spec("numba") is None:
-    raise ImportError("Numba is not installed", name="numba")
+
+
+def _problem() -> str | None:
+    """Return why kernels cannot be compiled here."""
+    if find_spec("numba") is None:
+        return "Numba is not installed"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    from llvmlite.binding import get_host_cpu_features
+
+    has = get_host_cpu_features()
+    missing = " and ".join(name.upper() for name in ("fma", "f16c") if not has.get(name))
+    return f"the processor has no {missing} instructions, which kernels are made of" if missing else None
+
+
+_found = _problem()
+if _found is not None:
+    raise ImportError(f"{_found}; NORMGRAD_BACKEND=reference computes without kernels")
 
 _KEPT = 64 << 20  # bytes of workspace that a thread keeps for its next call
 

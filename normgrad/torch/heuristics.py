@@ -17,12 +17,14 @@ The thresholds were measured by ``benchmarks/torch_tables.py``. A reason is a co
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from normgrad import backends
 from normgrad.cuda import devices
 from normgrad.torch.internals import constant_when_compiled
 from normgrad.torch.outputs import DTYPES, DTYPES_OF_16_BITS, MAX_DIMENSIONS, memory_format
@@ -81,6 +83,8 @@ def obstacle(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str |
             return problem
     elif not input.is_cpu:
         return DEVICE
+    elif cpu_problem() is not None:
+        return cpu_problem()
     if input.dim() > MAX_DIMENSIONS:
         return DIMENSIONS
     parameter = bias if weight is None else weight
@@ -94,6 +98,21 @@ def obstacle(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str |
 def gpu_problem(index: int) -> str | None:
     """Return why normgrad's kernels do not run on a GPU; None where they do."""
     return devices.problem(index)
+
+
+@constant_when_compiled
+def cpu_problem() -> str | None:
+    """Return why normgrad's kernels do not run on this machine's processor; None where they do."""
+    return _cpu_problem()
+
+
+@functools.cache
+def _cpu_problem() -> str | None:
+    try:
+        backends.load("cpu")
+    except ImportError as error:
+        return f"the backend cpu cannot be loaded: {error}"
+    return None
 
 
 def layer_norm_is_slower(input: Tensor, weight: Tensor | None) -> bool:
