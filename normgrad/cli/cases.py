@@ -1,7 +1,7 @@
 """Write test inputs for an operator, one .npz file a case; the same for the same seed.
 
-Every file is a case for `normgrad run` and `normgrad check`. A case that is there already and has other values, of
-another seed say, is not replaced, since results that were computed from it would no longer fit.
+Every file is a case for `normgrad run` and `normgrad check`. A case that is there already with other values,
+such as another seed's, is not replaced, since results that were computed from it would no longer fit.
 """
 
 from __future__ import annotations

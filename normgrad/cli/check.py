@@ -1,4 +1,4 @@
-"""Judge someone's results, an NPU's dump say, against the float64 oracle on the same inputs.
+"""Judge results, such as an NPU's dump, against the float64 oracle on the same inputs.
 
 INPUTS and ACTUAL are files as `normgrad run` reads and writes them, or two folders with files of the same names, one
 pair per case. The exit status is 1 where a result does not pass, 2 where a case cannot be judged.
