@@ -50,6 +50,10 @@ def refused(capsys, *argv: str) -> str:
         (("demo", "--loud"), "unrecognized arguments: --loud"),
         (("run",), "required: OPERATOR, IN, -o/--output"),
         (("run", "fly", "in.npz", "-o", "out.npz"), "invalid choice: 'fly'"),
+        (("run", "layer_norm", "in.npz", "-o", ""), "-o/--output: the name is empty"),
+        (("check", "layer_norm", "", "out.npz"), "INPUTS: the name is empty"),
+        (("cases", "layer_norm", "-o", ""), "-o/--output: the name is empty"),
+        (("bench", "--json", ""), "--json: the name is empty"),
     ],
 )
 def test_wrong_arguments(capsys, argv, text):

@@ -31,7 +31,7 @@ from normgrad.bench.cases import (
 )
 from normgrad.bench.model_steps import MODES, MODULES_16, ROUNDINGS, Settings
 from normgrad.bench.models import MODELS, STEPS
-from normgrad.cli.errors import BadInput, reason
+from normgrad.cli.errors import BadInput, nonempty_path, reason
 from normgrad.cli.terminal import Console
 from normgrad.operators import OPERATORS
 
@@ -136,12 +136,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a GPU, time small calls on the host and in a replayed CUDA graph too",
     )
     parser.add_argument("--startup", action="store_true", help="time the first call in new processes too")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
+    parser.add_argument("--csv", type=nonempty_path, metavar="FILE", help="write every measurement as a line")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every measurement, the machine, versions and date"
+        "--json", type=nonempty_path, metavar="FILE", help="write every measurement, the machine, versions and date"
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf; needs matplotlib)"
+        "--plot", type=nonempty_path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf; needs matplotlib)"
     )
 
 
