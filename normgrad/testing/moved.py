@@ -103,14 +103,10 @@ class _Classes:
 
     def sources(self, one: int, candidates: np.ndarray) -> Iterator[int]:
         """The candidates whose results a class has."""
-        for index in self._index[:, :_TRIED].T:
-            theirs = index[candidates]
-            with np.errstate(all="ignore"):
-                error = np.abs(self._values.actual[index[one]] - self._values.exact[theirs])
-            candidates = candidates[error <= self._values.limit[theirs]]
-        return (int(k) for k in candidates[:_MOST_SOURCES] if k != one and self.have(np.array([one]), np.array([k])))
+        alike = self._alike(one, candidates)[:_MOST_SOURCES]
+        return (int(k) for k in alike if self.have(np.array([one]), np.array([k])))
 
-    def source_of_each(self, hit: np.ndarray) -> list[int] | None:
+    def source_of_each(self, hit: np.ndarray) -> np.ndarray | None:
         """For each of some classes another whose results it has; None where one has none."""
         exact, limit = self._values.exact[self._index], self._values.limit[self._index]
         with np.errstate(all="ignore"):  # the element that differs most between the classes tells them apart
@@ -123,12 +119,26 @@ class _Classes:
         last = np.searchsorted(in_order, actual + reach, "right")
         if np.sum(last - first) > _MOST_CANDIDATES:
             return None
-        found = []
-        for one, start, stop in zip(hit, first, last, strict=True):
-            found.append(next(self.sources(one, np.sort(order[start:stop])), -1))
-            if found[-1] < 0:
+        sources = np.empty_like(hit)
+        for n, (one, start, stop) in enumerate(zip(hit, first, last, strict=True)):
+            alike = self._alike(one, np.sort(order[start:stop]))
+            source = alike[0] if alike.size == 1 else next(self.sources(one, alike), None)
+            if source is None:
                 return None
-        return found
+            sources[n] = source
+        return sources if self.have(hit, sources) else None
+
+    def _alike(self, one: int, candidates: np.ndarray) -> np.ndarray:
+        """The candidates, without the class itself, that the first elements of a class do not rule out."""
+        candidates = candidates[candidates != one]
+        for index in self._index[:, :_TRIED].T:
+            if not candidates.size:
+                break
+            theirs = index[candidates]
+            with np.errstate(all="ignore"):
+                error = np.abs(self._values.actual[index[one]] - self._values.exact[theirs])
+            candidates = candidates[error <= self._values.limit[theirs]]
+        return candidates
 
 
 def _reordered(classes: _Classes, hit: np.ndarray) -> Cluster | None:
@@ -182,15 +192,16 @@ def _permuted(classes: _Classes, hit: np.ndarray) -> Cluster | None:
         return None
     has_source = next(classes.sources(int(hit[0]), np.arange(classes.count)), None) is not None
     sources = classes.source_of_each(hit) if has_source else None
-    if sources is None or len(set(sources)) == 1:
+    if sources is None or np.all(sources == sources[0]):
         return None
-    is_permuted = set(sources) == set(hit.tolist())
+    is_permuted = np.array_equal(np.sort(sources), hit)
     if not is_permuted and classes.length < _FEWEST:
         return None
-    pairs = [f"{one} has {source}" for one, source in zip(hit, sources, strict=True)]
-    listed = ", ".join(pairs if len(pairs) <= _MOST_LISTED else [*pairs[:6], "…"])
+    listed = slice(None) if hit.size <= _MOST_LISTED else slice(6)
+    pairs = [f"{one} has {source}" for one, source in zip(hit[listed], sources[listed], strict=True)]
+    text = ", ".join(pairs if len(pairs) == hit.size else [*pairs, "…"])
     whose = "each other's results" if is_permuted else f"the results of other {classes.noun}s"
-    return Cluster("swap" if is_permuted else "copy", f"{_those(classes, hit)} have {whose}: {listed}")
+    return Cluster("swap" if is_permuted else "copy", f"{_those(classes, hit)} have {whose}: {text}")
 
 
 def _copied(classes: _Classes, hit: np.ndarray) -> Cluster | None:
