@@ -1,21 +1,25 @@
 """LayerNorm and GroupNorm in JAX: normgrad's kernels against what XLA makes of the plain formulas.
 
-    python benchmarks/jax_norms.py
+    python benchmarks/jax_norms.py --json benchmarks/results/jax_norms.json
 
-prints the table of docs/guides/jax.md: the fastest of many jitted calls on the CPU, in microseconds. A step is the
-forward pass and the gradients of input, weight and bias.
+writes the results of which pages.py makes the table of docs/guides/jax.md: the fastest of many jitted calls on the CPU,
+in seconds. A step is the forward pass and the gradients of input, weight and bias.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normgrad.bench import machine
 from normgrad.bench.clock import measure
 from normgrad.jax import group_norm, layer_norm
 
@@ -56,10 +60,10 @@ def ours(name: str, x: Any, weight: Any, bias: Any) -> Any:
 
 
 def fastest(functions: Sequence[Callable[..., Any]], *arguments: Any) -> list[float]:
-    """Return the microseconds of each function's fastest call; the functions take turns."""
+    """Return the seconds of each function's fastest call; the functions take turns."""
     jitted = map(jax.jit, functions)
     runs = {str(n): lambda f=f: jax.block_until_ready(f(*arguments)) for n, f in enumerate(jitted)}
-    return [1e6 * timing.fastest for timing in measure(runs, SECONDS * len(runs)).values()]
+    return [timing.fastest for timing in measure(runs, SECONDS * len(runs)).values()]
 
 
 def step(function: Callable[..., Any], x: Any, weight: Any, bias: Any, upstream: Any) -> Any:
@@ -68,22 +72,30 @@ def step(function: Callable[..., Any], x: Any, weight: Any, bias: Any, upstream:
     return output, pull(upstream)
 
 
-def main() -> None:
-    """Print the table."""
-    print(f"JAX {jax.__version__}, {len(jax.devices('cpu'))} device, times in µs\n")
-    print("| function | shape | dtype | forward: normgrad | forward: XLA | step: normgrad | step: XLA |")
-    print("|---|---|---|---:|---:|---:|---:|")
+def measured(name: str, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
+    """Return the record of a case."""
     rng = np.random.default_rng(0)
-    for name, shape, dtype in CASES:
-        size = shape[1]
-        x, upstream = (jnp.asarray(rng.normal(size=shape), dtype) for _ in range(2))
-        weight, bias = (jnp.asarray(rng.normal(size=size), dtype) for _ in range(2))
-        plain = plain_layer_norm if name == "layer_norm" else plain_group_norm
-        both = [partial(ours, name), plain]
-        times = fastest(both, x, weight, bias)
-        times += fastest([partial(step, f) for f in both], x, weight, bias, upstream)
-        cells = " | ".join(f"{value:,.0f}" for value in times)
-        print(f"| `{name}` | {'×'.join(map(str, shape))} | {dtype} | {cells} |", flush=True)
+    x, upstream = (jnp.asarray(rng.normal(size=shape), dtype) for _ in range(2))
+    weight, bias = (jnp.asarray(rng.normal(size=shape[1]), dtype) for _ in range(2))
+    both = [partial(ours, name), plain_layer_norm if name == "layer_norm" else plain_group_norm]
+    forward = fastest(both, x, weight, bias)
+    steps = fastest([partial(step, function) for function in both], x, weight, bias, upstream)
+    times = zip(("forward", "forward_xla", "step", "step_xla"), (*forward, *steps), strict=True)
+    group = GROUP if name == "group_norm" else None
+    return {"function": name, "shape": "x".join(map(str, shape)), "group": group, "dtype": dtype, **dict(times)}
+
+
+def main() -> None:
+    """Measure every case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine.describe("cpu"), "results": []}
+    for case in CASES:
+        results["results"].append(measured(*case))
+        print(results["results"][-1], flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_TITLES = {"torch": "PyTorch", "triton": "Triton", "numpy": "NumPy", "numba": "Numba"}
+_TITLES = {"torch": "PyTorch", "triton": "Triton", "numpy": "NumPy", "numba": "Numba", "jax": "JAX"}
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:

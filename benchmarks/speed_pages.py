@@ -1,6 +1,7 @@
-"""The generated parts of docs/evidence/cpu.md, gpu.md and speed.md, and of the pages that show the chart of models.
+"""The generated parts of docs/evidence/cpu.md, gpu.md and speed.md, of the guides with times, and of the pages that
+show the chart of models.
 
-``pages.py`` calls :func:`written`. The results come from ``normgrad bench`` and from ``model_calls.py``.
+``pages.py`` calls :func:`written`. The results come from ``normgrad bench``, and from the scripts beside this one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def speedup(case: Case, peer: str = PYTORCH, ours: str = PLAN) -> float | None:
 
 def size_of(row: Row) -> str:
     """Return the shape, with the number of groups of GroupNorm."""
-    return row["shape"].replace("x", "×") + (f" / {row['group']}" if row["group"] else "")
+    return row["shape"].replace("x", "×") + (f" / {row['group']}" if row.get("group") else "")
 
 
 def name_of(case: Case) -> str:
@@ -499,6 +500,48 @@ def training_steps(folder: Path = RESULTS) -> tuple[str, dict[Path, str]]:
     return "\n".join(["## Training steps of whole models\n", *parts]) if parts else "", charts
 
 
+# The guides with times
+
+
+def jax_times(results: dict[str, Any]) -> str:
+    """Return the table of ``jax_norms.py``: µs of normgrad and of the plain formula."""
+    columns = {
+        "forward": "forward: normgrad",
+        "forward_xla": "forward: XLA",
+        "step": "step: normgrad",
+        "step_xla": "step: XLA",
+    }
+    rows = [
+        [f"`{row['function']}`", size_of(row), row["dtype"], *(f"{1e6 * row[name]:,.0f}" for name in columns)]
+        for row in results["results"]
+    ]
+    titles = ["function", "shape", "dtype", *columns.values()]
+    return machine_line(results, "jax", end=", µs:") + "\n" + table(titles, rows, numbers=len(columns))
+
+
+def sync_batch_norm_times(results: dict[str, Any]) -> str:
+    """Return the table of ``sync_batch_norm.py``: ms of a step, and what it exchanges."""
+    columns = {"batch_norm": "BatchNorm", "sync_batch_norm": "SyncBatchNorm", "exchange": "exchange"}
+    rows = [
+        [size_of(row), row["dtype"], *(f"{1e3 * row[name]:.2f}" for name in columns), f"{row['bytes']:,}"]
+        for row in results["results"]
+    ]
+    titles = ["batch per process", "dtype", *columns.values(), "bytes sent per step"]
+    return machine_line(results, "torch", end=", ms:") + "\n" + table(titles, rows, numbers=len(columns) + 1)
+
+
+def guides() -> dict[Path, str]:
+    """Return the guides with times."""
+    found = {}
+    for guide, results, make in (
+        ("jax", "jax_norms", jax_times),
+        ("sync_batch_norm", "sync_batch_norm", sync_batch_norm_times),
+    ):
+        path = ROOT / "docs" / "guides" / f"{guide}.md"
+        found[path] = replaced(path.read_text(encoding="utf-8"), "times", make(stored(results)))
+    return found
+
+
 def written() -> dict[Path, str]:
     """Return what every file should hold."""
     models = stored("model_calls_h200")
@@ -507,7 +550,7 @@ def written() -> dict[Path, str]:
     parts = (("models", norms_table(models)), ("operators", operators_table()), ("steps", section))
     for marker, content in parts:
         speed = replaced(speed, marker, content)
-    files = {EVIDENCE / "speed.md": speed, EVIDENCE / "models.svg": norms_chart(models), **charts}
+    files = {EVIDENCE / "speed.md": speed, EVIDENCE / "models.svg": norms_chart(models), **charts, **guides()}
     for name, make in (("cpu", cpu_page), ("gpu", gpu_page)):
         page = EVIDENCE / f"{name}.md"
         files[page], files[EVIDENCE / f"{name}.svg"] = make(page.read_text(encoding="utf-8"))

@@ -83,6 +83,7 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
         (("--largest", "0"), "0 is not above 0"),
         (("--quick", "--largest", "0.001"), "nothing is left to measure"),
         (("--csv", "no_such_folder/b.csv"), "no_such_folder/b.csv: cannot be written"),
+        (("--json", f"{'long' * 99}.json"), ".json: cannot be written: File name too long"),
         (("--plot", "b.txt"), "must end in .png, .svg, .pdf"),
         (("--graph",), "--graph needs --device cuda"),
         (("--threads", "0"), "must be a whole number from 1 to"),

@@ -50,6 +50,10 @@ def refused(capsys, *argv: str) -> str:
         (("demo", "--loud"), "unrecognized arguments: --loud"),
         (("run",), "required: OPERATOR, IN, -o/--output"),
         (("run", "fly", "in.npz", "-o", "out.npz"), "invalid choice: 'fly'"),
+        (("run", "layer_norm", "in.npz", "-o", ""), "-o/--output: the name is empty"),
+        (("check", "layer_norm", "", "out.npz"), "INPUTS: the name is empty"),
+        (("cases", "layer_norm", "-o", ""), "-o/--output: the name is empty"),
+        (("bench", "--json", ""), "--json: the name is empty"),
     ],
 )
 def test_wrong_arguments(capsys, argv, text):
@@ -364,9 +368,22 @@ def test_the_cache_is_listed(capsys, cache):
     first, _, *kernels = capsys.readouterr().out.splitlines()
     assert first == f"{cache}: 3 kernels, 15 kB"
     assert [line.split()[:4] for line in kernels] == [
-        ["group_norm", "1", "5", "kB"],
-        ["layer_norm-float32", "2", "10", "kB"],
+        ["group_norm", "5", "kB", "1"],
+        ["layer_norm-float32", "10", "kB", "2"],
     ]
+
+
+@on_posix
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [(80, ["kernel", "size", "variants", "last used"]), (70, ["kernel", "size", "variants"]), (60, ["kernel", "size"])],
+)
+def test_a_narrow_terminal_shows_whole_names_of_kernels(cache, columns, shown):
+    longest = "batch_norm_reduce_backward-bfloat16-columns"
+    disk_cache.keep(longest, "a", bytes(5000))
+    header, *kernels = run_on_terminal("cache", columns=columns).splitlines()[-4:]
+    assert [name for name in ("kernel", "size", "variants", "last used") if name in header] == shown
+    assert [line.split()[0] for line in kernels] == [longest, "group_norm", "layer_norm-float32"]
 
 
 @on_posix

@@ -345,10 +345,10 @@ def test_every_claim_is_true() -> None:
 
 
 def found_in(
-    operator: str, change: Callable[[dict[str, np.ndarray]], object], dtype: str = "float32"
+    operator: str, change: Callable[[dict[str, np.ndarray]], object], dtype: str = "float32", kind: str = "normal"
 ) -> dict[str, str]:
     """The patterns by kind, of all outputs together, where correct results are changed."""
-    case = one_case(operator, dtype=dtype)
+    case = one_case(operator, kind, dtype)
     results = right_results(case)
     change(results)
     judgement = judge(operator, case.arguments, results)
@@ -564,9 +564,71 @@ def test_elements_that_moved_on() -> None:
     def change(results: dict[str, np.ndarray]) -> None:
         results["grad_weight"] = np.roll(results["grad_weight"], 1)
 
-    assert "swap" not in found_in("layer_norm_backward", change)
-    text = "514 of these 515 elements have the results of the element before them"
+    text = "all 515 elements have the results of the element before them, the first has that of the last"
     assert found_in("layer_norm_backward", change)["shift"] == text
+
+    def change_but_one(results: dict[str, np.ndarray]) -> None:
+        change(results)
+        results["grad_weight"][0] = 0
+
+    found = found_in("layer_norm_backward", change_but_one)
+    assert "swap" not in found
+    assert found["shift"] == "514 of these 515 elements have the results of the element before them"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rows", "kind", "text"),
+    [
+        (np.arange(33)[::-1], "swap", "these 32 rows are in reverse order"),
+        (np.r_[:5, 28:4:-1, 29:33], "swap", "these 24 rows are in reverse order"),
+        (np.r_[12:24, :12, 24:33], "swap", "the two halves of these 24 rows are swapped"),
+        (np.r_[np.arange(24) ^ 1, 24:33], "swap", "these 24 rows are swapped in pairs: 0 and 1, 2 and 3, …"),
+        (np.r_[30:33, :30], "shift", r"all 33 rows have .* 3 before them, the first 3 those of the last 3"),
+        (np.r_[1:33, 0], "shift", r"all 33 rows have .* row after them, the last has that of the first"),
+        (np.r_[:3, :30], "shift", r"all of these rows have the results of the row 3 before them"),
+        (np.r_[:5, 7, 5, 6, 8:33], "swap", "these 3 rows have each other's results: 5 has 7, 6 has 5, 7 has 6"),
+        (
+            np.r_[np.arange(32) * 5 % 32, 32],
+            "swap",
+            "these 28 rows have each other's results: 1 has 5, 2 has 10, .*, …",
+        ),
+        (np.arange(33) // 2, "copy", "these 32 rows have the results of other rows: 1 has 0, 2 has 1, 3 has 1, .*, …"),
+    ],
+)
+def test_rows_in_another_order(rows: np.ndarray, kind: str, text: str, dtype: str) -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"] = results["grad_input"].reshape(33, 515)[rows].reshape(11, 3, 515)
+
+    assert re.fullmatch(text, found_in("layer_norm_backward", change, dtype)[kind])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "taken"),
+    [
+        ((3, 24, 187), (0, 2, 1), "3 matrices of 24×187"),
+        ((3, 187, 24), (0, 2, 1), "3 matrices of 187×24"),
+        ((72, 17, 11), (0, 2, 1), "72 matrices of 17×11"),
+        ((3, 24 * 187), (1, 0), "a matrix of 3×4488"),
+    ],
+)
+def test_transposed_results(shape: tuple[int, ...], axes: tuple[int, ...], taken: str) -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        right = results["grad_input"]
+        results["grad_input"] = right.reshape(shape).transpose(axes).reshape(right.shape)
+
+    text = f"all of them are those of the exact result, taken as {taken}, transposed"
+    assert found_in("group_norm_backward", change)["transposed"] == text
+
+
+def test_errors_that_are_just_beyond_the_bound_come_from_no_other_row() -> None:
+    """Though they are within the larger bound of another one."""
+    case = one_case("group_norm_backward", "one-column")
+    results = right_results(case)  # all 0
+    (bound, *_) = (output.measured.limit for output in judge(case.operator, case.arguments, results).outputs)
+    results["grad_input"].flat[:8] = np.float32(1.5) * bound.flat[:8]
+    found = found_in("group_norm_backward", lambda right: right.update(results), kind="one-column")
+    assert {"swap", "shift", "copy", "transposed"}.isdisjoint(found)
 
 
 def test_layouts() -> None:

@@ -31,7 +31,7 @@ from normgrad.bench.cases import (
 )
 from normgrad.bench.model_steps import MODES, MODULES_16, ROUNDINGS, Settings
 from normgrad.bench.models import MODELS, STEPS
-from normgrad.cli.errors import BadInput
+from normgrad.cli.errors import BadInput, nonempty_path, reason
 from normgrad.cli.terminal import Console
 from normgrad.operators import OPERATORS
 
@@ -136,12 +136,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a GPU, time small calls on the host and in a replayed CUDA graph too",
     )
     parser.add_argument("--startup", action="store_true", help="time the first call in new processes too")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every measurement as a line")
+    parser.add_argument("--csv", type=nonempty_path, metavar="FILE", help="write every measurement as a line")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every measurement, the machine, versions and date"
+        "--json", type=nonempty_path, metavar="FILE", help="write every measurement, the machine, versions and date"
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf; needs matplotlib)"
+        "--plot", type=nonempty_path, metavar="FILE", help="draw speed over size (.png, .svg or .pdf; needs matplotlib)"
     )
 
 
@@ -162,8 +162,8 @@ def _count(text: str) -> int:
 def execute(arguments: argparse.Namespace) -> int:
     """Measure, show, write."""
     for path in (arguments.csv, arguments.json, arguments.plot):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise BadInput(f"{path}: cannot be written: it is a folder, or its folder is not there")
+        if path is not None:
+            _check_writable(path)
     if arguments.plot is not None and find_spec("matplotlib") is None:
         raise BadInput("--plot needs matplotlib: pip install 'normgrad[plot]'")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in _PICTURES:
@@ -183,6 +183,18 @@ def execute(arguments: argparse.Namespace) -> int:
         raise BadInput("nothing is left to measure: no case of the set is of these operators, dtypes and sizes")
     _prepare_process(arguments.device, arguments.threads)
     return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
+
+
+def _check_writable(path: Path) -> None:
+    """Raise BadInput where a file cannot be written: before anything is measured, not after."""
+    try:
+        is_new = not path.exists()
+        if is_new or not path.is_fifo():
+            path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {reason(error)}") from None
 
 
 _FOR_OPERATORS = ("compile", "startup", "plot", "budget", "graph")

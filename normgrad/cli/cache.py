@@ -34,7 +34,7 @@ def execute(arguments: argparse.Namespace) -> int:
     console = Console()
     used, problems = used_folder()
     for problem in problems:
-        console.print(f"not used: {problem}", style="bold yellow")
+        console.print(f"not used: {problem}", style="bold yellow", soft_wrap=True)
     if used is None:
         console.print("Every process compiles its kernels.", style="bold yellow")
     for folder in disk_cache.folders():
@@ -43,11 +43,11 @@ def execute(arguments: argparse.Namespace) -> int:
             continue
         if arguments.action == "clear":
             _remove(files)
-            console.print(f"removed from {folder}: {amount(files)}")
+            console.print(f"removed from {folder}: {amount(files)}", soft_wrap=True)
         else:
-            console.print(f"{folder}: {amount(files)}", style="bold cyan")
+            console.print(f"{folder}: {amount(files)}", style="bold cyan", soft_wrap=True)
             if files:
-                console.print(_table(files))
+                console.print(_table(console, files))
     return 0
 
 
@@ -77,14 +77,20 @@ def _remove(files: Sequence[disk_cache.Stored]) -> None:
         raise BadInput(f"{error.filename}: cannot be removed: {reason(error)}") from None
 
 
-def _table(files: Sequence[disk_cache.Stored]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("  kernel", overflow="fold")
-    for name in ("variants", "size", "last used"):
-        table.add_column(name, justify="right")
+def _table(console: Console, files: Sequence[disk_cache.Stored]) -> Table:
+    """The kernels with as many columns as fit beside whole names."""
+    rows = []
     for kernel, variants in groupby(files, key=lambda file: file.kernel):
         of_kernel = list(variants)
         size = f"{sum(file.nbytes for file in of_kernel) / 1000:.0f} kB"
         day = time.strftime("%Y-%m-%d", time.localtime(max(file.last_used for file in of_kernel)))
-        table.add_row(f"  {kernel}", str(len(of_kernel)), size, day)
+        rows.append((f"  {kernel}", size, str(len(of_kernel)), day))
+    headers = ("  kernel", "size", "variants", "last used")
+    widths = [max(map(len, column)) + len("  ") for column in zip(headers, *rows, strict=True)]
+    shown = next((count for count in (4, 3) if sum(widths[:count]) <= console.width), 2)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in headers[:shown]:
+        table.add_column(header, justify="left" if header == headers[0] else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row[:shown])
     return table

@@ -1,7 +1,7 @@
 """Write test inputs for an operator, one .npz file a case; the same for the same seed.
 
-Every file is a case for `normgrad run` and `normgrad check`. A case that is there already and has other values, of
-another seed say, is not replaced, since results that were computed from it would no longer fit.
+Every file is a case for `normgrad run` and `normgrad check`. A case that is there already with other values,
+such as another seed's, is not replaced, since results that were computed from it would no longer fit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput
+from normgrad.cli.errors import BadInput, nonempty_path
 from normgrad.cli.terminal import Console, with_progress
 from normgrad.operators import OPERATORS
 from normgrad.testing.cases import TestCase, kinds_of, make_cases
@@ -26,7 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The operator, the folder, and what to write."""
     parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="the folder to write to; created if need be"
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=nonempty_path,
+        required=True,
+        help="the folder to write to; created if need be",
     )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="another seed gives other values (default: 0)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Judge someone's results, an NPU's dump say, against the float64 oracle on the same inputs.
+"""Judge results, such as an NPU's dump, against the float64 oracle on the same inputs.
 
 INPUTS and ACTUAL are files as `normgrad run` reads and writes them, or two folders with files of the same names, one
 pair per case. The exit status is 1 where a result does not pass, 2 where a case cannot be judged.
@@ -18,7 +18,7 @@ from typing import Any
 
 import normgrad
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput, one_line, printable, reason
+from normgrad.cli.errors import BadInput, nonempty_path, one_line, printable, reason
 from normgrad.cli.run import read_arguments
 from normgrad.cli.terminal import Console, waiting, with_progress
 from normgrad.cli.verdicts import show_case, show_summary
@@ -51,8 +51,8 @@ STANDARDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The operator, the files, the standard, and where reports go."""
     parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
-    parser.add_argument("inputs", metavar="INPUTS", type=Path, help="the inputs: a file, or a folder of cases")
-    parser.add_argument("actual", metavar="ACTUAL", type=Path, help="the results: a file, or a folder of them")
+    parser.add_argument("inputs", metavar="INPUTS", type=nonempty_path, help="the inputs: a file, or a folder of cases")
+    parser.add_argument("actual", metavar="ACTUAL", type=nonempty_path, help="the results: a file, or a folder of them")
     parser.add_argument(
         "--standard",
         metavar="S",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        type=Path,
+        type=nonempty_path,
         help="another implementation's results for the same inputs, or a folder of them, for cann-double and bitwise",
     )
     levels = "; ".join(
@@ -79,9 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worst", metavar="N", type=_count, default=3, help="how many of the worst elements to describe (default: 3)"
     )
     parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="write the report as JSON; - writes it to the standard output, alone"
+        "--json",
+        metavar="FILE",
+        type=nonempty_path,
+        help="write the report as JSON; - writes it to the standard output, alone",
     )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write the report as one HTML page with plots")
+    parser.add_argument(
+        "--html", metavar="FILE", type=nonempty_path, help="write the report as one HTML page with plots"
+    )
     parser.add_argument(
         "--product",
         metavar="P",

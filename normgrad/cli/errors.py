@@ -1,6 +1,9 @@
-"""What a command raises for input that it cannot use."""
+"""What a command raises for input that it cannot use, and how it says so."""
 
 from __future__ import annotations
+
+import argparse
+from pathlib import Path
 
 
 class BadInput(Exception):
@@ -27,3 +30,10 @@ def reason(error: BaseException) -> str:
     """What another library's exception says, on one line; its name where it says nothing."""
     text = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
     return one_line(text) or type(error).__name__
+
+
+def nonempty_path(text: str) -> Path:
+    """The type of an argument that names a file or a folder: an empty name, as of an unset variable, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)

@@ -18,7 +18,7 @@ import numpy as np
 
 from normgrad import backends, threads
 from normgrad.cli import files
-from normgrad.cli.errors import BadInput, one_line
+from normgrad.cli.errors import BadInput, nonempty_path, one_line
 from normgrad.cli.terminal import Console, with_progress
 from normgrad.contract.parameters import Mask, Parameter, Role, Tensor
 from normgrad.contract.products import Product, current_product, parse_product, use_product
@@ -35,9 +35,14 @@ _LONGEST_ATTRIBUTE = 64  # elements; a longer array is a tensor under the wrong 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The operator, the two files, and how to compute."""
     parser.add_argument("operator", metavar="OPERATOR", choices=OPERATORS, help=", ".join(OPERATORS))
-    parser.add_argument("input", metavar="IN", type=Path, help="the file to read, or a folder of files")
+    parser.add_argument("input", metavar="IN", type=nonempty_path, help="the file to read, or a folder of files")
     parser.add_argument(
-        "-o", "--output", metavar="OUT", type=Path, required=True, help="the file to write; a folder where IN is one"
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=nonempty_path,
+        required=True,
+        help="the file to write; a folder where IN is one",
     )
     parser.add_argument(
         "--oracle", action="store_true", help="compute with the float64 oracle and write float64 (default: the kernels)"

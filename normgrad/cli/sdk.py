@@ -1,7 +1,7 @@
 """Create the tree that programs written for CANN's operators build against: headers, libraries, set_env.sh.
 
-A tree that normgrad created before is updated. Files that normgrad did not write, a CANN installation's say, are never
-touched: the command refuses, names the first of them, and changes nothing.
+A tree that normgrad created before is updated. Files that normgrad did not write, such as a CANN installation's, are
+never touched: the command refuses, names the first of them, and changes nothing.
 """
 
 from __future__ import annotations

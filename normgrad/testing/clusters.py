@@ -38,7 +38,7 @@ class Cluster:
     kind : str
         Where they are: ``everywhere``, ``row``, ``sample``, ``channel``, ``position``, ``element``, ``tail``,
         ``block``, ``single`` or ``scattered``. What they are: ``special``, ``zero``, ``constant``, ``sign``,
-        ``factor``, ``offset``, ``rounded``, ``swap``, ``shift`` or ``copy``.
+        ``factor``, ``offset``, ``rounded``, ``swap``, ``shift``, ``copy`` or ``transposed``.
     text : str
         The pattern in words; everything is counted from 0.
     """

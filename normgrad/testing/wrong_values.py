@@ -6,7 +6,7 @@ A claim is made if it is true of every wrong element within its error bound, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,10 +15,9 @@ from normgrad.reference import rounded
 from normgrad.testing.clusters import Cluster, Division, divisions
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import Array, Measured, ulp
+from normgrad.testing.moved import moved
 
 _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
-_MOST_PERMUTED = 16  # classes that are compared with each other
-_FEWEST_COPIED = 4  # elements that are another row's or channel's: fewer may be so by chance
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
 
@@ -39,7 +38,7 @@ def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
             )
         if constant:
             return [*found, constant]
-    return found or list(_exchanged(measured, wrong, _divisions(measured, layout)))
+    return found or moved(measured, wrong, _divisions(measured, layout), layout)
 
 
 class _Values:
@@ -132,74 +131,3 @@ def _common(low: Array, high: Array) -> str:
 def _is_beyond_chance(precision: Array) -> bool:
     """Whether intervals this narrow, for the size of the deviation, do not meet by chance."""
     return bool(-np.sum(np.log(np.maximum(np.sort(precision)[:-1], 1))) < _CHANCE)
-
-
-def _exchanged(measured: Measured, wrong: np.ndarray, every: Sequence[Division]) -> Iterator[Cluster]:
-    """Rows, samples, channels or elements that have each other's results, their neighbour's or those of one other."""
-    named = [(division, np.unique(division.of(wrong))) for division in every]
-    for division, hit in sorted(named, key=lambda pair: pair[1].size):
-        slices = _Slices(measured, division)
-        cluster = _moved(division, hit, slices) if hit.size > 1 else None
-        if cluster is None and wrong.size >= _FEWEST_COPIED:
-            cluster = _copied(division, hit, slices)
-        if cluster is not None:
-            yield cluster
-            return
-
-
-def _moved(division: Division, hit: np.ndarray, slices: _Slices) -> Cluster | None:
-    """Classes that have each other's results, or their neighbour's."""
-    if hit.size <= _MOST_PERMUTED:
-        sources = [next((k for k in hit if k != j and slices.has(j, k)), -1) for j in hit]
-        if -1 not in sources and len(set(sources)) == hit.size:
-            return Cluster("swap", _swap_text(division.noun, list(hit), sources))
-    for step, word in ((-1, "before"), (1, "after")):
-        inner = hit[(hit + step >= 0) & (hit + step < division.classes)]
-        if inner.size >= 2 and inner.size >= hit.size - 1 and all(slices.has(j, j + step) for j in inner):
-            those = "all of these" if inner.size == hit.size else f"{inner.size} of these {hit.size}"
-            noun = division.noun
-            return Cluster("shift", f"{those} {noun}s have the results of the {noun} {word} them")
-    return None
-
-
-def _copied(division: Division, hit: np.ndarray, slices: _Slices) -> Cluster | None:
-    """Classes that all have the results of one class that is correct."""
-    if division.noun == "element":  # would be one value, and is found as such
-        return None
-    for source in np.setdiff1d(slices.alike(hit[0]), hit):
-        if all(slices.has(j, source) for j in hit):
-            those = f"{division.noun} {hit[0]} has" if hit.size == 1 else f"all of these {division.noun}s have"
-            return Cluster("copy", f"{those} the results of {division.noun} {source}")
-    return None
-
-
-class _Slices:
-    """The elements of every class of a division, in order."""
-
-    def __init__(self, measured: Measured, division: Division) -> None:
-        labels = division.of(np.arange(measured.exact.size))
-        self._order = np.argsort(labels, kind="stable")
-        self._starts = np.searchsorted(labels[self._order], np.arange(division.classes + 1))
-        self._actual, self._exact = np.ravel(measured.actual), np.ravel(measured.exact)
-        self._limit = np.ravel(measured.limit)
-
-    def alike(self, one: int) -> np.ndarray:
-        """The classes whose first exact value is the first result of one."""
-        first = self._order[self._starts[:-1]]
-        with np.errstate(all="ignore"):
-            return np.flatnonzero(np.abs(self._actual[first[one]] - self._exact[first]) <= self._limit[first])
-
-    def has(self, one: int, other: int) -> bool:
-        """Whether the results of one class are correct for another."""
-        mine, theirs = (self._order[self._starts[k] : self._starts[k + 1]] for k in (one, other))
-        if mine.size != theirs.size:
-            return False
-        with np.errstate(all="ignore"):
-            return bool(np.all(np.abs(self._actual[mine] - self._exact[theirs]) <= self._limit[theirs]))
-
-
-def _swap_text(noun: str, classes: Sequence[int], sources: Sequence[int]) -> str:
-    if len(classes) == 2:
-        return f"{noun}s {classes[0]} and {classes[1]} are swapped"
-    pairs = ", ".join(f"{one} has {other}" for one, other in zip(classes, sources, strict=True))
-    return f"{noun}s have each other's results: {pairs}"
