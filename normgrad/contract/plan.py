@@ -12,7 +12,7 @@ import numpy as np
 from normgrad.contract.arrays import NotAnArray, as_view, holds_objects, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
-from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote, shown
+from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, let_signals_through, quote, shown
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory, View
 
@@ -270,6 +270,7 @@ def launch(
             workspace = backend.allocate(size, problem.device, stream)
         kernel.launch(addresses, workspace.address if workspace else 0, stream)
     except Exception as error:
+        let_signals_through(error)
         raise failure(problem, error) from error
 
 
