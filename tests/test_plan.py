@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import tracemalloc
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from normgrad import ContractError, Plan
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Memory, View
 from support.failing import failing_plan
+from support.processes import run_python
 from support.refusals import OUTPUTS, a, base_call, planned
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -166,6 +168,39 @@ def test_a_repeatable_plan_runs_from_many_threads(backend: str) -> None:
         thread.join()
     assert not errors
     assert all(np.array_equal(out, _result()) for _, out in plans)
+
+
+_FORK = """
+import os, threading, warnings
+import numpy as np, normgrad
+warnings.simplefilter("ignore")  # newer Pythons warn of any fork beside threads
+x, outputs = np.ones((2, 4), np.float32), [np.zeros(s, np.float32) for s in ((2, 4), (2, 1), (2, 1))]
+plan = normgrad.layer_norm.plan(x, [4], out=tuple(outputs))
+plan.repeatable = True
+reading, go_on = threading.Event(), threading.Event()
+class Workspace:
+    def __dlpack__(self, **_):
+        reading.set()
+        go_on.wait()
+        return np.empty(max(plan.workspace_size, 1), np.uint8).__dlpack__()
+thread = threading.Thread(target=plan.run, args=(Workspace(),))
+thread.start()
+reading.wait()
+child = os.fork()
+if child == 0:
+    runner = threading.Thread(target=plan.run, daemon=True)
+    runner.start()
+    runner.join(20)
+    os._exit(int(runner.is_alive() or outputs[1][0, 0] != 1))
+go_on.set()
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_while_another_thread_is_in_the_plan() -> None:
+    assert run_python(_FORK) == "0\n"
 
 
 def test_a_plan_keeps_its_arrays(backend: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from normgrad.contract import dlpack, huge_pages
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, DType, from_numpy_dtype, numpy_dtype
-from normgrad.contract.status import shown_error
+from normgrad.contract.status import let_signals_through, shown_error
 from normgrad.contract.view import Memory, Shape, View, contiguous_strides
 
 
@@ -56,6 +56,7 @@ def as_view(array: Any) -> View:
     except NotAnArray:
         raise
     except Exception as error:
+        let_signals_through(error)
         raise NotAnArray(f"cannot be read: {shown_error(error)}") from error
 
 

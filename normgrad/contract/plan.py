@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -12,7 +14,7 @@ import numpy as np
 from normgrad.contract.arrays import NotAnArray, as_view, holds_objects, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
-from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, quote, shown
+from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, let_signals_through, quote, shown
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory, View
 
@@ -107,6 +109,7 @@ class Plan:
         self._lock = threading.RLock()  # a signal handler may run the plan in the middle of a call
         self._repeatable = False
         self._spent = False
+        _every_plan.add(self)
 
     def __repr__(self) -> str:
         tensors = ", ".join(f"{name} {view.dtype} {view.shape}" for name, view in self._problem.views.items())
@@ -152,9 +155,9 @@ class Plan:
                 views[name] = self._rebound(name, array)
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
-            self._problem, self._kernel = problem, prepare(problem, self._backend)
-            self._addresses = problem.addresses
-            self._written_owners = _written_owners(problem)
+            kernel, addresses, owners = prepare(problem, self._backend), problem.addresses, _written_owners(problem)
+            # In one statement, so that neither a fork nor a signal handler finds the half of it.
+            self._problem, self._kernel, self._addresses, self._written_owners = problem, kernel, addresses, owners
 
     def _rebound(self, name: str, array: Any) -> View:
         if name not in self._problem.views:
@@ -249,6 +252,19 @@ class Plan:
         return Memory(reach.address, reach.nbytes, view.device, owner=workspace)
 
 
+_every_plan: weakref.WeakSet[Plan] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a process made by fork, where the threads that held them are gone."""
+    for plan in list(_every_plan):
+        plan._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
 def _written_owners(problem: Problem) -> list[Any]:
     """The tensors whose libraries want to know that they were written to."""
     written = [view.storage.owner for name, view in problem.views.items() if problem.signature.is_written(name)]
@@ -270,6 +286,7 @@ def launch(
             workspace = backend.allocate(size, problem.device, stream)
         kernel.launch(addresses, workspace.address if workspace else 0, stream)
     except Exception as error:
+        let_signals_through(error)
         raise failure(problem, error) from error
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from normgrad.contract.dtypes import FLOAT32, FLOATS, DType
 from normgrad.contract.parameters import Broken, Call, DtypeRule, Dtypes, Extent, ShapeRule
-from normgrad.contract.status import quote, shown, shown_error
+from normgrad.contract.status import let_signals_through, quote, shown, shown_error
 from normgrad.contract.view import Shape
 
 INT64_MAX = 2**63 - 1
@@ -123,7 +123,8 @@ def integer(value: Any) -> int:
     """An integer that fits in 64 bits."""
     try:
         number = operator.index(value)
-    except Exception:  # of the user's __index__ any
+    except Exception as error:  # of the user's __index__ any
+        let_signals_through(error)
         raise Broken(f"is {quote(shown(value))}, and must be an integer") from None
     if not -INT64_MAX - 1 <= number <= INT64_MAX:
         raise Broken(f"is {shown(number)}, and must fit in a signed 64-bit integer")
@@ -153,7 +154,8 @@ def real(value: Any) -> float:
             value = value.item()
         if isinstance(value, numbers.Real):
             return float(value)
-    except Exception:  # OverflowError, or any of the user's __float__
+    except Exception as error:  # OverflowError, or any of the user's __float__
+        let_signals_through(error)
         raise Broken(f"is {quote(shown(value))}, and must be a real number within float64's range") from None
     raise Broken(f"is {quote(shown(value))}, and must be a real number")
 
@@ -181,6 +183,7 @@ def items_of(value: Any) -> tuple[Any, ...]:
     except TypeError:
         raise
     except Exception as error:
+        let_signals_through(error)
         raise Broken(f"cannot be read: {quote(shown_error(error))}") from None
     if len(items) > _MOST_ITEMS:
         raise Broken(f"has more than {_MOST_ITEMS} elements, and no list of the contract is so long")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import traceback
 from collections.abc import Mapping
 from enum import IntEnum
 
@@ -66,6 +68,13 @@ class ContractError(ValueError):
         return type(self), (self.status, self.operator, self.parameter, self._problem)
 
 
+def let_signals_through(error: BaseException) -> None:
+    """Raise an exception again if a signal handler raised it: a caller's timeout, say, is no failure of the call."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
 def quote(value: object) -> str:
     """A user's value inside a message: braces doubled, since messages name parameters as ``{name}``."""
     return str(value).replace("{", "{{").replace("}", "}}")
@@ -86,7 +95,8 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"
     try:
         text = repr(value)
-    except Exception:  # it is the user's code; an integer of more than 4300 digits has no repr either
+    except Exception as error:  # it is the user's code; an integer of more than 4300 digits has no repr either
+        let_signals_through(error)
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
@@ -100,6 +110,7 @@ def shown_error(error: Exception) -> str:
     """Return a foreign exception for a message: its type and the first line of its text."""
     try:
         text = str(error).strip().partition("\n")[0]
-    except Exception:
+    except Exception as another:
+        let_signals_through(another)
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

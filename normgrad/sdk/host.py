@@ -6,13 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from normgrad.contract.plan import Plan
+from normgrad.contract.plan import Kernel, Plan
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory
+from normgrad.cpu.prepare.launch import SteppedKernel
 from normgrad.sdk import native
 
 
@@ -55,6 +57,7 @@ class HostStream:
         self._stream = Stream()
 
     def run(self, plan: Plan, workspace: Memory) -> None:
+        _load_before_exit(plan._kernel)
         plan.run(workspace, self._stream)
 
     def copy(self, to: int, source: int, nbytes: int, sides: tuple[bool, bool], kept: Any) -> None:
@@ -84,6 +87,18 @@ def copy(to: int, source: int, nbytes: int, sides: tuple[bool, bool]) -> None:
         native.move(to, source, nbytes)
     else:
         native.copy(to, source, nbytes)
+
+
+def _load_before_exit(kernel: Kernel) -> None:
+    """Load a kernel in the caller's thread, then register the wait for work at the end of the process.
+
+    LLVM takes its state down at the end of the process, by handlers that it registers while it is used. They would run
+    before the wait if LLVM came into use after that was registered, under a stream that is still loading a kernel.
+    """
+    if isinstance(kernel, SteppedKernel):
+        with suppress(Exception):  # the stream meets it again, and tells it at synchronise
+            kernel.load()
+        native.wait_for_work_at_exit("kernels")
 
 
 class HostDevices:

@@ -88,10 +88,11 @@ def _side(name: str, address: int, count: int, must: str | None) -> Allocation |
             AclError.RT_PARAM_INVALID, f"{name} is {address:#x}, memory of the device, and must be memory of the host"
         )
     if block is not None and not block.address <= address <= address + count <= block.end:
+        first = table.touching(address, 1) or block  # the range may reach over several
         raise Refused(
             AclError.RT_PARAM_INVALID,
-            f"{name} is {address:#x} with {count} bytes, and must stay inside its allocation of {block.nbytes} bytes "
-            f"at {block.address:#x}",
+            f"{name} is {address:#x} with {count} bytes, and must stay inside its allocation of {first.nbytes} bytes "
+            f"at {first.address:#x}",
         )
     return block
 

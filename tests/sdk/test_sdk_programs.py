@@ -140,6 +140,13 @@ def test_ending_with_work_under_way(build, run) -> None:
         assert (done.stdout, done.stderr, done.returncode) == ("leaving\n", "", 0)
 
 
+@pytest.mark.parametrize("milliseconds", [200, 800])
+def test_ending_while_a_kernel_is_compiled(build, run, tmp_path: Path, milliseconds: int) -> None:
+    program = build(PROGRAMS / "abandons.cpp")
+    done = run(program, str(milliseconds), timeout=120, NORMGRAD_CACHE_DIR=str(tmp_path))
+    assert (done.stdout, done.stderr, done.returncode) == ("leaving\n", "", 0)
+
+
 def test_a_wrong_product_is_told(build, run) -> None:
     done = run(build(SAMPLES / "layer_norm_backward.cpp"), NORMGRAD_PRODUCT="Ascend")
     assert done.returncode == 1

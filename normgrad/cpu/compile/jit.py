@@ -13,6 +13,7 @@ from typing import Any
 
 import numba
 
+from normgrad.contract.status import let_signals_through
 from normgrad.log import warn_once
 
 if numba.config.DISABLE_JIT:  # for debugging of the user's own functions; kernels are no Python that could run as it is
@@ -39,6 +40,7 @@ def _internal_compiler() -> ModuleType | None:
     except MemoryError:
         raise
     except Exception as error:  # a changed internal may show in any way
+        let_signals_through(error)
         warn_once(
             f"Numba {numba.__version__} is not a version that normgrad's compiler works with ({type(error).__name__}: "
             f"{error}); kernels are compiled by Numba's public interface, which takes longer, in every process anew"

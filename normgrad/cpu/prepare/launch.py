@@ -116,14 +116,18 @@ class SteppedKernel:
     workspace_size: int
     steps: list[Step] = field(default_factory=list)
 
+    def load(self) -> None:
+        """Load the code of all steps, or compile it."""
+        for step in self.steps:
+            step.load()
+
     def launch(self, addresses: list[int], workspace: int, stream: Any) -> None:
         """Run the steps one after another."""
         base = -(-workspace // ALIGNMENT) * ALIGNMENT
         if len(self.steps) == 1:
             self.steps[0].run(addresses, base)
             return
-        for step in self.steps:
-            step.load()  # which may fail: no step has written to an output yet
+        self.load()  # which may fail: no step has written to an output yet
         before, _thread.between_steps = _thread.between_steps, True
         try:
             for step in self.steps:

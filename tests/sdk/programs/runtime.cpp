@@ -59,6 +59,16 @@ void memory()
     FAILS(aclrtFree(pinned), 107000);
     WORKS(aclrtFreeHost(pinned));
     FAILS(aclrtFreeHost(pinned), 107000);
+    void *blocks[4] = {}; // an overrun is told of the block where it begins, not of those that it reaches
+    for (int i = 0; i < 4; i++)
+        WORKS(aclrtMalloc(&blocks[i], 501 + i, ACL_MEM_MALLOC_HUGE_FIRST));
+    for (int i = 0; i < 4; i++) {
+        REQUIRE(aclrtMemset(blocks[i], SIZE_MAX, 0, SIZE_MAX) == 107000);
+        const std::string own = "stay inside its allocation of " + std::to_string(501 + i) + " bytes";
+        REQUIRE(std::strstr(aclGetRecentErrMsg(), own.c_str()));
+    }
+    for (void *block : blocks)
+        WORKS(aclrtFree(block));
     size_t free = 0, total = 0;
     WORKS(aclrtGetMemInfo(ACL_HBM_MEM, &free, &total));
     REQUIRE(free > 0 && free <= total);
