@@ -276,7 +276,7 @@ def _contiguous(parameter: Tensor | None) -> Tensor | None:
 class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
     """LayerNorm in eager mode. A profile shows the name of the class, and ``NormgradLayerNormBackward``.
 
-    What the contract refuses after all, such as data at an odd address, the formula computes.
+    What the contract refuses after all, such as bfloat16 on a product without it, the formula computes.
     """
 
     @staticmethod
