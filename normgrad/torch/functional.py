@@ -257,6 +257,10 @@ def run_group_norm(
     autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Run an eager call that is ours, under autocast as ``run_layer_norm`` does."""
+    if not input.is_contiguous():
+        layout = outputs.memory_format(input)
+        if layout != torch.contiguous_format:  # a crop is copied, as by PyTorch: kernels would copy to rows and back
+            input = input.contiguous(memory_format=layout)
     dtype = input.dtype
     if _is_autocast(input):
         dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)

@@ -67,4 +67,9 @@ class TorchKernel:
 
 
 def _is_misaligned(arg: Any) -> bool:
-    return type(arg) in (Tensor, torch.nn.Parameter) and arg.is_cpu and arg.data_ptr() % arg.element_size() != 0
+    if type(arg) not in (Tensor, torch.nn.Parameter) or not arg.is_cpu:
+        return False
+    try:
+        return arg.data_ptr() % arg.element_size() != 0
+    except RuntimeError:  # a tensor without memory, such as one of torch.func's
+        return False
