@@ -257,6 +257,10 @@ def run_group_norm(
     autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Run an eager call that is ours, under autocast as ``run_layer_norm`` does."""
+    if not input.is_contiguous():
+        layout = outputs.memory_format(input)
+        if layout != torch.contiguous_format:  # a crop is copied, as by PyTorch: kernels would copy to rows and back
+            input = input.contiguous(memory_format=layout)
     dtype = input.dtype
     if _is_autocast(input):
         dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)
@@ -276,7 +280,7 @@ def _contiguous(parameter: Tensor | None) -> Tensor | None:
 class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
     """LayerNorm in eager mode. A profile shows the name of the class, and ``NormgradLayerNormBackward``.
 
-    What the contract refuses after all, such as data at an odd address, the formula computes.
+    What the contract refuses after all, such as bfloat16 on a product without it, the formula computes.
     """
 
     @staticmethod

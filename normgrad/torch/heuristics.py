@@ -156,7 +156,7 @@ def takes_group_norm_forward(input: Tensor, positions: int, weight: Tensor | Non
         return True
     if input.is_contiguous():
         return input.dtype == torch.float16 and input.numel() >= MIN_FORWARD_FLOAT16
-    if memory_format(input) == torch.contiguous_format:
+    if not input.is_contiguous(memory_format=memory_format(input)):
         return True  # PyTorch's would need a copy
     return input.dtype in DTYPES_OF_16_BITS and positions <= MAX_FORWARD_POSITIONS
 

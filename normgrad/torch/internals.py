@@ -73,9 +73,12 @@ def forward_mode_is_active() -> bool:
 
 
 def has_tangent(args: tuple[Any, ...]) -> bool:
-    """Return whether an argument has a tangent of forward mode."""
-    return forward_mode_is_active() and any(
-        isinstance(arg, Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args
+    """Return whether an argument has a tangent of forward mode.
+
+    A compiled ``torch.func.jvp`` begins its level without ``forward_ad``, which then knows of none.
+    """
+    return (forward_mode_is_active() or transforms_are_active()) and any(
+        isinstance(arg, Tensor) and forward_ad.unpack_dual(arg, level=0).tangent is not None for arg in args
     )
 
 

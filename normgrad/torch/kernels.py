@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from normgrad.contract.arrays import FreshArray, as_view, fresh_tensor
@@ -26,10 +27,22 @@ class TorchKernel:
         self._signature = operator.signature
         self._make = make
         self._defaults = operator.defaults
+        self._written = [operator.signature.is_written(name) for name in operator.names]
         self.dispatch = Dispatch(operator.signature, operator.names, self._choose_outputs)
 
     def __call__(self, *args: Any) -> Results:
-        results: Results = self.dispatch(args + self._defaults[len(args) :], current_product())
+        args += self._defaults[len(args) :]
+        try:
+            results: Results = self.dispatch(args, current_product())
+        except ContractError:
+            # The contract asks for aligned elements; PyTorch's functions take torch.frombuffer's tensors at any offset.
+            if not any(map(_is_misaligned, args)):
+                raise
+            read = [
+                arg.clone() if _is_misaligned(arg) and not written else arg
+                for arg, written in zip(args, self._written, strict=True)
+            ]
+            results = self.dispatch(tuple(read), current_product())
         return results
 
     def if_taken(self, *args: Any) -> Results | None:
@@ -51,3 +64,12 @@ class TorchKernel:
             for name, result in results.items()
             if result is not None
         }
+
+
+def _is_misaligned(arg: Any) -> bool:
+    if type(arg) not in (Tensor, torch.nn.Parameter) or not arg.is_cpu:
+        return False
+    try:
+        return arg.data_ptr() % arg.element_size() != 0
+    except RuntimeError:  # a tensor without memory, such as one of torch.func's
+        return False

@@ -24,24 +24,27 @@ MAX_DIMENSIONS = 8
 
 
 def memory_format(input: Tensor) -> torch.memory_format:
-    """Return channels_last or channels_last_3d for a tensor that is in it, and contiguous_format for every other.
+    """Return the memory format of the outputs of PyTorch's GroupNorm on a CPU: channels_last, 3d or contiguous.
 
-    The answer is that of ``suggest_memory_format`` in PyTorch's C++, which its kernel of GroupNorm insists on.
+    The answer is that of ``suggest_memory_format`` in PyTorch's C++, by the strides alone: a crop of data in
+    channels_last is not dense, and its output is in channels_last all the same.
     """
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim(), torch.contiguous_format)
-    if input.is_contiguous() or not input.is_contiguous(memory_format=channels_last):
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    if channels_last is None or not _descends_to_channels(input.shape, input.stride()):
         return torch.contiguous_format
-    return channels_last if _descends_to_channels(input) else torch.contiguous_format
+    return channels_last
 
 
-def _descends_to_channels(input: Tensor) -> bool:
+def _descends_to_channels(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether strides fall from samples over positions to channels, those of dimensions of one included."""
-    least, shape, strides = 0, input.shape, input.stride()
-    for dim in (1, *range(input.dim() - 1, 1, -1), 0):
-        if strides[dim] < least:
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < least:
+            return False
+        if dim == 0 and least == strides[1]:  # one channel and one position: in both formats
             return False
         least = strides[dim] * shape[dim]
-    return True
+    return strides[1] != 0
 
 
 def _like(input: Tensor) -> Tensor:

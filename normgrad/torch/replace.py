@@ -30,10 +30,10 @@ class Replacement(Mapping[str, Module]):
         return MappingProxyType(self._left)  # made anew: it cannot be pickled with a model that keeps the replacement
 
     def undo(self) -> None:
-        """Put ``torch.nn``'s modules back; a module whose class something else has changed since is left alone."""
+        """Put ``torch.nn``'s modules back; one whose class or ``forward`` has been replaced since is left alone."""
         for name, (ours, theirs) in self._classes.items():
             module = self._replaced[name]
-            if type(module) is ours:
+            if type(module) is ours and not _has_own_forward(module):
                 for option in ("compiled", "autocast_dtype"):
                     module.__dict__.pop(option, None)
                 module.__class__ = theirs
@@ -135,6 +135,11 @@ def _reason(module: Module, known: dict[type[Module], type[Module]]) -> str | No
     if type(module) not in known:
         is_subclass = isinstance(module, tuple(known))
         return f"{type(module).__qualname__} is a subclass, which may do more than torch.nn's" if is_subclass else None
-    if "forward" in vars(module):
+    if _has_own_forward(module):
         return "its forward has been replaced, and another class would not change it"
     return None
+
+
+def _has_own_forward(module: Module) -> bool:
+    """Return whether ``forward`` is an attribute: libraries that offload or dispatch modules wrap the class's so."""
+    return "forward" in vars(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import normgrad.torch  # noqa: F401 - registers the operators
+import normgrad.torch
 from support.processes import run_python
 from support.torch_samples import differentiable, random, samples
 
@@ -150,6 +150,22 @@ def test_a_transform_inside_a_compiled_function() -> None:
 
     args = (random(4, 6, 8), random(8), random(8, seed=1))
     torch.testing.assert_close(torch.compile(per_sample, backend="aot_eager")(*args), per_sample(*args))
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x.sin(),)),
+        lambda f: lambda x: torch.func.jvp(torch.func.grad(lambda x: f(x).sin().sum()), (x,), (x.sin(),)),
+        lambda f: torch.func.hessian(lambda x: f(x).sin().sum()),
+    ],
+    ids=["jvp", "jvp of grad", "hessian"],
+)
+def test_forward_mode_inside_a_compiled_function(transformed: Callable[..., Any]) -> None:
+    """The compiler begins a level of forward mode without the functions of torch.autograd.forward_ad."""
+    norm, x = normgrad.torch.LayerNorm(8, compiled="normgrad"), random(4, 8)
+    function = transformed(lambda x: norm(x))
+    torch.testing.assert_close(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x))
 
 
 _UNDER_DYNAMO = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -279,22 +279,35 @@ WRONG_PARAMETERS = {
 }
 
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+AMBIGUOUS_IMAGES: dict[str, Callable[[int], torch.Tensor]] = {
+    # dense in channels_last, and not by the stride of a dimension of one
+    "tokens": lambda dims: random(2, 300, 6).transpose(1, 2).reshape(2, 6, 300, *[1] * (dims - 3)),
+    # not dense, but with the strides of channels_last
+    "crop": lambda dims: random(2, 6, *[9] * (dims - 2)).contiguous(memory_format=CHANNELS_LAST[dims])[:, :, 1:8, 2:],
+    # dense in both formats
+    "pooled": lambda dims: random(2, *[1] * (dims - 2), 6).movedim(-1, 1),
+}
+
+
+@pytest.mark.usefixtures("small_tensors_are_ours")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dims", [4, 5])
-def test_data_whose_strides_tell_no_memory_format(dims: int, dtype: torch.dtype) -> None:
-    """Tokens as images of one column are in channels_last and are not, by the stride of the dimension of one."""
-    tokens = random(2, 300, 6).to(dtype).transpose(1, 2)
-    images = tokens.unsqueeze(-1) if dims == 4 else tokens.unsqueeze(-1).unsqueeze(-1)
-    assert images.is_contiguous(memory_format=torch.channels_last if dims == 4 else torch.channels_last_3d)
-    theirs, ours = some("GroupNorm")
-    found = []
+@pytest.mark.parametrize("images", AMBIGUOUS_IMAGES.values(), ids=list(AMBIGUOUS_IMAGES))
+def test_data_whose_strides_tell_no_memory_format(
+    images: Callable[[int], torch.Tensor], dims: int, dtype: torch.dtype
+) -> None:
+    """Outputs and gradients have PyTorch's strides all the same."""
+    data = images(dims).to(dtype)
+    theirs, ours = pair("GroupNorm", 1, 6)
+    strides = []
     for module in (theirs, ours):
-        leaf = images.detach().requires_grad_()
-        found.append(module(leaf))
-        found[-1].square().sum().backward()
-        assert leaf.grad is not None
-    assert found[0].stride() == found[1].stride()
-    assert_near(results(ours, images), exact_results(ours, images))
+        leaf = data.detach().requires_grad_()
+        output = module(leaf)
+        (gradient,) = torch.autograd.grad(output.square().sum(), leaf)
+        strides.append((output.stride(), gradient.stride()))
+    assert strides[0] == strides[1]
+    assert_near(results(ours, data), exact_results(ours, data))
 
 
 @every_module

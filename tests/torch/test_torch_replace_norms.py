@@ -111,6 +111,17 @@ def test_undo_leaves_alone_what_something_else_has_changed() -> None:
     assert type(model[2]) is other
 
 
+def test_undo_leaves_a_forward_that_has_been_wrapped_since() -> None:
+    """It is bound to our class's, as accelerate's hooks bind it."""
+    model = _model()
+    done = replace_norms(model)
+    forward = model[2].forward
+    model[2].forward = lambda x: forward(x)
+    done.undo()
+    assert type(model[2]) is normgrad.torch.GroupNorm
+    model[2](torch.randn(2, model[2].num_channels, 4))
+
+
 def test_synchronised_norms_on_request() -> None:
     model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3), torch.nn.BatchNorm1d(3))
     assert not replace_norms(model)
@@ -128,7 +139,6 @@ def test_copies_and_pickles_of_a_replaced_model() -> None:
 
 
 def test_a_module_whose_forward_is_an_attribute_is_left_with_the_reason() -> None:
-    """Libraries that offload or dispatch modules wrap ``forward`` so: another class would change nothing."""
     model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.GroupNorm(2, 4), torch.nn.LayerNorm(4))
     for norm in model[:2]:
         forward = norm.forward

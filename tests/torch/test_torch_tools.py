@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -337,18 +337,39 @@ def test_subclasses_and_nested_tensors_are_pytorchs() -> None:
             torch.testing.assert_close(found, plain(part))
 
 
-def test_misaligned_memory() -> None:
-    memory = torch.zeros(4 * 120 + 1, dtype=torch.uint8).numpy()
-    x = torch.from_numpy(memory[1:].view("float32")).reshape(6, 4, 5)
-    x.copy_(random(6, 4, 5))
-    assert x.data_ptr() % 4
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy at an address that is no multiple of the element size."""
+    memory = bytearray(tensor.nbytes + 1)
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=1).view(tensor.shape)
+    assert copy.data_ptr() % copy.element_size()
+    return copy.copy_(tensor)
+
+
+def twice_differentiated(norm: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    leaf = x.detach().requires_grad_()
+    (first,) = torch.autograd.grad(norm(leaf).sin().sum(), leaf, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), leaf)[0]
+
+
+CALLS_OF_MISALIGNED_MEMORY: dict[str, Callable[[torch.nn.Module, torch.Tensor], Any]] = {
+    "gradient": lambda norm, x: torch.autograd.grad(norm(leaf := x.detach().requires_grad_()).sin().sum(), leaf),
+    "gradient at such an address": lambda norm, x: torch.func.vjp(norm, x.clone())[1](x),
+    "vjp": lambda norm, x: torch.func.vjp(norm, x)[1](x.clone()),
+    "jvp": lambda norm, x: torch.func.jvp(norm, (x,), (x,)),
+    "vmap": lambda norm, x: torch.vmap(norm)(x[None]),
+    "vmap of grad": lambda norm, x: torch.vmap(torch.func.grad(lambda x: norm(x).sin().sum()))(x[None]),
+    "second derivative": twice_differentiated,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("call", CALLS_OF_MISALIGNED_MEMORY.values(), ids=list(CALLS_OF_MISALIGNED_MEMORY))
+def test_misaligned_memory(call: Callable[[torch.nn.Module, torch.Tensor], Any], dtype: torch.dtype) -> None:
+    """PyTorch takes memory of torch.frombuffer at any offset."""
+    x = random(6, 4, 5).to(dtype)
     for norm in (normgrad.torch.LayerNorm(5), normgrad.torch.GroupNorm(2, 4)):
-        aligned = x.clone()
-        expected = gradients(norm, aligned)
-        leaf = x.requires_grad_()
-        output = norm(leaf)
-        torch.testing.assert_close([output.detach(), *torch.autograd.grad(output.sin().sum(), leaf)], expected)
-        x = x.detach()
+        norm.to(dtype)
+        torch.testing.assert_close(call(norm, misaligned(x)), call(norm, x))
 
 
 def test_tangents_that_begin_after_the_forward_pass() -> None:
