@@ -28,15 +28,15 @@ Ahead = namedtuple("Ahead", "grad_out input grad_input")
 
 
 @inline
-def splat_of(scratch, parameter, r):
+def _splat_of(scratch, parameter, r):
     return splat_f32(load(F32, scratch + parameter, r))
 
 
 @inline
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
     """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
-    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
-    mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
+    mean, rstd = _splat_of(scratch, MEANS, r), _splat_of(scratch, RSTDS, r)
+    mean_g, mean_gx = _splat_of(scratch, MEANS_G, r), _splat_of(scratch, MEANS_GX, r)
     x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
     if begins:
         sums = (d[0] * x0, d[1] * x1, d[0], d[1])
@@ -48,7 +48,7 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 
 @inline
-def keep_sums(sums, i, s, begins):
+def _keep_sums(sums, i, s, begins):
     """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
     if not begins:
         s = (
@@ -80,7 +80,7 @@ def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
             o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
             if store != NO_STORE:
                 store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, 32, store == STREAM)
-        keep_sums(tile.sums, j - first, s, tile.r == 0)
+        _keep_sums(tile.sums, j - first, s, tile.r == 0)
         j += 32
     return j
 
@@ -100,7 +100,7 @@ def _last_pair(dtype, tile, first, j, last, weight, ahead, store):
         o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
         if store != NO_STORE:
             store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j, store == STREAM)
-    keep_sums(tile.sums, j - first, s, tile.r == 0)
+    _keep_sums(tile.sums, j - first, s, tile.r == 0)
 
 
 @device
