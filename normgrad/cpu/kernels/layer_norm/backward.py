@@ -123,6 +123,10 @@ def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
 @device
 def load_statistics(desc, row, rows, scratch, r):
     """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
+    if desc.mean.dtype == CODE_F32 and desc.rstd.dtype == CODE_F32 and rows == GROUP:
+        vstore(F32, scratch + MEANS, r, vload(F32, desc.mean.address, row))
+        vstore(F32, scratch + RSTDS, r, vload(F32, desc.rstd.address, row))
+        return
     for i in range(rows):
         store(F32, scratch + MEANS, r + i, load_by_code(desc.mean.dtype, desc.mean.address, row + i))
         store(F32, scratch + RSTDS, r + i, load_by_code(desc.rstd.dtype, desc.rstd.address, row + i))
