@@ -40,7 +40,7 @@ from normgrad.cpu.intrinsics.vectors import (
 )
 from normgrad.cpu.kernels.common.lanes import from_lanes, to_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
-from normgrad.cpu.kernels.common.work import finish_phase, take, take_next
+from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
 from normgrad.cpu.kernels.copy import load_by_code
 from normgrad.cpu.kernels.layer_norm.backward_tile import (
     FETCH,
@@ -280,16 +280,11 @@ def zero_f64(address, count):
 
 @device
 def order_weight(dtype, desc):
-    """Phase 1: store the weight as float32 in lane order, padded with zeros."""
-    padded = (desc.columns + 31) // 32 * 32
-    chunks, done = (padded + COLUMN_CHUNK - 1) // COLUMN_CHUNK, 0
-    chunk = take_next(desc.weight_phase)
-    while chunk < chunks:
-        first, last = chunk * COLUMN_CHUNK, min(padded, (chunk + 1) * COLUMN_CHUNK)
-        to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, first, last, desc.columns)
-        done += 1
-        chunk = take_next(desc.weight_phase)
-    finish_phase(desc.weight_phase, done, chunks)
+    """Phase 1: store the weight as float32 in lane order, padded with zeros, by one thread."""
+    mine = is_first(desc.weight_phase)
+    if mine:
+        to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, (desc.columns + 31) // 32 * 32, desc.columns)
+    finish_phase(desc.weight_phase, mine, 1)
 
 
 @device
