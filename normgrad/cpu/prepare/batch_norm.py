@@ -10,6 +10,7 @@ from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
 from normgrad.cpu.limits import SHORT_ROWS_CHUNK
+from normgrad.cpu.prepare.axes import padded
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
 from normgrad.cpu.prepare.staging import Operands
@@ -88,13 +89,15 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
     """Prepare ``batch_norm_gather_stats_with_counts``."""
     operands, views = Operands(problem), problem.views
     ranks, channels = views["mean"].shape
-    desc = GatherStats(ranks, channels, problem.attributes["momentum"], problem.attributes["eps"])
+    lanes = padded(channels)
+    desc = GatherStats(ranks, channels, lanes, problem.attributes["momentum"], problem.attributes["eps"])
     for name in ("mean", "invstd"):
-        rank_stride, channel_stride = views[name].strides
-        setattr(desc, name, RankVector(operands.pointer(name), rank_stride, channel_stride, CODES[views[name].dtype]))
+        (rank_stride, channel_stride), dtype = views[name].strides, views[name].dtype
+        vector = RankVector(operands.pointer(name), rank_stride * dtype.itemsize, channel_stride, CODES[dtype])
+        setattr(desc, name, vector)
     for name in ("counts", "running_mean", "running_var", "mean_all", "invstd_all"):
         setattr(desc, name, operands.vector(name))
-    desc.results = operands.workspace.take(4 * channels * 8)
+    desc.results = operands.workspace.take(4 * lanes * 8)
     return operands.kernel(Step(_GATHER, desc))
 
 

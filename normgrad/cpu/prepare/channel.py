@@ -8,13 +8,11 @@ from normgrad.contract.view import Shape
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel, ChannelTensor
 from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, ROW_CHUNK, SAME_SETS, TAKEN_ELEMENTS
-from normgrad.cpu.prepare.axes import strides_along
+from normgrad.cpu.prepare.axes import padded, strides_along
 from normgrad.cpu.prepare.launch import Step
 from normgrad.cpu.prepare.staging import Operands, is_large
 from normgrad.cpu.tags import Tag
 from normgrad.cpu.threads import pool
-
-LANES = 32
 
 
 class ChannelLayout:
@@ -71,9 +69,9 @@ class ChannelLayout:
         chunk_elements = min(positions, chunk) * (channels if self.columns else several)
         desc.chunks_per_take = max(1, TAKEN_ELEMENTS // max(1, chunk_elements))
         desc.units_per_take = max(1, min(TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
-        desc.padded_channels, desc.slots = -(-channels // LANES) * LANES, pool.slots()
+        desc.padded_channels, desc.slots = padded(channels), pool.slots()
         if desc.padded_channels % SAME_SETS == 0:
-            desc.padded_channels += LANES
+            desc.padded_channels += padded(1)
         if phases_above is not None:
             is_few = desc.units < FEW_UNITS and size * desc.units > PHASES_FROM
             desc.in_phases = size > phases_above or is_few
