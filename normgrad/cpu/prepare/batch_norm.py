@@ -9,7 +9,6 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
-from normgrad.cpu.limits import SHORT_ROWS_CHUNK
 from normgrad.cpu.prepare.axes import padded
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
@@ -109,15 +108,6 @@ def _unite_dtypes(operands: Operands, names: Iterable[str]) -> None:
                 operands.copy(name, FLOAT32)
 
 
-def _join_short_rows(layout: ChannelLayout) -> None:
-    """Let several whole rows make a chunk: the ends of their sums are then computed together."""
-    _, channels, positions = layout.sizes
-    desc = layout.desc
-    if 0 < positions <= desc.chunk_positions:
-        desc.chunk_channels = max(1, min(channels, SHORT_ROWS_CHUNK // positions))
-        desc.chunks_per_take = max(1, 4 * SHORT_ROWS_CHUNK // (positions * desc.chunk_channels))
-
-
 def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout, tuple[Tag, Tag]]:
     """Describe BatchNorm's data, and choose the kernel's tags."""
     shape = operands.view("input").shape
@@ -126,6 +116,4 @@ def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout,
     layout.merge_samples()
     layout.describe(groups=1)
     layout.desc.statistic_channels = 1
-    if not layout.columns:
-        _join_short_rows(layout)
     return layout, (TAGS[operands.staged("input").dtype], COLUMNS if layout.columns else ROWS)

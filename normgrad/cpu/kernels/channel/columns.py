@@ -19,7 +19,6 @@ from normgrad.cpu.limits import (
     CONFLICTING_STRIDE,
     OUTPUT_RUN,
     POSITIONWISE_CHANNELS,
-    POSITIONWISE_FROM,
     PREFETCH_POSITIONS,
 )
 from normgrad.cpu.tags import F32
@@ -293,8 +292,7 @@ def output_columns(dtype, desc, n, chunk, first, last, coefficients):
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)
     stream = _streams(desc, at)
-    elements = desc.samples * desc.positions * channels
-    one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS and elements > POSITIONWISE_FROM
+    one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS
     while first < last:
         positions = 1 if one_by_one else min(OUTPUT_RUN, last - first)
         for c in range(0, whole, 32):
