@@ -103,7 +103,7 @@ class LayerNormBackward:
     grad_out: RowTensor = field(default_factory=RowTensor)
     input: RowTensor = field(default_factory=RowTensor)
     grad_input: RowTensor = field(default_factory=RowTensor)
-    mean: Vector = field(default_factory=Vector)  # contiguous, as rstd
+    mean: Vector = field(default_factory=Vector)
     rstd: Vector = field(default_factory=Vector)
     weight: Vector = field(default_factory=Vector)
     grad_weight: Vector = field(default_factory=Vector)
@@ -135,7 +135,7 @@ class LayerNormForward:
     row_axes: RowAxes = field(default_factory=RowAxes)
     input: RowTensor = field(default_factory=RowTensor)
     output: RowTensor = field(default_factory=RowTensor)
-    mean: Vector = field(default_factory=Vector)  # contiguous, as rstd
+    mean: Vector = field(default_factory=Vector)
     rstd: Vector = field(default_factory=Vector)
     weight: Vector = field(default_factory=Vector)
     bias: Vector = field(default_factory=Vector)

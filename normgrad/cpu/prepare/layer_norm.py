@@ -7,7 +7,7 @@ import math
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, merge_axes
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor, Vector
+from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor
 from normgrad.cpu.limits import (
     BLOCK,
     BLOCKS_PER_ROW_BYTE,
@@ -58,7 +58,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     desc.group_sums_size = 8 * (STRIP if cached_rows == GROUP else lanes)
     desc.row_axes, desc.grad_out, desc.input = layout.axes, layout.tensor("grad_out"), layout.tensor("input")
     desc.grad_input = layout.tensor("grad_input")
-    desc.mean, desc.rstd = _contiguous(operands, "mean"), _contiguous(operands, "rstd")
+    desc.mean, desc.rstd = operands.vector("mean"), operands.vector("rstd")
     operands.separate("grad_weight")
     operands.separate("grad_bias")
     desc.weight = operands.vector("weight")
@@ -91,7 +91,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     desc.row_axes, desc.input, desc.output = layout.axes, layout.tensor("input"), layout.tensor("output")
     operands.separate("mean")
     operands.separate("rstd")
-    desc.mean, desc.rstd = _contiguous(operands, "mean"), _contiguous(operands, "rstd")
+    desc.mean, desc.rstd = operands.vector("mean"), operands.vector("rstd")
     desc.weight, desc.bias = operands.vector("weight"), operands.vector("bias")
     desc.eps = problem.attributes["eps"]
     take = operands.workspace.take
@@ -127,13 +127,6 @@ def _cached_rows(columns: int, itemsize: int) -> int:
     in_l1 = L1_ROWS // row_bytes
     rows = in_l1 if 2 * in_l1 >= TILE else L2_ROWS // row_bytes
     return next((size for size in (GROUP, GROUP // 2) if size <= rows), TILE)
-
-
-def _contiguous(operands: Operands, name: str) -> Vector:
-    """Return the description of a small tensor, made contiguous."""
-    if name in operands and not is_contiguous(operands.staged(name)):
-        operands.copy(name)
-    return operands.vector(name)
 
 
 class _RowLayout:

@@ -38,10 +38,9 @@ from normgrad.cpu.intrinsics.vectors import (
     vstore_f64,
     widen,
 )
-from normgrad.cpu.kernels.common.lanes import from_lanes, to_lanes
+from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
-from normgrad.cpu.kernels.copy import load_by_code
 from normgrad.cpu.kernels.layer_norm.backward_tile import (
     FETCH,
     NO_STORE,
@@ -120,16 +119,21 @@ def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
     return s1, s2
 
 
+@inline
+def _is_float32(vector):
+    return vector.dtype == CODE_F32 and vector.stride == 1
+
+
 @device
 def load_statistics(desc, row, rows, scratch, r):
     """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
-    if desc.mean.dtype == CODE_F32 and desc.rstd.dtype == CODE_F32 and rows == GROUP:
+    if rows == GROUP and _is_float32(desc.mean) and _is_float32(desc.rstd):
         vstore(F32, scratch + MEANS, r, vload(F32, desc.mean.address, row))
         vstore(F32, scratch + RSTDS, r, vload(F32, desc.rstd.address, row))
         return
     for i in range(rows):
-        store(F32, scratch + MEANS, r + i, load_by_code(desc.mean.dtype, desc.mean.address, row + i))
-        store(F32, scratch + RSTDS, r + i, load_by_code(desc.rstd.dtype, desc.rstd.address, row + i))
+        store(F32, scratch + MEANS, r + i, np.float32(load_element(desc.mean, row + i)))
+        store(F32, scratch + RSTDS, r + i, np.float32(load_element(desc.rstd, row + i)))
 
 
 @device
@@ -297,8 +301,8 @@ def sum_segments(dtype, desc):
     while i < items:
         row, first = i // segments, (i % segments) * SEGMENT
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
-        last, mean = min(n, first + SEGMENT), load_by_code(desc.mean.dtype, desc.mean.address, row)
-        statistics = mean, load_by_code(desc.rstd.dtype, desc.rstd.address, row)
+        last = min(n, first + SEGMENT)
+        statistics = np.float32(load_element(desc.mean, row)), np.float32(load_element(desc.rstd, row))
         s1, s2 = lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, x + PREFETCH_BYTES)
         store_f64(desc.row_sums, 2 * i, hsum(s1))
         store_f64(desc.row_sums, 2 * i + 1, hsum(s2))
