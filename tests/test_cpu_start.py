@@ -446,6 +446,24 @@ def test_a_function_is_translated_once_for_all_constants() -> None:
     assert list(moved.overloads) == [(types.int64, types.int64)]
 
 
+def test_no_function_is_always_inlined_because_its_first_caller_is() -> None:
+    """A kernel's code would depend on the kernels that were compiled before it."""
+    from numba.core import types
+
+    from normgrad.cpu.compile.jit import device, inline
+
+    @device
+    def called(address):  # type: ignore[no-untyped-def]
+        return address + 8
+
+    @inline
+    def caller(address):  # type: ignore[no-untyped-def]
+        return called(address)
+
+    caller.get_call_template((types.int64,), {})
+    assert [found.fndesc.inline for found in called.overloads.values()] == [False]
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_is_collected_after_compiling_as_it_was_before(collects: bool) -> None:
     from normgrad.cpu.compile.compiler import compiled

@@ -103,7 +103,7 @@ class LayerNormBackward:
     grad_out: RowTensor = field(default_factory=RowTensor)
     input: RowTensor = field(default_factory=RowTensor)
     grad_input: RowTensor = field(default_factory=RowTensor)
-    mean: Vector = field(default_factory=Vector)  # contiguous, as rstd
+    mean: Vector = field(default_factory=Vector)
     rstd: Vector = field(default_factory=Vector)
     weight: Vector = field(default_factory=Vector)
     grad_weight: Vector = field(default_factory=Vector)
@@ -135,7 +135,7 @@ class LayerNormForward:
     row_axes: RowAxes = field(default_factory=RowAxes)
     input: RowTensor = field(default_factory=RowTensor)
     output: RowTensor = field(default_factory=RowTensor)
-    mean: Vector = field(default_factory=Vector)  # contiguous, as rstd
+    mean: Vector = field(default_factory=Vector)
     rstd: Vector = field(default_factory=Vector)
     weight: Vector = field(default_factory=Vector)
     bias: Vector = field(default_factory=Vector)
@@ -226,8 +226,8 @@ class RankVector:
     """Statistics of every rank and channel."""
 
     address: Pointer | None = None
-    rank_stride: int = 0  # elements
-    channel_stride: int = 0
+    rank_stride: int = 0  # bytes
+    channel_stride: int = 0  # elements
     dtype: int = 0
 
 
@@ -237,6 +237,7 @@ class GatherStats:
 
     ranks: int = 0
     channels: int = 0
+    padded_channels: int = 0
     momentum: float = 0.0
     eps: float = 0.0
     mean: RankVector = field(default_factory=RankVector)
@@ -246,7 +247,7 @@ class GatherStats:
     running_var: Vector = field(default_factory=Vector)
     mean_all: Vector = field(default_factory=Vector)
     invstd_all: Vector = field(default_factory=Vector)
-    results: Pointer | None = None  # float64 [4, channels]
+    results: Pointer | None = None  # float64 [4, padded channels]
 
 
 # Copies.

@@ -59,8 +59,9 @@ def _decorator(**options: bool) -> Callable[[Callable[..., Any]], Any]:
     return internal_compiler.decorator(_OPTIONS | options)
 
 
-#: For functions that kernels call.
-device = _decorator()
+#: For functions that kernels call. LLVM inlines them where it pays. Without a choice of their own they would be inlined
+#: always, in every kernel, where the first function that calls one in a process is.
+device = _decorator(forceinline=False)
 #: For functions that are always inlined.
 inline = _decorator(forceinline=True)
 #: For kernels themselves: ``kernel(descriptor, *tags)``. They are not called from Python:

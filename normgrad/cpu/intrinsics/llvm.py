@@ -35,10 +35,11 @@ def splat_constant(vector_type, value):
     return ir.Constant(vector_type, [value] * vector_type.count)
 
 
-def splatted(builder, scalar):
+def splatted(builder, scalar, lanes=LANES):
     """Return a vector with one value in all lanes."""
-    single = builder.insert_element(ir.Constant(vector_of(scalar.type), ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
-    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE), 0))
+    vector_type = vector_of(scalar.type, lanes)
+    single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
+    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE, lanes), 0))
 
 
 def same_shape(like, element):
@@ -117,6 +118,12 @@ def as_i64(context, builder, value, from_type):
 def call_intrinsic(builder, name, return_type, args):
     function_type = ir.FunctionType(return_type, [a.type for a in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def prefetch(builder, pointer):
+    """Prefetch the cache line of a byte into the L2 cache."""
+    read, locality, data = (ir.Constant(I32_TYPE, v) for v in (0, 2, 1))
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, read, locality, data])
 
 
 def type_suffix(llvm_type):

@@ -11,10 +11,10 @@ from normgrad.cpu.intrinsics.llvm import (
     I64_TYPE,
     STORAGE,
     as_i64,
-    call_intrinsic,
     call_math,
     narrowed,
     pointer_to,
+    prefetch,
     size_of,
     widened,
 )
@@ -150,22 +150,15 @@ def item_size(typingctx, dtype):
     return types.int64(dtype), lambda context, builder, sig, args: ir.Constant(I64_TYPE, size)
 
 
-def _prefetch(locality):
-    @intrinsic
-    def prefetch(typingctx, address):
-        def codegen(context, builder, sig, args):
-            pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-            constants = [ir.Constant(I32_TYPE, v) for v in (0, locality, 1)]
-            call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *constants])
-            return context.get_dummy_value()
+@intrinsic
+def prefetch_l2(typingctx, address):
+    """Prefetch the cache line at an address into the L2 cache; any address is safe."""
 
-        return types.void(types.int64), codegen
+    def codegen(context, builder, sig, args):
+        prefetch(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
 
-    return prefetch
-
-
-# Prefetch the cache line at an address into the L2 cache; any address is safe.
-prefetch_l2 = _prefetch(2)
+    return types.void(types.int64), codegen
 
 
 @intrinsic

@@ -21,6 +21,7 @@ from normgrad.cpu.intrinsics.llvm import (
     call_intrinsic,
     narrowed,
     pointer_to,
+    prefetch,
     size_of,
     splat_constant,
     splatted,
@@ -38,12 +39,28 @@ _ROUNDS_BFLOAT = _HAS_AVX512 and bool(_FEATURES.get("avx512bf16"))
 pair_type = types.UniTuple(f32x16, 2)
 
 
-def _lanes_below(builder, count, lanes, first=0, step=1):
-    narrow = builder.trunc(count, I32_TYPE)
-    vector_type = vector_of(I32_TYPE, lanes)
-    single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), narrow, ir.Constant(I32_TYPE, 0))
-    splat = builder.shuffle_vector(single, single, splat_constant(vector_type, 0))
-    return builder.icmp_signed("<", ir.Constant(vector_type, list(range(first, first + step * lanes, step))), splat)
+def _lane_order(tag):
+    """Return the elements in the order of lanes: of bfloat16 the even ones, then the odd ones."""
+    return [*range(0, PAIR, 2), *range(1, PAIR, 2)] if tag == BF16 else list(range(PAIR))
+
+
+def _inverse(order):
+    return [order.index(i) for i in range(PAIR)]
+
+
+def _shuffled(builder, low, high, order):
+    """Return these lanes of two vectors as one vector."""
+    return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, len(order)), order))
+
+
+def _shuffled_pair(builder, low, high, order):
+    return [_shuffled(builder, low, high, order[:LANES]), _shuffled(builder, low, high, order[LANES:])]
+
+
+def _are_below(builder, elements, count):
+    """Return which of these elements are among the first `count`."""
+    narrow = splatted(builder, builder.trunc(count, I32_TYPE), len(elements))
+    return builder.icmp_signed("<", ir.Constant(narrow.type, elements), narrow)
 
 
 def _split(builder, tag, raw):
@@ -54,11 +71,7 @@ def _split(builder, tag, raw):
         odd = builder.and_(words, splat_constant(words.type, 0xFFFF0000))
         return [builder.bitcast(v, vector_of(FLOAT_TYPE)) for v in (even, odd)]
     undefined = ir.Constant(raw.type, ir.Undefined)
-    halves = [
-        builder.shuffle_vector(raw, undefined, ir.Constant(vector_of(I32_TYPE), list(range(f, f + LANES))))
-        for f in (0, LANES)
-    ]
-    return [widened(builder, tag, half) for half in halves]
+    return [widened(builder, tag, half) for half in _shuffled_pair(builder, raw, undefined, list(range(PAIR)))]
 
 
 def _round_bits(builder, value):
@@ -75,14 +88,13 @@ def _join(builder, tag, low, high):
     if tag == BF16 and _ROUNDS_BFLOAT:
         name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
         words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
-        order = [start + i for i in range(LANES) for start in (0, LANES)]
-        return builder.shuffle_vector(words, words, ir.Constant(vector_of(I32_TYPE, PAIR), order))
+        return _shuffled(builder, words, words, _inverse(_lane_order(BF16)))
     if tag == BF16:
         even = builder.lshr(_round_bits(builder, low), splat_constant(vector_of(I32_TYPE), 16))
         odd = builder.and_(_round_bits(builder, high), splat_constant(vector_of(I32_TYPE), 0xFFFF0000))
         return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
     low, high = narrowed(builder, tag, low), narrowed(builder, tag, high)
-    return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, PAIR), list(range(PAIR))))
+    return _shuffled(builder, low, high, list(range(PAIR)))
 
 
 def _float_to_half_bits(builder, value):
@@ -106,7 +118,7 @@ def _store_halves(builder, pointer, values, align):
 def _masked_store(builder, pointer, values, count, align):
     """Store the first `count` lanes."""
     name, lanes = f"llvm.masked.store.{type_suffix(values.type)}.p0", values.type.count
-    arguments = [values, pointer, ir.Constant(I32_TYPE, align), _lanes_below(builder, count, lanes)]
+    arguments = [values, pointer, ir.Constant(I32_TYPE, align), _are_below(builder, list(range(lanes)), count)]
     call_intrinsic(builder, name, ir.VoidType(), arguments)
 
 
@@ -133,7 +145,7 @@ def _masked_load(builder, pointer, element, count):
         [
             pointer,
             ir.Constant(I32_TYPE, size_of(element)),
-            _lanes_below(builder, count, PAIR),
+            _are_below(builder, list(range(PAIR)), count),
             ir.Constant(vector_type, None),
         ],
     )
@@ -161,11 +173,10 @@ def prefetch_pair(typingctx, dtype, address, index):
     def codegen(context, builder, sig, args):
         element = STORAGE[dtype.tag]
         address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
-        read, locality, data = (ir.Constant(I32_TYPE, v) for v in (0, 2, 1))
         for line in range(0, PAIR, 64 // size_of(element)):
             at = builder.add(index, ir.Constant(index.type, line))
             pointer = builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer())
-            call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, read, locality, data])
+            prefetch(builder, pointer)
         return context.get_dummy_value()
 
     return types.void(dtype, address, index), codegen
@@ -185,9 +196,11 @@ def load_pair_first(typingctx, dtype, address, index, count):
     return pair_type(dtype, address, index, types.int64), codegen
 
 
-def _positions(tag):
-    """Return the first element and the step of each vector of a pair: contiguous, or for bfloat16 even and odd."""
-    return ((0, 2), (1, 2)) if tag == BF16 else ((0, 1), (LANES, 1))
+def _selected(builder, tag, count, first, second):
+    """Return a pair: of its first `count` elements from one pair, of those after from another."""
+    order = _lane_order(tag)
+    masks = (_are_below(builder, half, count) for half in (order[:LANES], order[LANES:]))
+    return [builder.select(*each) for each in zip(masks, first, second)]
 
 
 @intrinsic
@@ -198,11 +211,8 @@ def load_pair_or(typingctx, dtype, address, index, count, other):
         element = STORAGE[dtype.tag]
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
         raw = _masked_load(builder, pointer, element, args[3])
-        filling = splatted(builder, args[4])
-        halves = [
-            builder.select(_lanes_below(builder, args[3], LANES, start, step), half, filling)
-            for (start, step), half in zip(_positions(dtype.tag), _split(builder, dtype.tag, raw))
-        ]
+        filling = [splatted(builder, args[4])] * 2
+        halves = _selected(builder, dtype.tag, args[3], _split(builder, dtype.tag, raw), filling)
         return context.make_tuple(builder, pair_type, halves)
 
     return pair_type(dtype, address, index, types.int64, types.float32), codegen
@@ -213,11 +223,8 @@ def split_pair(typingctx, dtype, columns, first, second):
     """Return a pair with one value in the first `columns` elements, another in those after."""
 
     def codegen(context, builder, sig, args):
-        before, after = (splatted(builder, value) for value in args[2:])
-        halves = [
-            builder.select(_lanes_below(builder, args[1], LANES, start, step), before, after)
-            for start, step in _positions(dtype.tag)
-        ]
+        before, after = ([splatted(builder, value)] * 2 for value in args[2:])
+        halves = _selected(builder, dtype.tag, args[1], before, after)
         return context.make_tuple(builder, pair_type, halves)
 
     return pair_type(dtype, types.int64, types.float32, types.float32), codegen
@@ -292,19 +299,6 @@ def stream_vector(typingctx, address, index, value):
     return types.void(address, index, f32x16), codegen
 
 
-def _lane_order(tag, inverse=False):
-    """Return the elements in the order of lanes, or the lanes in the order of elements."""
-    columns = list(range(PAIR)) if tag != BF16 else [*range(0, PAIR, 2), *range(1, PAIR, 2)]
-    return [columns.index(c) for c in range(PAIR)] if inverse else columns
-
-
-def _shuffled(builder, low, high, order):
-    return [
-        builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE), half))
-        for half in (order[:LANES], order[LANES:])
-    ]
-
-
 @intrinsic
 def load_ordered(typingctx, dtype, address, index):
     """Load 32 float32 in the lane order of a dtype's pairs."""
@@ -312,7 +306,7 @@ def load_ordered(typingctx, dtype, address, index):
     def codegen(context, builder, sig, args):
         pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
         low, high = _split(builder, F32, builder.load(pointer, align=4))
-        return context.make_tuple(builder, pair_type, _shuffled(builder, low, high, _lane_order(dtype.tag)))
+        return context.make_tuple(builder, pair_type, _shuffled_pair(builder, low, high, _lane_order(dtype.tag)))
 
     return pair_type(dtype, address, index), codegen
 
@@ -323,7 +317,7 @@ def store_ordered(typingctx, dtype, address, index, low, high):
 
     def codegen(context, builder, sig, args):
         pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
-        low, high = _shuffled(builder, args[3], args[4], _lane_order(dtype.tag, inverse=True))
+        low, high = _shuffled_pair(builder, args[3], args[4], _inverse(_lane_order(dtype.tag)))
         builder.store(_join(builder, F32, low, high), pointer, align=4)
         return context.get_dummy_value()
 

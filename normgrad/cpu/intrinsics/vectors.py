@@ -151,7 +151,7 @@ def vstore_f64(typingctx, address, index, value):
     return types.void(address, index, f64x16), codegen
 
 
-def _splat(name, vector_type, scalar_type):
+def _splat(vector_type, scalar_type):
     @intrinsic
     def splat(typingctx, value):
         return vector_type(scalar_type), lambda context, builder, sig, args: splatted(builder, args[0])
@@ -159,8 +159,8 @@ def _splat(name, vector_type, scalar_type):
     return splat
 
 
-splat_f32 = _splat("splat_f32", f32x16, types.float32)
-splat_f64 = _splat("splat_f64", f64x16, types.float64)
+splat_f32 = _splat(f32x16, types.float32)
+splat_f64 = _splat(f64x16, types.float64)
 
 
 @intrinsic
@@ -194,26 +194,6 @@ def scaled(typingctx, dtype, value, factor, low, offset):
     return value(dtype, value, value, value, value), codegen
 
 
-@intrinsic
-def hsum(typingctx, value):
-    """Sum the lanes, halves added pairwise (16 -> 8 -> 4 -> 2 -> 1), always in that order."""
-    scalar = types.float64 if value == f64x16 else types.float32
-
-    def codegen(context, builder, sig, args):
-        vector, lanes = args[0], LANES
-        while lanes > 1:
-            lanes //= 2
-            undefined = ir.Constant(vector.type, ir.Undefined)
-            low = builder.shuffle_vector(vector, undefined, ir.Constant(vector_of(I32_TYPE, lanes), list(range(lanes))))
-            high = builder.shuffle_vector(
-                vector, undefined, ir.Constant(vector_of(I32_TYPE, lanes), list(range(lanes, 2 * lanes)))
-            )
-            vector = builder.fadd(low, high)
-        return builder.extract_element(vector, ir.Constant(I32_TYPE, 0))
-
-    return scalar(value), codegen
-
-
 def _folded(builder, run, vector, other=None):
     """Add the second half of every `run` lanes to the first, in one or two vectors."""
     lanes = vector.type.count * (1 if other is None else 2)
@@ -225,6 +205,20 @@ def _folded(builder, run, vector, other=None):
         for shift in (0, run // 2)
     ]
     return builder.fadd(*halves)
+
+
+@intrinsic
+def hsum(typingctx, value):
+    """Sum the lanes, halves added pairwise (16 -> 8 -> 4 -> 2 -> 1), always in that order."""
+    scalar = types.float64 if value == f64x16 else types.float32
+
+    def codegen(context, builder, sig, args):
+        vector = args[0]
+        while vector.type.count > 1:
+            vector = _folded(builder, vector.type.count, vector)
+        return builder.extract_element(vector, ir.Constant(I32_TYPE, 0))
+
+    return scalar(value), codegen
 
 
 @intrinsic

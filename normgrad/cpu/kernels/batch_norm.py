@@ -165,33 +165,6 @@ def _write_sums(dtype, columns, desc):
     finish_phase(desc.output_phase, done, blocks)
 
 
-def _store_coefficients(dtype, layout, direction, desc):
-    """Store the coefficients of the results, from the per-channel parameters."""
-
-
-def _gradient_coefficients(dtype, layout, direction, desc):
-    gradient_coefficients(dtype, in_columns(layout), desc)
-
-
-def _output_coefficients(dtype, layout, direction, desc):
-    output_coefficients(dtype, in_columns(layout), desc)
-
-
-choose(_store_coefficients, backward=_gradient_coefficients, forward=_output_coefficients)
-
-
-@inline
-def _elementwise(dtype, layout, direction, desc):
-    slot = fetch_add(desc.slot, 1)
-    if slot >= desc.slots:
-        return
-    mine = is_first(desc.parameter_phase)
-    if mine:
-        _store_coefficients(dtype, layout, direction, desc)
-    finish_phase(desc.parameter_phase, mine, 1)
-    _process_all(dtype, layout, direction, desc, slot)
-
-
 @kernel
 def batch_norm_stats(desc: Channel, dtype, layout):
     slot = fetch_add(desc.slot, 1)
@@ -216,9 +189,23 @@ def batch_norm_reduce_backward(desc: Channel, dtype, layout):
 
 @kernel
 def batch_norm_elemt_backward(desc: Channel, dtype, layout):
-    _elementwise(dtype, layout, BACKWARD, desc)
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
+        return
+    mine = is_first(desc.parameter_phase)
+    if mine:
+        gradient_coefficients(dtype, in_columns(layout), desc)
+    finish_phase(desc.parameter_phase, mine, 1)
+    _process_all(dtype, layout, BACKWARD, desc, slot)
 
 
 @kernel
 def batch_norm_elemt(desc: Channel, dtype, layout):
-    _elementwise(dtype, layout, FORWARD, desc)
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
+        return
+    mine = is_first(desc.parameter_phase)
+    if mine:
+        output_coefficients(dtype, in_columns(layout), desc)
+    finish_phase(desc.parameter_phase, mine, 1)
+    _process_all(dtype, layout, FORWARD, desc, slot)

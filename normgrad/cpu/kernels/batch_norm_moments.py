@@ -21,11 +21,11 @@ from normgrad.cpu.kernels.channel.columns import (
     add_pair,
     clear_sums,
     finish_moments,
-    load_channels,
     prefetch_channels,
     sum_moments,
 )
 from normgrad.cpu.kernels.common.reduce import about_mean, moments
+from normgrad.cpu.kernels.common.results import load_some
 from normgrad.cpu.limits import COLUMN_RUN, FLOAT64_COLUMN_TERMS, MOMENT_ELEMENTS, MOMENT_ROWS
 from normgrad.cpu.tags import F32
 
@@ -134,10 +134,10 @@ def moments_rows(dtype, desc, chunk):
 @inline
 def _shift_columns(dtype, x, step, positions, shifts, count):
     """Store the mean of some positions as the shifts of 32 channels."""
-    first, zero = load_channels(dtype, x, count), splat_f32(np.float32(0))
+    first, zero = load_some(dtype, x, 0, count), splat_f32(np.float32(0))
     s0, s1 = zero, zero
     for r in range(1, positions):
-        v = load_channels(dtype, x + r * step, count)
+        v = load_some(dtype, x + r * step, 0, count)
         s0, s1 = s0 + (v[0] - first[0]), s1 + (v[1] - first[1])
     share = splat_f32(np.float32(1.0 / positions))
     vstore(F32, shifts, 0, fma(s0, share, first[0]))
@@ -154,7 +154,7 @@ def _channel_shifts(dtype, shifts):
 @inline
 def _add_place(dtype, x, ahead, count, m, s):
     prefetch_channels(dtype, x + ahead)
-    v = load_channels(dtype, x, count)
+    v = load_some(dtype, x, 0, count)
     a, b = v[0] - m[0], v[1] - m[1]
     return s[0] + a, s[1] + b, fma(a, a, s[2]), fma(b, b, s[3])
 

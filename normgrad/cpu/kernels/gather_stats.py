@@ -1,21 +1,21 @@
 """`batch_norm_gather_stats_with_counts`: the statistics of a whole batch from those of its ranks, on one thread."""
 
+from collections import namedtuple
+
 import numpy as np
 
-from normgrad.cpu.compile.jit import device, inline, kernel
+from normgrad.cpu.compile.jit import device, kernel
 from normgrad.cpu.descriptors import GatherStats
-from normgrad.cpu.intrinsics.memory import load_f64, store_f64
+from normgrad.cpu.intrinsics.memory import load_f64, stack_space, store_f64
 from normgrad.cpu.intrinsics.vectors import fma, splat_f64, vload, vload_f64, vstore_f64, widen
-from normgrad.cpu.kernels.common.lanes import load_element, store_element
-from normgrad.cpu.kernels.copy import load_by_code
+from normgrad.cpu.kernels.common.lanes import load_element, store_element, to_lanes
 from normgrad.cpu.limits import CHANNEL_BLOCK
-from normgrad.cpu.tags import CODE_F32, F32
+from normgrad.cpu.tags import F32
 
+#: The statistics of a rank, as `descriptors.Vector`.
+_Row = namedtuple("_Row", "address stride dtype")
 
-@device
-def _of_rank(tensor, rank, c):
-    index = rank * tensor.rank_stride + c * tensor.channel_stride
-    return np.float64(load_by_code(tensor.dtype, tensor.address, index))
+_means, _invstds = stack_space(CHANNEL_BLOCK * 4), stack_space(CHANNEL_BLOCK * 4)
 
 
 @device
@@ -27,82 +27,60 @@ def _updated(vector, c, momentum, new):
 
 
 @device
-def _moments(desc, c, n, eps):
-    """Return the mean of a channel over all ranks, and the sum of squares about it. Empty ranks add nothing."""
-    total, squares = 0.0, 0.0
-    for rank in range(desc.ranks):
-        count = load_element(desc.counts, rank)
-        if count != 0.0:
-            total += _of_rank(desc.mean, rank, c) * count
-    mean = total / n
-    for rank in range(desc.ranks):
-        count = load_element(desc.counts, rank)
-        if count != 0.0:
-            invstd, distance = _of_rank(desc.invstd, rank, c), _of_rank(desc.mean, rank, c) - mean
-            squares += (1.0 / (invstd * invstd) - eps + distance * distance) * count
-    return mean, squares
-
-
-@inline
-def _lanes(tensor, rank, c):
-    return widen(vload(F32, tensor.address, rank * tensor.rank_stride + c))
+def _load(tensor, rank, first, last, channels, target):
+    """Store a rank's statistics of channels [first, last) as float32, with zeros beyond the last channel."""
+    row = _Row(tensor.address + rank * tensor.rank_stride, tensor.channel_stride, tensor.dtype)
+    to_lanes(F32, False, row, 0.0, target - 4 * first, first, last, channels)
 
 
 @device
-def _moments_of_block(desc, first, last, n, eps):
-    """Store the same of contiguous channels, 16 at a time.
+def _moments(desc, first, last, n):
+    """Store the mean of channels [first, last) over all ranks, and the sum of squares about it.
 
-    Every rank's row is read along its channels. Rows that are a power of two apart share the sets of the cache: reading
-    all of them at one channel would evict them before the next.
+    Empty ranks add nothing. Every rank's row is read along its channels. Rows that are a power of two apart share the
+    sets of the cache: reading all of them at one channel would evict them before the next.
     """
-    zero, one, means, squares = splat_f64(0.0), splat_f64(1.0), desc.results, desc.results + 8 * desc.channels
-    for c in range(first, last, 16):
-        vstore_f64(means, c, zero)
+    means, invstds, zero, one, eps = _means(), _invstds(), splat_f64(0.0), splat_f64(1.0), splat_f64(desc.eps)
+    totals, squares = desc.results + 8 * first, desc.results + 8 * (desc.padded_channels + first)
+    for c in range(0, last - first, 16):
+        vstore_f64(totals, c, zero)
         vstore_f64(squares, c, zero)
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
-            for c in range(first, last, 16):
-                total = fma(_lanes(desc.mean, rank, c), splat_f64(count), vload_f64(means, c))
-                vstore_f64(means, c, total)
-    for c in range(first, last, 16):
-        vstore_f64(means, c, vload_f64(means, c) / splat_f64(n))
+            _load(desc.mean, rank, first, last, desc.channels, means)
+            for c in range(0, last - first, 16):
+                total = fma(widen(vload(F32, means, c)), splat_f64(count), vload_f64(totals, c))
+                vstore_f64(totals, c, total)
+    for c in range(0, last - first, 16):
+        vstore_f64(totals, c, vload_f64(totals, c) / splat_f64(n))
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
-            for c in range(first, last, 16):
-                invstd, distance = _lanes(desc.invstd, rank, c), _lanes(desc.mean, rank, c) - vload_f64(means, c)
-                variance = one / (invstd * invstd) - splat_f64(eps)
-                total = fma(fma(distance, distance, variance), splat_f64(count), vload_f64(squares, c))
-                vstore_f64(squares, c, total)
-
-
-@device
-def _is_contiguous(tensor):
-    return tensor.channel_stride == 1 and tensor.dtype == CODE_F32
+            _load(desc.mean, rank, first, last, desc.channels, means)
+            _load(desc.invstd, rank, first, last, desc.channels, invstds)
+            for c in range(0, last - first, 16):
+                invstd, distance = widen(vload(F32, invstds, c)), widen(vload(F32, means, c)) - vload_f64(totals, c)
+                square = fma(distance, distance, one / (invstd * invstd) - eps)
+                vstore_f64(squares, c, fma(square, splat_f64(count), vload_f64(squares, c)))
 
 
 @kernel
 def batch_norm_gather_stats_with_counts(desc: GatherStats):
     """Compute all results, then write them: outputs may alias inputs."""
-    channels, results, momentum, eps = desc.channels, desc.results, desc.momentum, desc.eps
+    channels, pitch, results, momentum = desc.channels, desc.padded_channels, desc.results, desc.momentum
     n = 0.0
     for rank in range(desc.ranks):
         n += load_element(desc.counts, rank)
-    whole = channels & ~15 if _is_contiguous(desc.mean) and _is_contiguous(desc.invstd) else 0
-    for first in range(0, whole, CHANNEL_BLOCK):
-        _moments_of_block(desc, first, min(first + CHANNEL_BLOCK, whole), n, eps)
-    for c in range(whole, channels):
-        mean, squares = _moments(desc, c, n, eps)
-        store_f64(results, c, mean)
-        store_f64(results, channels + c, squares)
+    for first in range(0, pitch, CHANNEL_BLOCK):
+        _moments(desc, first, min(first + CHANNEL_BLOCK, pitch), n)
     for c in range(channels):
-        mean, squares = load_f64(results, c), load_f64(results, channels + c)
-        store_f64(results, channels + c, 1.0 / np.sqrt(squares / n + eps))
-        store_f64(results, 2 * channels + c, _updated(desc.running_mean, c, momentum, mean))
-        store_f64(results, 3 * channels + c, _updated(desc.running_var, c, momentum, squares / (n - 1.0)))
+        mean, squares = load_f64(results, c), load_f64(results, pitch + c)
+        store_f64(results, pitch + c, 1.0 / np.sqrt(squares / n + desc.eps))
+        store_f64(results, 2 * pitch + c, _updated(desc.running_mean, c, momentum, mean))
+        store_f64(results, 3 * pitch + c, _updated(desc.running_var, c, momentum, squares / (n - 1.0)))
     for c in range(channels):
         store_element(desc.mean_all, c, load_f64(results, c))
-        store_element(desc.invstd_all, c, load_f64(results, channels + c))
-        store_element(desc.running_mean, c, load_f64(results, 2 * channels + c))
-        store_element(desc.running_var, c, load_f64(results, 3 * channels + c))
+        store_element(desc.invstd_all, c, load_f64(results, pitch + c))
+        store_element(desc.running_mean, c, load_f64(results, 2 * pitch + c))
+        store_element(desc.running_var, c, load_f64(results, 3 * pitch + c))

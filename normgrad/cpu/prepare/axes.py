@@ -1,4 +1,4 @@
-"""Strides of a view along the axes that a kernel works with."""
+"""Strides of a view along the axes that a kernel works with, and how many lanes an axis has in the workspace."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def strides_along(view: View, sizes: Shape) -> Shape | None:
 def is_contiguous(view: View) -> bool:
     """Return whether the elements are contiguous in their flattened order."""
     return view.numel <= 1 or single_stride(view.shape, view.strides) == 1
+
+
+def padded(size: int) -> int:
+    """Return a number of columns or channels rounded up to whole pairs of vectors."""
+    return -(-size // 32) * 32

@@ -9,7 +9,7 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
-from normgrad.cpu.limits import SHORT_ROWS_CHUNK
+from normgrad.cpu.prepare.axes import padded
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
 from normgrad.cpu.prepare.staging import Operands
@@ -88,13 +88,15 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
     """Prepare ``batch_norm_gather_stats_with_counts``."""
     operands, views = Operands(problem), problem.views
     ranks, channels = views["mean"].shape
-    desc = GatherStats(ranks, channels, problem.attributes["momentum"], problem.attributes["eps"])
+    lanes = padded(channels)
+    desc = GatherStats(ranks, channels, lanes, problem.attributes["momentum"], problem.attributes["eps"])
     for name in ("mean", "invstd"):
-        rank_stride, channel_stride = views[name].strides
-        setattr(desc, name, RankVector(operands.pointer(name), rank_stride, channel_stride, CODES[views[name].dtype]))
+        (rank_stride, channel_stride), dtype = views[name].strides, views[name].dtype
+        vector = RankVector(operands.pointer(name), rank_stride * dtype.itemsize, channel_stride, CODES[dtype])
+        setattr(desc, name, vector)
     for name in ("counts", "running_mean", "running_var", "mean_all", "invstd_all"):
         setattr(desc, name, operands.vector(name))
-    desc.results = operands.workspace.take(4 * channels * 8)
+    desc.results = operands.workspace.take(4 * lanes * 8)
     return operands.kernel(Step(_GATHER, desc))
 
 
@@ -106,15 +108,6 @@ def _unite_dtypes(operands: Operands, names: Iterable[str]) -> None:
                 operands.copy(name, FLOAT32)
 
 
-def _join_short_rows(layout: ChannelLayout) -> None:
-    """Let several whole rows make a chunk: the ends of their sums are then computed together."""
-    _, channels, positions = layout.sizes
-    desc = layout.desc
-    if 0 < positions <= desc.chunk_positions:
-        desc.chunk_channels = max(1, min(channels, SHORT_ROWS_CHUNK // positions))
-        desc.chunks_per_take = max(1, 4 * SHORT_ROWS_CHUNK // (positions * desc.chunk_channels))
-
-
 def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout, tuple[Tag, Tag]]:
     """Describe BatchNorm's data, and choose the kernel's tags."""
     shape = operands.view("input").shape
@@ -123,6 +116,4 @@ def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout,
     layout.merge_samples()
     layout.describe(groups=1)
     layout.desc.statistic_channels = 1
-    if not layout.columns:
-        _join_short_rows(layout)
     return layout, (TAGS[operands.staged("input").dtype], COLUMNS if layout.columns else ROWS)

@@ -7,14 +7,19 @@ from typing import Any
 from normgrad.contract.view import Shape
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel, ChannelTensor
-from normgrad.cpu.limits import COLUMN_CHUNK_POSITIONS, FEW_UNITS, PHASES_FROM, ROW_CHUNK, SAME_SETS, TAKEN_ELEMENTS
-from normgrad.cpu.prepare.axes import strides_along
+from normgrad.cpu.limits import (
+    COLUMN_CHUNK_POSITIONS,
+    FEW_UNITS,
+    PHASES_FROM,
+    ROW_CHUNK,
+    SHORT_ROWS_CHUNK,
+    TAKEN_ELEMENTS,
+)
+from normgrad.cpu.prepare.axes import padded, strides_along
 from normgrad.cpu.prepare.launch import Step
 from normgrad.cpu.prepare.staging import Operands, is_large
 from normgrad.cpu.tags import Tag
 from normgrad.cpu.threads import pool
-
-LANES = 32
 
 
 class ChannelLayout:
@@ -63,17 +68,17 @@ class ChannelLayout:
         desc.chunk_positions, desc.chunks = chunk, -(-positions // chunk)
         desc.units = samples if self.columns else samples * groups
         unit_channels, size = channels // groups, samples * channels * positions // max(desc.units, 1)
-        # Several short rows make a chunk: reaching a chunk would be most of the work. A power of two of them: chunks of
-        # contiguous rows then begin at cache lines.
-        several = max(1, min(unit_channels, 1 << (chunk // max(positions, 1)).bit_length() >> 1))
+        several = 1
+        # Short rows make a chunk together: reaching a chunk would be most of the work. A power of two of them: chunks
+        # of contiguous rows then begin at cache lines.
+        if 0 < positions <= chunk:
+            several = max(1, min(unit_channels, 1 << (SHORT_ROWS_CHUNK // positions).bit_length() >> 1))
         desc.chunk_channels = several
         desc.unit_chunks = desc.chunks if self.columns else -(-unit_channels // several) * desc.chunks
         chunk_elements = min(positions, chunk) * (channels if self.columns else several)
         desc.chunks_per_take = max(1, TAKEN_ELEMENTS // max(1, chunk_elements))
         desc.units_per_take = max(1, min(TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
-        desc.padded_channels, desc.slots = -(-channels // LANES) * LANES, pool.slots()
-        if desc.padded_channels % SAME_SETS == 0:
-            desc.padded_channels += LANES
+        desc.padded_channels, desc.slots = padded(channels), pool.slots()
         if phases_above is not None:
             is_few = desc.units < FEW_UNITS and size * desc.units > PHASES_FROM
             desc.in_phases = size > phases_above or is_few

@@ -7,7 +7,7 @@ import math
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, merge_axes
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor, Vector
+from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor
 from normgrad.cpu.limits import (
     BLOCK,
     BLOCKS_PER_ROW_BYTE,
@@ -25,7 +25,7 @@ from normgrad.cpu.limits import (
     STRIP,
     TILE,
 )
-from normgrad.cpu.prepare.axes import is_contiguous, single_stride
+from normgrad.cpu.prepare.axes import is_contiguous, padded, single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
 from normgrad.cpu.prepare.staging import Operands, is_large
 from normgrad.cpu.tags import TAGS
@@ -46,7 +46,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     pitch = _staged_pitch(columns, layout) if in_place or layout.has_column_strides else 0
     blocks, block_rows = _split_rows(rows, columns, layout.itemsize)
     splits_columns = not pitch and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
-    padded = _padded(columns)
+    lanes = padded(columns)
     cached_rows = GROUP if splits_columns else _cached_rows(columns, layout.itemsize)
 
     desc = LayerNormBackward(rows, columns, blocks, block_rows, splits_columns, pitch)
@@ -55,17 +55,17 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         name in operands for name in ("grad_input", "grad_weight", "grad_bias")
     )
     desc.float64_terms, desc.cached_rows = rows <= FLOAT64_ROWS, cached_rows
-    desc.group_sums_size = 8 * (STRIP if cached_rows == GROUP else padded)
+    desc.group_sums_size = 8 * (STRIP if cached_rows == GROUP else lanes)
     desc.row_axes, desc.grad_out, desc.input = layout.axes, layout.tensor("grad_out"), layout.tensor("input")
     desc.grad_input = layout.tensor("grad_input")
-    desc.mean, desc.rstd = _contiguous(operands, "mean"), _contiguous(operands, "rstd")
+    desc.mean, desc.rstd = operands.vector("mean"), operands.vector("rstd")
     operands.separate("grad_weight")
     operands.separate("grad_bias")
     desc.weight = operands.vector("weight")
     desc.grad_weight, desc.grad_bias = operands.vector("grad_weight"), operands.vector("grad_bias")
     take = operands.workspace.take
-    desc.weight_lanes = take(padded * 4)
-    desc.partials = take((1 if splits_columns else max(1, blocks)) * padded * 16)
+    desc.weight_lanes = take(lanes * 4)
+    desc.partials = take((1 if splits_columns else max(1, blocks)) * lanes * 16)
     desc.row_sums = take(rows * -(-columns // SEGMENT) * 16 if splits_columns else 0)
     desc.scratch_size = GROUP_SUMS + desc.group_sums_size + 3 * STAGED_ROWS * pitch
     desc.slots = pool.slots()
@@ -86,27 +86,22 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     if pitch:
         block_rows = -(-block_rows // STAGED_ROWS) * STAGED_ROWS
 
-    desc = LayerNormForward(rows, columns, _padded(columns), -(-rows // block_rows), block_rows, pitch)
+    desc = LayerNormForward(rows, columns, padded(columns), -(-rows // block_rows), block_rows, pitch)
     desc.is_large = not pitch and layout.is_large("output")
     desc.row_axes, desc.input, desc.output = layout.axes, layout.tensor("input"), layout.tensor("output")
     operands.separate("mean")
     operands.separate("rstd")
-    desc.mean, desc.rstd = _contiguous(operands, "mean"), _contiguous(operands, "rstd")
+    desc.mean, desc.rstd = operands.vector("mean"), operands.vector("rstd")
     desc.weight, desc.bias = operands.vector("weight"), operands.vector("bias")
     desc.eps = problem.attributes["eps"]
     take = operands.workspace.take
-    lanes = _padded(columns) + 32  # a pair from any column on can be loaded
+    lanes = padded(columns) + 32  # a pair from any column on can be loaded
     desc.weight_lanes, desc.bias_lanes = take(lanes * 4), take(lanes * 4)
     desc.slots = pool.slots()
     desc.scratch_size = 2 * STAGED_ROWS * pitch
     desc.scratch = take(desc.slots * desc.scratch_size)
     tag = TAGS[problem.views["input"].dtype]
     return operands.kernel(Step(_FORWARD, desc, tag, shared=pool.shared(rows * columns)))
-
-
-def _padded(columns: int) -> int:
-    """Return the columns rounded up to whole pairs of vectors."""
-    return -(-columns // 32) * 32
 
 
 def _staged_pitch(columns: int, layout: _RowLayout) -> int:
@@ -132,13 +127,6 @@ def _cached_rows(columns: int, itemsize: int) -> int:
     in_l1 = L1_ROWS // row_bytes
     rows = in_l1 if 2 * in_l1 >= TILE else L2_ROWS // row_bytes
     return next((size for size in (GROUP, GROUP // 2) if size <= rows), TILE)
-
-
-def _contiguous(operands: Operands, name: str) -> Vector:
-    """Return the description of a small tensor, made contiguous."""
-    if name in operands and not is_contiguous(operands.staged(name)):
-        operands.copy(name)
-    return operands.vector(name)
 
 
 class _RowLayout:

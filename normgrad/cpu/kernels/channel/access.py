@@ -54,7 +54,7 @@ def positions_of(desc, chunk):
     return min(desc.chunk_positions, desc.positions - chunk * desc.chunk_positions)
 
 
-_OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy"}, "strict": False}
+_OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy", "forceinline": True}, "strict": False}
 
 
 def choose(stub, **functions):

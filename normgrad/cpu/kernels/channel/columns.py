@@ -8,33 +8,23 @@ import numpy as np
 
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store_f64
-from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
 from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
 from normgrad.cpu.kernels.common.reduce import about_mean, moments
-from normgrad.cpu.kernels.common.results import store_result
+from normgrad.cpu.kernels.common.results import load_some, store_result
 from normgrad.cpu.limits import (
     CHANNEL_BLOCK,
     COLUMN_RUN,
     CONFLICTING_STRIDE,
     OUTPUT_RUN,
     POSITIONWISE_CHANNELS,
-    POSITIONWISE_FROM,
     PREFETCH_POSITIONS,
 )
 from normgrad.cpu.tags import F32
 
 _SUM_RUN = 2  # positions of all channels that are summed at a time
 _sums_of_run = stack_space(2 * CHANNEL_BLOCK * 4)
-
-
-@inline
-def load_channels(dtype, address, count):
-    """Load 32 channels, or the first ones of them."""
-    if count == 32:
-        return load_pair(dtype, address, 0)
-    return load_pair_first(dtype, address, 0, count)
 
 
 @inline
@@ -86,7 +76,7 @@ def _add_terms(dtype, at, ahead, count, scale, shift, s):
     """Add grad_out and grad_out*deviation of 32 channels at a position to s, both in pairs."""
     prefetch_channels(dtype, at.grad_out + ahead * at.grad_out_step)
     prefetch_channels(dtype, at.input + ahead * at.input_step)
-    g, v = load_channels(dtype, at.grad_out, count), load_channels(dtype, at.input, count)
+    g, v = load_some(dtype, at.grad_out, 0, count), load_some(dtype, at.input, 0, count)
     x0, x1 = deviation(v[0], scale[0], shift[0]), deviation(v[1], scale[1], shift[1])
     return s[0] + g[0], s[1] + g[1], fma(g[0], x0, s[2]), fma(g[1], x1, s[3])
 
@@ -189,13 +179,6 @@ def _add_moments(v, m, s, q):
     return s + a, fma(a, a, q)
 
 
-@inline
-def _load_at(dtype, address, c, channels):
-    if c + 32 <= channels:
-        return load_pair(dtype, address, c)
-    return load_pair_first(dtype, address, c, channels - c)
-
-
 @device
 def sum_moments(dtype, desc, n, chunk, first, last):
     """Add x - shift and its square at positions of a chunk to its partials; the shift is the chunk's first position."""
@@ -205,12 +188,12 @@ def sum_moments(dtype, desc, n, chunk, first, last):
     step, shift = size * desc.input.position_stride, address_of(desc.input, size, n, 0, position)
     x = address_of(desc.input, size, n, 0, position + first)
     for c in range(0, channels, 32):
-        m = _load_at(dtype, shift, c, channels)
+        m = load_some(dtype, shift, c, min(32, channels - c))
         s0, s1 = vload_f64(sums, c), vload_f64(sums, c + 16)
         q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
         for r in range(last - first):
             prefetch_channels(dtype, x + (r + COLUMN_RUN) * step + c * size)
-            v = _load_at(dtype, x + r * step, c, channels)
+            v = load_some(dtype, x + r * step, c, min(32, channels - c))
             s0, q0 = _add_moments(v[0], m[0], s0, q0)
             s1, q1 = _add_moments(v[1], m[1], s1, q1)
         vstore_f64(sums, c, s0)
@@ -227,7 +210,7 @@ def finish_moments(dtype, desc, n, chunk):
     squares = sums + 8 * desc.padded_channels
     first = address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
     for c in range(0, channels, 32):
-        shift = _load_at(dtype, first, c, channels)
+        shift = load_some(dtype, first, c, min(32, channels - c))
         for half in range(2):
             at = c + 16 * half
             s, q = vload_f64(sums, at), vload_f64(squares, at)
@@ -269,7 +252,7 @@ def _gradient_columns(dtype, desc, at, positions, k, count, stream):
         prefetch_channels(dtype, at.grad_out + COLUMN_RUN * at.grad_out_step)
         prefetch_channels(dtype, at.input + COLUMN_RUN * at.input_step)
         _prefetch_result(dtype, desc, at, stream)
-        g, v = load_channels(dtype, at.grad_out, count), load_channels(dtype, at.input, count)
+        g, v = load_some(dtype, at.grad_out, 0, count), load_some(dtype, at.input, 0, count)
         store_result(dtype, at.result, 0, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
         at = moved(at, 1)
 
@@ -298,7 +281,7 @@ def _output_columns(dtype, desc, at, positions, k, count, stream):
         if item_size(dtype) == 2:
             prefetch_channels(dtype, at.input + PREFETCH_POSITIONS * at.input_step)
         _prefetch_result(dtype, desc, at, stream)
-        v = load_channels(dtype, at.input, count)
+        v = load_some(dtype, at.input, 0, count)
         store_result(dtype, at.result, 0, output(v[0], k[0]), output(v[1], k[1]), count, stream)
         at = moved(at, 1)
 
@@ -309,8 +292,7 @@ def output_columns(dtype, desc, n, chunk, first, last, coefficients):
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)
     stream = _streams(desc, at)
-    elements = desc.samples * desc.positions * channels
-    one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS and elements > POSITIONWISE_FROM
+    one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS
     while first < last:
         positions = 1 if one_by_one else min(OUTPUT_RUN, last - first)
         for c in range(0, whole, 32):

@@ -1,9 +1,24 @@
-"""Stores of results: 32 elements at a time, the end of a row, and past the caches."""
+"""Loads of 32 elements or of the end of a row, and stores of results, past the caches too."""
 
 from normgrad.cpu.compile.jit import inline
 from normgrad.cpu.intrinsics.memory import item_size
-from normgrad.cpu.intrinsics.pairs import store_pair, store_pair_first, stream_pair, stream_vector
+from normgrad.cpu.intrinsics.pairs import (
+    load_pair,
+    load_pair_first,
+    store_pair,
+    store_pair_first,
+    stream_pair,
+    stream_vector,
+)
 from normgrad.cpu.limits import ALIGNED_ROW
+
+
+@inline
+def load_some(dtype, address, index, count):
+    """Load the first `count` of 32 elements, zeros after. Where count is the constant 32, no mask is needed."""
+    if count == 32:
+        return load_pair(dtype, address, index)
+    return load_pair_first(dtype, address, index, count)
 
 
 @inline

@@ -23,7 +23,7 @@ from normgrad.cpu.descriptors import (
     SUMS_GX,
     LayerNormBackward,
 )
-from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, stack_space, store, store_f64
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load, load_f64, stack_space, store, store_f64
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair, split_pair
 from normgrad.cpu.intrinsics.vectors import (
     fma,
@@ -38,11 +38,9 @@ from normgrad.cpu.intrinsics.vectors import (
     vstore_f64,
     widen,
 )
-from normgrad.cpu.kernels.common.lanes import from_lanes, to_lanes
+from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
-from normgrad.cpu.kernels.common.work import finish_phase, take, take_next
-from normgrad.cpu.kernels.copy import load_by_code
-from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
+from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
 from normgrad.cpu.kernels.layer_norm.backward_tile import (
     FETCH,
     NO_STORE,
@@ -69,7 +67,7 @@ from normgrad.cpu.tags import CODE_F32, F32
 #: Columns [first, last) of some rows, and where their partial weight gradients are added up.
 Part = namedtuple("Part", "first last dw db")
 
-_lanes, _before = stack_space(2 * GROUP * 16 * 8), stack_space(2 * GROUP * 8)
+_lanes = stack_space(2 * GROUP * 16 * 8)
 
 
 @inline
@@ -84,6 +82,15 @@ def _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead):
     return _pair_terms(load_pair(dtype, grad_out, j), load_pair(dtype, x, j), weight, j, mean, rstd)
 
 
+@inline
+def _terms_of_128(dtype, grad_out, x, weight, j, mean, rstd, ahead):
+    a0, b0 = _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead)
+    a1, b1 = _terms(dtype, grad_out, x, weight, j + 32, mean, rstd, ahead)
+    a2, b2 = _terms(dtype, grad_out, x, weight, j + 64, mean, rstd, ahead)
+    a3, b3 = _terms(dtype, grad_out, x, weight, j + 96, mean, rstd, ahead)
+    return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
+
+
 @device
 def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
     """Return sum(g), sum(g*x_hat) over columns in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
@@ -95,17 +102,9 @@ def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
     s1, s2 = splat_f64(0.0), splat_f64(0.0)
     j = first
     while j + 256 <= last:
-        a0, b0 = _terms(dtype, grad_out, x, weight, j, vm, vr, ahead)
-        a1, b1 = _terms(dtype, grad_out, x, weight, j + 32, vm, vr, ahead)
-        a2, b2 = _terms(dtype, grad_out, x, weight, j + 64, vm, vr, ahead)
-        a3, b3 = _terms(dtype, grad_out, x, weight, j + 96, vm, vr, ahead)
-        a, b = (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
-        a0, b0 = _terms(dtype, grad_out, x, weight, j + 128, vm, vr, ahead)
-        a1, b1 = _terms(dtype, grad_out, x, weight, j + 160, vm, vr, ahead)
-        a2, b2 = _terms(dtype, grad_out, x, weight, j + 192, vm, vr, ahead)
-        a3, b3 = _terms(dtype, grad_out, x, weight, j + 224, vm, vr, ahead)
-        s1 = s1 + widen(a + ((a0 + a1) + (a2 + a3)))
-        s2 = s2 + widen(b + ((b0 + b1) + (b2 + b3)))
+        a0, b0 = _terms_of_128(dtype, grad_out, x, weight, j, vm, vr, ahead)
+        a1, b1 = _terms_of_128(dtype, grad_out, x, weight, j + 128, vm, vr, ahead)
+        s1, s2 = s1 + widen(a0 + a1), s2 + widen(b0 + b1)
         j += 256
     while j + 32 <= last:
         a0, b0 = _terms(dtype, grad_out, x, weight, j, vm, vr, ahead)
@@ -120,24 +119,21 @@ def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
     return s1, s2
 
 
-@device
-def statistics_of(desc, row):
-    """Return mean and rstd of a row."""
-    mean = load_by_code(desc.mean.dtype, desc.mean.address, row)
-    return mean, load_by_code(desc.rstd.dtype, desc.rstd.address, row)
+@inline
+def _is_float32(vector):
+    return vector.dtype == CODE_F32 and vector.stride == 1
 
 
 @device
 def load_statistics(desc, row, rows, scratch, r):
     """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
-    code, means, rstds = desc.mean.dtype, desc.mean.address, desc.rstd.address
-    if code == CODE_F32 and desc.rstd.dtype == CODE_F32 and rows == GROUP:
-        vstore(F32, scratch + MEANS, r, vload(F32, means, row))
-        vstore(F32, scratch + RSTDS, r, vload(F32, rstds, row))
+    if rows == GROUP and _is_float32(desc.mean) and _is_float32(desc.rstd):
+        vstore(F32, scratch + MEANS, r, vload(F32, desc.mean.address, row))
+        vstore(F32, scratch + RSTDS, r, vload(F32, desc.rstd.address, row))
         return
     for i in range(rows):
-        store(F32, scratch + MEANS, r + i, load_by_code(code, means, row + i))
-        store(F32, scratch + RSTDS, r + i, load_by_code(desc.rstd.dtype, rstds, row + i))
+        store(F32, scratch + MEANS, r + i, np.float32(load_element(desc.mean, row + i)))
+        store(F32, scratch + RSTDS, r + i, np.float32(load_element(desc.rstd, row + i)))
 
 
 @device
@@ -152,20 +148,6 @@ def read_sums(desc, row, rows, scratch, r):
         store_f64(scratch + SUMS_GX, r + i, s2)
 
 
-@device
-def sum_row(dtype, desc, row, grad_out, x, lanes, ahead):
-    """Sum a row: return the sums but for its last segment, and leave the lanes of that one in memory."""
-    statistics, s1, s2, first, n = statistics_of(desc, row), 0.0, 0.0, 0, desc.columns
-    while first + SEGMENT < n:
-        a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, first + SEGMENT, statistics, ahead)
-        s1, s2 = s1 + hsum(a), s2 + hsum(b)
-        first += SEGMENT
-    a, b = lane_sums(dtype, grad_out, x, desc.weight_lanes, first, n, statistics, ahead)
-    vstore_f64(lanes, 0, a)
-    vstore_f64(lanes, 16 * GROUP, b)
-    return s1, s2
-
-
 @inline
 def _add_lanes(lanes, first, last, sums):
     """Add up the lanes of TILE rows; the last row takes the place of those that are not there."""
@@ -174,23 +156,31 @@ def _add_lanes(lanes, first, last, sums):
     store_sums(sums + 8 * first, a, b, c, d)
 
 
+@inline
+def _sum_segment(dtype, desc, rows, count, i, first, scratch, r):
+    """Sum a segment of row i of `count` rows, in 16 lanes. Prefetch the input of the next rows."""
+    d, x = rows.grad_out + i * rows.grad_out_pitch, rows.input + i * rows.input_pitch
+    last, ahead = min(desc.columns, first + SEGMENT), x + count * rows.input_pitch
+    statistics = load(F32, scratch + MEANS, r + i), load(F32, scratch + RSTDS, r + i)
+    return lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, ahead)
+
+
 @device
-def sum_group(dtype, desc, row, rows, count, scratch, r):
-    """Sum rows from `row` on, which are those from r on of their group."""
-    lanes, before = _lanes(), _before()
+def sum_group(dtype, desc, rows, count, scratch, r):
+    """Sum rows that are those from r on of their group."""
+    lanes, sums, sums_x = _lanes(), scratch + SUMS_G + 8 * r, scratch + SUMS_GX + 8 * r
     for i in range(count):  # all rows first: the sum over a row's lanes would wait for its columns
-        d, v = rows.grad_out + i * rows.grad_out_pitch, rows.input + i * rows.input_pitch
-        s1, s2 = sum_row(dtype, desc, row + i, d, v, lanes + 128 * i, v + count * rows.input_pitch)
-        store_f64(before, i, s1)
-        store_f64(before, GROUP + i, s2)
+        a, b = _sum_segment(dtype, desc, rows, count, i, 0, scratch, r)
+        vstore_f64(lanes, 16 * i, a)
+        vstore_f64(lanes, 16 * (GROUP + i), b)
     for i in range(0, count, TILE):
-        _add_lanes(lanes, i, count - 1, scratch + SUMS_G + 8 * r)
-        _add_lanes(lanes + 128 * GROUP, i, count - 1, scratch + SUMS_GX + 8 * r)
-    if desc.columns > SEGMENT:
+        _add_lanes(lanes, i, count - 1, sums)
+        _add_lanes(lanes + 128 * GROUP, i, count - 1, sums_x)
+    for first in range(SEGMENT, desc.columns, SEGMENT):
         for i in range(count):
-            first, second = load_f64(scratch + SUMS_G, r + i), load_f64(scratch + SUMS_GX, r + i)
-            store_f64(scratch + SUMS_G, r + i, load_f64(before, i) + first)
-            store_f64(scratch + SUMS_GX, r + i, load_f64(before, GROUP + i) + second)
+            a, b = _sum_segment(dtype, desc, rows, count, i, first, scratch, r)
+            store_f64(sums, i, load_f64(sums, i) + hsum(a))
+            store_f64(sums_x, i, load_f64(sums_x, i) + hsum(b))
 
 
 @device
@@ -202,10 +192,8 @@ def prepare_rows(dtype, desc, row, rows, count, scratch, r):
         return
     if desc.splits_columns != 0:
         read_sums(desc, row, count, scratch, r)
-    elif item_size(dtype) == 4 and n == SHORT:
-        sum_short_rows(desc.weight_lanes, rows, count, scratch, r)
     else:
-        sum_group(dtype, desc, row, rows, count, scratch, r)
+        sum_group(dtype, desc, rows, count, scratch, r)
     per_column = splat_f64(1.0 / n)
     vstore(F32, scratch + MEANS_G, r, narrow(vload_f64(scratch + SUMS_G, r) * per_column))
     vstore(F32, scratch + MEANS_GX, r, narrow(vload_f64(scratch + SUMS_GX, r) * per_column))
@@ -226,7 +214,6 @@ def store_of(desc):
 def rows_gradients(dtype, desc, these, first, last):
     """Compute columns [first, last) of rows of a group that are prepared."""
     rows, count, store = these.rows, these.count, store_of(desc)
-    short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
     for i in range(0, count, TILE):
         tile = GroupRows(rows_from(rows, i), min(TILE, count - i), these.r + i, these.scratch, these.sums)
         # The next rows; of the input, the sums have prefetched them.
@@ -237,10 +224,7 @@ def rows_gradients(dtype, desc, these, first, last):
             next_input = next_rows * rows.input_pitch + next_bytes
         next_result = next_rows * rows.grad_input_pitch + next_bytes
         ahead = Ahead(next_rows * rows.grad_out_pitch + next_bytes, next_input, next_result)
-        if short and tile.count == TILE:
-            short_tile_gradients(desc.weight_lanes, tile, count, store)
-        else:
-            tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
+        tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
 
 
 @device
@@ -300,16 +284,11 @@ def zero_f64(address, count):
 
 @device
 def order_weight(dtype, desc):
-    """Phase 1: store the weight as float32 in lane order, padded with zeros."""
-    padded = (desc.columns + 31) // 32 * 32
-    chunks, done = (padded + COLUMN_CHUNK - 1) // COLUMN_CHUNK, 0
-    chunk = take_next(desc.weight_phase)
-    while chunk < chunks:
-        first, last = chunk * COLUMN_CHUNK, min(padded, (chunk + 1) * COLUMN_CHUNK)
-        to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, first, last, desc.columns)
-        done += 1
-        chunk = take_next(desc.weight_phase)
-    finish_phase(desc.weight_phase, done, chunks)
+    """Phase 1: store the weight as float32 in lane order, padded with zeros, by one thread."""
+    mine = is_first(desc.weight_phase)
+    if mine:
+        to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, (desc.columns + 31) // 32 * 32, desc.columns)
+    finish_phase(desc.weight_phase, mine, 1)
 
 
 @device
@@ -322,7 +301,8 @@ def sum_segments(dtype, desc):
     while i < items:
         row, first = i // segments, (i % segments) * SEGMENT
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
-        last, statistics = min(n, first + SEGMENT), statistics_of(desc, row)
+        last = min(n, first + SEGMENT)
+        statistics = np.float32(load_element(desc.mean, row)), np.float32(load_element(desc.rstd, row))
         s1, s2 = lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, x + PREFETCH_BYTES)
         store_f64(desc.row_sums, 2 * i, hsum(s1))
         store_f64(desc.row_sums, 2 * i + 1, hsum(s2))

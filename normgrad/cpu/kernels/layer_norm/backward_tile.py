@@ -10,9 +10,9 @@ import numpy as np
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.descriptors import MEANS, MEANS_G, MEANS_GX, RSTDS
 from normgrad.cpu.intrinsics.memory import load
-from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair
+from normgrad.cpu.intrinsics.pairs import load_pair_first, prefetch_pair
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
-from normgrad.cpu.kernels.common.results import store_result
+from normgrad.cpu.kernels.common.results import load_some, store_result
 from normgrad.cpu.limits import TILE
 from normgrad.cpu.tags import F32
 
@@ -28,15 +28,15 @@ Ahead = namedtuple("Ahead", "grad_out input grad_input")
 
 
 @inline
-def splat_of(scratch, parameter, r):
+def _splat_of(scratch, parameter, r):
     return splat_f32(load(F32, scratch + parameter, r))
 
 
 @inline
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
     """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
-    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
-    mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
+    mean, rstd = _splat_of(scratch, MEANS, r), _splat_of(scratch, RSTDS, r)
+    mean_g, mean_gx = _splat_of(scratch, MEANS_G, r), _splat_of(scratch, MEANS_GX, r)
     x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
     if begins:
         sums = (d[0] * x0, d[1] * x1, d[0], d[1])
@@ -48,59 +48,44 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 
 @inline
-def keep_sums(sums, i, s, begins):
+def _keep_sums(sums, i, s, begins):
     """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
+    w0, w1, b0, b1 = s
     if not begins:
-        s = (
-            s[0] + vload(F32, sums, 2 * i),
-            s[1] + vload(F32, sums, 2 * i + 16),
-            s[2] + vload(F32, sums, 2 * i + 32),
-            s[3] + vload(F32, sums, 2 * i + 48),
-        )
-    vstore(F32, sums, 2 * i, s[0])
-    vstore(F32, sums, 2 * i + 16, s[1])
-    vstore(F32, sums, 2 * i + 32, s[2])
-    vstore(F32, sums, 2 * i + 48, s[3])
+        w0, w1 = w0 + vload(F32, sums, 2 * i), w1 + vload(F32, sums, 2 * i + 16)
+        b0, b1 = b0 + vload(F32, sums, 2 * i + 32), b1 + vload(F32, sums, 2 * i + 48)
+    vstore(F32, sums, 2 * i, w0)
+    vstore(F32, sums, 2 * i + 16, w1)
+    vstore(F32, sums, 2 * i + 32, b0)
+    vstore(F32, sums, 2 * i + 48, b1)
 
 
 @inline
-def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
+def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store):
+    """Compute 32 columns from j on, or the first `columns` of them, of `count` rows."""
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
-    zero, j = splat_f32(np.float32(0)), first
-    while j + 32 <= last:
-        w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
-        s = (zero, zero, zero, zero)
-        for r in range(count):
-            d, v = load_pair(dtype, grad_out + r * go_pitch, j), load_pair(dtype, x + r * x_pitch, j)
-            prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
-            if ahead.input:
-                prefetch_pair(dtype, x + ahead.input + r * x_pitch, j)
-            if store == FETCH:
-                prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
-            o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
-            if store != NO_STORE:
-                store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, 32, store == STREAM)
-        keep_sums(tile.sums, j - first, s, tile.r == 0)
-        j += 32
-    return j
-
-
-@inline
-def _last_pair(dtype, tile, first, j, last, weight, ahead, store):
-    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
-    zero = splat_f32(np.float32(0))
-    w0, w1 = vload(F32, weight, j), vload(F32, weight, j + 16)
+    w0, w1, zero = vload(F32, weight, j), vload(F32, weight, j + 16), splat_f32(np.float32(0))
     s = (zero, zero, zero, zero)
-    for r in range(tile.count):
-        d = load_pair_first(dtype, grad_out + r * go_pitch, j, last - j)
-        v = load_pair_first(dtype, x + r * x_pitch, j, last - j)
+    for r in range(count):
+        d, v = load_some(dtype, grad_out + r * go_pitch, j, columns), load_some(dtype, x + r * x_pitch, j, columns)
         prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
+        if ahead.input:
+            prefetch_pair(dtype, x + ahead.input + r * x_pitch, j)
         if store == FETCH:
             prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
         o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
         if store != NO_STORE:
-            store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, last - j, store == STREAM)
-    keep_sums(tile.sums, j - first, s, tile.r == 0)
+            store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, columns, store == STREAM)
+    _keep_sums(tile.sums, j - first, s, tile.r == 0)
+
+
+@inline
+def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
+    j = first
+    while j + 32 <= last:
+        _columns_of_tile(dtype, tile, count, first, j, 32, weight, ahead, store)
+        j += 32
+    return j
 
 
 @device
@@ -109,7 +94,7 @@ def tile_gradients(dtype, tile, first, last, weight, ahead, store):
 
     Add their terms of the weight gradients, in float32, to the group's sums.
     """
-    if tile.count == TILE and store == STREAM:
+    if tile.count == TILE and store == STREAM:  # constants, for which LLVM unrolls the loop over rows
         j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, STREAM)
     elif tile.count == TILE and store == FETCH:
         j = _whole_pairs(dtype, tile, TILE, first, last, weight, ahead, FETCH)
@@ -118,7 +103,7 @@ def tile_gradients(dtype, tile, first, last, weight, ahead, store):
     else:
         j = _whole_pairs(dtype, tile, tile.count, first, last, weight, ahead, store)
     if j < last:
-        _last_pair(dtype, tile, first, j, last, weight, ahead, store)
+        _columns_of_tile(dtype, tile, tile.count, first, j, last - j, weight, ahead, store)
 
 
 @inline

@@ -11,11 +11,10 @@ from normgrad.cpu.descriptors import LayerNormForward
 from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, stack_space, store_f64
 from normgrad.cpu.intrinsics.pairs import is_bfloat16, load_pair, load_pair_first, store_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, vload, vload_f64, vstore_f64
-from normgrad.cpu.kernels.common.lanes import to_lanes
+from normgrad.cpu.kernels.common.lanes import store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
 from normgrad.cpu.kernels.common.results import is_streamed, store_result
-from normgrad.cpu.kernels.common.work import finish_phase, take_next
-from normgrad.cpu.kernels.copy import store_by_code
+from normgrad.cpu.kernels.common.work import finish_phase, is_first, take_next
 from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
 from normgrad.cpu.limits import ALIGNED_ROW, STAGED_ROWS, TILE, TOGETHER_COLUMNS
 from normgrad.cpu.tags import F32
@@ -91,25 +90,19 @@ def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch):
             total, squares = load_f64(sums, r), load_f64(sums, TILE + r)
         mean, variance = total / n, squares / n
         rstd = 1.0 / np.sqrt(variance + desc.eps)
-        if desc.mean.address != 0:
-            store_by_code(desc.mean.dtype, desc.mean.address, row + r, np.float32(mean))
-        if desc.rstd.address != 0:
-            store_by_code(desc.rstd.dtype, desc.rstd.address, row + r, np.float32(rstd))
+        store_element(desc.mean, row + r, mean)
+        store_element(desc.rstd, row + r, rstd)
         normalise_row(dtype, desc, x + r * x_pitch, y + r * y_pitch, mean, rstd)
 
 
 @device
 def order_parameters(dtype, desc):
-    """Store weight and bias in lane order, each by one thread."""
-    done, k, padded = 0, take_next(desc.parameter_phase), desc.padded_columns
-    while k < 2:
-        if k == 0:
-            to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, padded, desc.columns)
-        else:
-            to_lanes(dtype, True, desc.bias, 0.0, desc.bias_lanes, 0, padded, desc.columns)
-        done += 1
-        k = take_next(desc.parameter_phase)
-    finish_phase(desc.parameter_phase, done, 2)
+    """Store weight and bias in lane order, by one thread."""
+    mine = is_first(desc.parameter_phase)
+    if mine:
+        to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, desc.padded_columns, desc.columns)
+        to_lanes(dtype, True, desc.bias, 0.0, desc.bias_lanes, 0, desc.padded_columns, desc.columns)
+    finish_phase(desc.parameter_phase, mine, 1)
 
 
 @device
