@@ -527,11 +527,14 @@ def test_a_call_between_the_steps_of_another(monkeypatch: pytest.MonkeyPatch) ->
     """As a signal handler or a finalizer may make it: what the first step left in the workspace stays there."""
 
     def args(seed: int) -> tuple[Any, ...]:
-        """With statistics that a step of its own makes contiguous."""
+        """With statistics whose rows have two strides, so that steps of their own copy them."""
         grad_out, x, shape, mean, rstd, weight, bias = _call(seed=seed)
-        return grad_out, x, shape, *(np.repeat(one, 2, axis=1)[:, :1] for one in (mean, rstd)), weight, bias
+        data = (one.reshape(2, -1, COLUMNS) for one in (grad_out, x))
+        statistics = (np.asfortranarray(one.reshape(2, -1, 1)) for one in (mean, rstd))
+        return *data, shape, *statistics, weight, bias
 
-    expected = normgrad.layer_norm_backward(*_call())
+    grad_input, *others = normgrad.layer_norm_backward(*_call())
+    expected = grad_input.reshape(2, -1, COLUMNS), *others
     run, steps = Step.run, 0
 
     def interrupted(self: Step, *given: Any) -> None:
