@@ -41,6 +41,7 @@ from normgrad.cpu.intrinsics.vectors import (
 from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
+from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
 from normgrad.cpu.kernels.layer_norm.backward_tile import (
     FETCH,
     NO_STORE,
@@ -192,6 +193,8 @@ def prepare_rows(dtype, desc, row, rows, count, scratch, r):
         return
     if desc.splits_columns != 0:
         read_sums(desc, row, count, scratch, r)
+    elif item_size(dtype) == 4 and n == SHORT:
+        sum_short_rows(desc.weight_lanes, rows, count, scratch, r)
     else:
         sum_group(dtype, desc, rows, count, scratch, r)
     per_column = splat_f64(1.0 / n)
@@ -214,6 +217,7 @@ def store_of(desc):
 def rows_gradients(dtype, desc, these, first, last):
     """Compute columns [first, last) of rows of a group that are prepared."""
     rows, count, store = these.rows, these.count, store_of(desc)
+    short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
     for i in range(0, count, TILE):
         tile = GroupRows(rows_from(rows, i), min(TILE, count - i), these.r + i, these.scratch, these.sums)
         # The next rows; of the input, the sums have prefetched them.
@@ -224,7 +228,10 @@ def rows_gradients(dtype, desc, these, first, last):
             next_input = next_rows * rows.input_pitch + next_bytes
         next_result = next_rows * rows.grad_input_pitch + next_bytes
         ahead = Ahead(next_rows * rows.grad_out_pitch + next_bytes, next_input, next_result)
-        tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
+        if short and tile.count == TILE:
+            short_tile_gradients(desc.weight_lanes, tile, count, store)
+        else:
+            tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
 
 
 @device

@@ -28,15 +28,15 @@ Ahead = namedtuple("Ahead", "grad_out input grad_input")
 
 
 @inline
-def _splat_of(scratch, parameter, r):
+def splat_of(scratch, parameter, r):
     return splat_f32(load(F32, scratch + parameter, r))
 
 
 @inline
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
     """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
-    mean, rstd = _splat_of(scratch, MEANS, r), _splat_of(scratch, RSTDS, r)
-    mean_g, mean_gx = _splat_of(scratch, MEANS_G, r), _splat_of(scratch, MEANS_GX, r)
+    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
+    mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
     x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
     if begins:
         sums = (d[0] * x0, d[1] * x1, d[0], d[1])
@@ -48,7 +48,7 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 
 @inline
-def _keep_sums(sums, i, s, begins):
+def keep_sums(sums, i, s, begins):
     """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
     w0, w1, b0, b1 = s
     if not begins:
@@ -76,7 +76,7 @@ def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store
         o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
         if store != NO_STORE:
             store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, columns, store == STREAM)
-    _keep_sums(tile.sums, j - first, s, tile.r == 0)
+    keep_sums(tile.sums, j - first, s, tile.r == 0)
 
 
 @inline
