@@ -30,7 +30,7 @@ from normgrad.cuda.group_norm.tiles import Sizes, forward_group_row_tile, group_
 from normgrad.cuda.launch import Given
 from normgrad.cuda.operands import Operand
 
-DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+DTYPES = [np.float32, ml_dtypes.bfloat16]
 CHIPS = [Chip(132), Chip(2, cooperative_launch=False, max_tile_elements=128)]
 # N, C, HxW, group: several tiles of samples, groups that CTAs share; more groups than CTA groups; unpacked rows.
 SIZES = [(5, 8, 25, 4), (2, 40, 9, 20), (3, 3, 49, 1), (40, 6, 1, 2)]

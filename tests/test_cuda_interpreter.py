@@ -33,7 +33,7 @@ from support.interpreted import interpreted as interpreted
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+DTYPES = [np.float32, ml_dtypes.bfloat16]  # float16 takes the same branches: test_float16
 
 
 @without_interpreter
@@ -210,6 +210,28 @@ def test_gather(dtype: Any) -> None:
     x, mean, invstd = random_data((2, 5), dtype, 1), random_data((20, 5), np.float32, 2), random_rstd((20, 5), 3)
     counts = np.arange(20, dtype=np.int32)
     check_call("batch_norm_gather_stats_with_counts", x, mean, invstd, None, None, 0.1, 1e-5, counts)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_float16(channels_last: bool) -> None:
+    sizes = 3, 6, 20, 2
+    N, C, HxW, group = sizes
+    dy, x = (random_channels(sizes[:3], np.float16, channels_last, seed) for seed in (1, 2))
+    weight, bias = random_data((C,), np.float16, 3), random_data((C,), np.float16, 4)
+    mean, rstd = random_data((N, group), np.float32, 5), random_rstd((N, group), 6)
+    check_call("group_norm_backward", dy, x, mean, rstd, weight, *sizes)
+    check_call("group_norm", x, weight, bias, *sizes)
+    mean, rstd = random_data((N, C, 1), np.float32, 5), random_rstd((N, C, 1), 6)
+    weight, bias = random_data((HxW,), np.float16, 3), random_data((HxW,), np.float16, 4)
+    check_call("layer_norm_backward", dy, x, [HxW], mean, rstd, weight)
+    check_call("layer_norm", x, [HxW], weight, bias)
+    weight, mean, invstd = random_data((C,), np.float32, 3), random_data((C,), np.float32, 5), random_rstd((C,), 6)
+    check_call("batch_norm_elemt_backward", dy, x, mean, invstd, weight, mean, weight, np.array([9], np.int32))
+    check_call("batch_norm_elemt", x, weight, mean, mean, invstd)
+    check_call("batch_norm_stats", x)
+    check_call("batch_norm_reduce_backward", dy, x, mean, invstd, weight)
 
 
 @needs_interpreter

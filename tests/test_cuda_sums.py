@@ -29,7 +29,7 @@ from support.interpreted import interpreted as interpreted
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+DTYPES = [np.float32, np.float16]  # products of bfloat16 have fewer digits, and so fewer roundings, than float16's
 
 
 @without_interpreter
