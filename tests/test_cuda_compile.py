@@ -164,6 +164,22 @@ def test_every_launch_compiles(
             assert step.options.ctas_per_sm * (kernel.metadata.shared + 1024) <= 228 * 1024
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("operator", ["batch_norm_elemt_backward", "batch_norm_elemt"])
+def test_elementwise_kernels_load_everything_before_the_first_barrier(
+    operator: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load behind a barrier waits for all loads before it, so that latencies add up."""
+    from normgrad.cuda.backend import OPERATORS
+
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    problem = _problem(operator, _batch_norm(dtype, False, (64, 512, 196))[operator])
+    (step,) = OPERATORS[operator](problem, _chip_with_clusters()).steps
+    ptx = compile(_source(step), GPUTarget("cuda", 90, 32), step.options.as_arguments()).asm["ptx"]
+    _, _, behind = ptx.partition("bar.sync")
+    assert "ld.global" not in behind
+
+
 # Compute capability, and bytes of shared memory per SM: A100; RTX 30; L4, L40 and RTX 40; B200; RTX 50.
 OTHER_GPUS = [(80, 164), (86, 100), (89, 100), (100, 228), (120, 100)]
 

@@ -126,5 +126,9 @@ def column_channels(block, channel_length, TILE: tl.constexpr):
 
 @triton.jit
 def load_channels(pointer, channels, C):
-    """Load a parameter of each of a tile's columns, float32 [1, 1, columns]."""
-    return to_float32(tl.load(pointer + channels, mask=channels < C, other=0.0))[None, None, :]
+    """Load a parameter of each of a tile's columns, float32 [columns].
+
+    Load all parameters before the first is used in the tile's shape: that exchanges it between threads, with barriers
+    that the following loads would wait for one after the other.
+    """
+    return to_float32(tl.load(pointer + channels, mask=channels < C, other=0.0))

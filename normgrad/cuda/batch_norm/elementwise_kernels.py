@@ -25,22 +25,26 @@ def _total_count(counter, ranks, RANKS: tl.constexpr):
 
 @triton.jit
 def _gradient(dy, deviation, invstd, sum_dy, sum_dy_xmu, reciprocal_count, weight):
-    """Return ``(dy − sum_dy/n − (x − mean)·invstd²·sum_dy_xmu/n)·invstd·weight``; ``reciprocal_count`` is 1/n, float64.
+    """Return ``(dy − sum_dy/n − (x − mean)·invstd²·sum_dy_xmu/n)·invstd·weight``.
 
-    float32: in the order of the formula, since a coefficient like invstd² may overflow where none of the terms does.
+    ``dy`` and ``deviation`` are tiles, the parameters [columns], ``reciprocal_count`` is 1/n in float64. float32: in
+    the order of the formula, since a coefficient like invstd² may overflow where none of the terms does.
     """
     if dy.dtype == tl.float64:
         invstd = invstd.to(tl.float64)
         factor = invstd
         if weight is not None:
             factor = factor * weight
+        mean_dy = sum_dy * reciprocal_count
         slope = invstd * invstd * (sum_dy_xmu * reciprocal_count)
-        result = (dy - sum_dy * reciprocal_count - deviation * slope) * factor
+        result = (dy - mean_dy[None, None, :] - deviation * slope[None, None, :]) * factor[None, None, :]
     else:
         share = reciprocal_count.to(tl.float32)
-        result = (dy - sum_dy * share - deviation * invstd * invstd * (sum_dy_xmu * share)) * invstd
+        mean_dy, mean_dy_xmu = (sum_dy * share)[None, None, :], (sum_dy_xmu * share)[None, None, :]
+        invstd = invstd[None, None, :]
+        result = (dy - mean_dy - deviation * invstd * invstd * mean_dy_xmu) * invstd
         if weight is not None:
-            result = result * weight
+            result = result * weight[None, None, :]
     return result
 
 
@@ -77,13 +81,14 @@ def batch_norm_elemt_backward(
     x = tl.load(x_pointers, mask=mask)
     channels = addressing.column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if grad_input.dtype.element_ty == tl.float32 else tl.float32
-    reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
     C = columns // channel_length
+    channel_mean = addressing.load_channels(mean, channels, C)
     channel_invstd = addressing.load_channels(invstd, channels, C)
     channel_dy = addressing.load_channels(sum_dy, channels, C)
     channel_dy_xmu = addressing.load_channels(sum_dy_xmu, channels, C)
     w = addressing.load_channels(weight, channels, C) if weight is not None else None
-    deviation = to_float32(x).to(ACC_DTYPE) - addressing.load_channels(mean, channels, C)
+    reciprocal_count = 1.0 / _total_count(counter, ranks, RANKS)
+    deviation = to_float32(x).to(ACC_DTYPE) - channel_mean[None, None, :]
     dy = to_float32(dy).to(ACC_DTYPE)
     result = _gradient(dy, deviation, channel_invstd, channel_dy, channel_dy_xmu, reciprocal_count, w)
     store_rounded(addressing.tile_pointers(grad_input, rows, work, grad_input_strides, TILE), result, mask)
@@ -113,10 +118,14 @@ def batch_norm_elemt(
     x = tl.load(addressing.tile_pointers(input, rows, work, input_strides, TILE), mask=mask)
     channels = addressing.column_channels(work[1], channel_length, TILE)
     ACC_DTYPE: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float32 else tl.float32
-    deviation = to_float32(x).to(ACC_DTYPE) - addressing.load_channels(mean, channels, columns // channel_length)
-    result = deviation * addressing.load_channels(invstd, channels, columns // channel_length)
+    C = columns // channel_length
+    channel_mean = addressing.load_channels(mean, channels, C)
+    channel_invstd = addressing.load_channels(invstd, channels, C)
+    w = addressing.load_channels(weight, channels, C) if weight is not None else None
+    b = addressing.load_channels(bias, channels, C) if bias is not None else None
+    result = (to_float32(x).to(ACC_DTYPE) - channel_mean[None, None, :]) * channel_invstd[None, None, :]
     if weight is not None:
-        result = result * addressing.load_channels(weight, channels, columns // channel_length)
+        result = result * w[None, None, :]
     if bias is not None:
-        result = result + addressing.load_channels(bias, channels, columns // channel_length)
+        result = result + b[None, None, :]
     store_rounded(addressing.tile_pointers(output, rows, work, output_strides, TILE), result, mask)
