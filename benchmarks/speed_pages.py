@@ -453,8 +453,8 @@ def by_model(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Row]]:
 
 def steps_chart(results: dict[str, Any]) -> str:
     """Return a chart of the training steps: how many times faster than the same mode with PyTorch's norms."""
-    titles = {"override": "override()", "modules": "modules", "modules16": "modules, 16-bit output"}
-    titles["compile+modules"] = "both compiled"
+    titles = {"override": "override()", "modules": "modules", "override16": "override(), 16-bit output"}
+    titles |= {"modules16": "modules, 16-bit output", "compile+modules": "both compiled"}
     measured = {row["mode"] for row in results["results"]}
     series = {mode: title for mode, title in titles.items() if mode in measured}
     rows = []

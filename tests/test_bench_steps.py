@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 from normgrad.bench import model_steps, models
-from normgrad.bench.model_steps import EAGER, MODES, MODULES, MODULES_16, OVERRIDE, Settings, Training, run_model
+from normgrad.bench.model_steps import (
+    EAGER,
+    MODES,
+    MODES_16,
+    MODULES,
+    MODULES_16,
+    OVERRIDE,
+    OVERRIDE_16,
+    Settings,
+    Training,
+    run_model,
+)
 from normgrad.cli import main
 
 torch = pytest.importorskip("torch")
@@ -40,7 +51,8 @@ def by_mode(result):
 def test_every_mode_trains_as_eager_mode_does(dtype, quickly_compiled):
     found = by_mode(run_model("tiny", dtype, Settings(rounds=1)))
     assert list(found) == list(MODES)
-    assert found.pop(MODULES_16).problem == "there is no 16-bit output without autocast on a GPU"
+    for mode in MODES_16:
+        assert found.pop(mode).problem == "there is no 16-bit output without autocast on a GPU"
     for mode, result in found.items():
         assert result.problem == "", mode
         assert len(result.losses) == 10
@@ -56,6 +68,12 @@ def test_modules_with_16_bit_output(monkeypatch):
     for mode in (MODULES, MODULES_16):
         Training(models.build("tiny", "cpu"), mode, "bfloat16", "cpu")
     assert [given["autocast_dtype"] for given in options] == [torch.float32, torch.bfloat16]
+
+
+def test_an_override_with_16_bit_output():
+    for mode, dtype in ((OVERRIDE, ""), (OVERRIDE_16, ", autocast_dtype=torch.bfloat16")):
+        with Training(models.build("tiny", "cpu"), mode, "bfloat16", "cpu").in_force() as override:
+            assert repr(override) == f"<override: on{dtype}; no calls>"
 
 
 def scaling(factor):
@@ -100,7 +118,7 @@ def test_modes_take_turns_and_the_override_is_in_force_in_its_own_alone(monkeypa
     events = []
 
     @contextlib.contextmanager
-    def override():
+    def override(autocast_dtype):
         events.append("enter")
         yield
         events.append("exit")

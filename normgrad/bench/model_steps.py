@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,12 +22,13 @@ from normgrad.bench.clock import median_ratio, no_collection, turns
 from normgrad.bench.models import Task
 
 EAGER, OVERRIDE, MODULES = "eager", "override", "modules"
-#: Modules whose output is 16-bit under autocast on CUDA (``autocast_dtype``).
-MODULES_16 = "modules16"
+#: The same with 16-bit output under autocast on CUDA (``autocast_dtype``).
+OVERRIDE_16, MODULES_16 = "override16", "modules16"
+MODES_16 = (OVERRIDE_16, MODULES_16)
 COMPILE, COMPILE_MODULES = "compile", "compile+modules"
-MODES = (EAGER, OVERRIDE, MODULES, MODULES_16, COMPILE, COMPILE_MODULES)
+MODES = (EAGER, OVERRIDE, MODULES, *MODES_16, COMPILE, COMPILE_MODULES)
 #: What a mode's time is compared with.
-BASELINES = {OVERRIDE: EAGER, MODULES: EAGER, MODULES_16: EAGER, COMPILE: EAGER, COMPILE_MODULES: COMPILE}
+BASELINES = {mode: COMPILE if mode == COMPILE_MODULES else EAGER for mode in MODES if mode != EAGER}
 
 #: The largest relative error of one rounding. A dtype other than float32 is autocast's.
 ROUNDINGS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -103,20 +105,19 @@ class Training:
         import normgrad.torch
 
         model = copy.deepcopy(task.model)
+        output_dtype = getattr(torch, dtype) if mode in MODES_16 else torch.float32
         if mode in (MODULES, MODULES_16, COMPILE_MODULES):
-            output_dtype = getattr(torch, dtype) if mode == MODULES_16 else torch.float32
             normgrad.torch.replace_norms(model, autocast_dtype=output_dtype)
-        self._loss, self._mode = task.loss, mode
+        override = partial(normgrad.torch.override, autocast_dtype=output_dtype)
+        #: What has to surround the steps: the override, in its modes.
+        self.in_force: Callable[[], AbstractContextManager[Any]] = (
+            override if mode in (OVERRIDE, OVERRIDE_16) else nullcontext
+        )
+        self._loss = task.loss
         # SGD: an error in the scale of a gradient shows in the losses, which Adam would hide.
         self._optimizer = torch.optim.SGD(model.parameters(), _LEARNING_RATE, momentum=0.9, fused=device == "cuda")
         self._model = torch.compile(model) if mode in (COMPILE, COMPILE_MODULES) else model
         self._cast = nullcontext if dtype == "float32" else lambda: torch.autocast(device, dtype=getattr(torch, dtype))
-
-    def in_force(self) -> AbstractContextManager[Any]:
-        """What has to surround the steps: the override, in its mode."""
-        import normgrad.torch
-
-        return normgrad.torch.override() if self._mode == OVERRIDE else nullcontext()
 
     def __call__(self) -> Any:
         self._optimizer.zero_grad()
@@ -152,7 +153,7 @@ def _compared_and_timed(task: Task, dtype: str, settings: Settings) -> tuple[tup
     for mode in settings.modes:
         if mode == EAGER:
             continue
-        if mode == MODULES_16 and (device == "cpu" or dtype == "float32"):
+        if mode in MODES_16 and (device == "cpu" or dtype == "float32"):
             found[mode] = ModeResult(mode, problem="there is no 16-bit output without autocast on a GPU")
             continue
         try:

@@ -82,7 +82,7 @@ def _images(
     return Task(model, lambda network: functional.cross_entropy(network(data), targets), shape)
 
 
-def _denoising(device: str) -> Task:
+def _denoising(device: str, channels_last: bool = False) -> Task:
     """Predict the noise of random latents."""
     import torch
     from torch.nn import functional
@@ -90,8 +90,9 @@ def _denoising(device: str) -> Task:
     from normgrad.bench.networks import UNet
 
     batch, side, widths = (2, 32, (160, 320, 640)) if device == "cpu" else (32, 64, (320, 640, 1280))
-    model = _on(device, UNet(widths), channels_last=False)
-    noisy, noise = (torch.randn(batch, 4, side, side, device=device) for _ in range(2))
+    model = _on(device, UNet(widths), channels_last)
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    noisy, noise = (torch.randn(batch, 4, side, side, device=device).contiguous(memory_format=order) for _ in range(2))
     return Task(model, lambda network: functional.mse_loss(network(noisy), noise), tuple(noisy.shape))
 
 
@@ -183,6 +184,7 @@ MODELS = {
         partial(_images, _resnet, _IMAGES, channels_last=True),
     ),
     "unet": Model("U-Net with GroupNorm", None, _denoising),
+    "unet_channels_last": Model("U-Net with GroupNorm, channels_last", None, partial(_denoising, channels_last=True)),
     "gpt2_mini": Model("GPT-2, 4 layers of 256", "transformers", partial(_tokens, _gpt2_mini, _MINI_TOKENS)),
     "bert_mini": Model("BERT, 4 layers of 256", "transformers", partial(_tokens, _bert_mini, _MINI_TOKENS)),
     "tiny": Model("tiny", None, partial(_images, _tiny_vision, {"cpu": 4, "cuda": 4}, side=32)),

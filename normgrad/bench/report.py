@@ -71,7 +71,8 @@ _NUMBERS = frozenset(
     [
         *("time", "limit", "of limit", "peer", "× peer", "cases", "worst", "target", "mean", "error"),
         *("growth", "workspace", "normal", "time / normal", "PyTorch", "time / PyTorch", "worst / PyTorch"),
-        *("eager", "override", "modules", "modules16", "compile", "compile+modules", "× eager", "× compile"),
+        *("eager", "override", "modules", "override16", "modules16", "compile", "compile+modules"),
+        *("× eager", "× compile"),
     ]
 )
 

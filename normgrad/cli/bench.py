@@ -29,7 +29,7 @@ from normgrad.bench.cases import (
     cases,
     selected,
 )
-from normgrad.bench.model_steps import MODES, MODULES_16, ROUNDINGS, Settings
+from normgrad.bench.model_steps import MODES, MODES_16, ROUNDINGS, Settings
 from normgrad.bench.models import MODELS, STEPS
 from normgrad.cli.errors import BadInput, nonempty_path, reason
 from normgrad.cli.terminal import Console
@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=MODES,
         metavar="MODE",
         default=[],
-        help=f"how the models of --models are run (default: all; {MODULES_16} on a GPU only). {', '.join(MODES)}",
+        help=f"how the models of --models are run (default: all, but {' and '.join(MODES_16)} on a GPU only). "
+        f"{', '.join(MODES)}",
     )
     parser.add_argument("--rounds", type=_count, metavar="N", help="rounds for each model (default: 7; on a GPU 10)")
     parser.add_argument(
@@ -323,7 +324,7 @@ def _measure_models(arguments: argparse.Namespace) -> int:
     _prepare_process(device, arguments.threads)
     settings = Settings(
         device,
-        arguments.modes or [mode for mode in MODES if device == "cuda" or mode != MODULES_16],
+        arguments.modes or [mode for mode in MODES if device == "cuda" or mode not in MODES_16],
         arguments.rounds or _MODEL_ROUNDS[device],
         arguments.steps or _MODEL_STEPS[device],
     )

@@ -27,12 +27,14 @@ from torch import Tensor
 from normgrad.cpu.threads.pool import THREAD_NAME
 from normgrad.torch.functional import (
     are_plain,
+    as_autocast,
     run_group_norm,
     run_layer_norm,
     why_not_group_norm,
     why_not_layer_norm,
 )
 from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
+from normgrad.torch.modules import check_options
 from normgrad.torch.outputs import DTYPES_OF_16_BITS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -74,7 +76,8 @@ def _read_tallies() -> Counter[_Key]:
     return Counter({key: tally.read() for key, tally in list(_tallies.items())})
 
 
-_in_force = 0
+#: In the order in which they began. Replaced, never changed: calls read it without a lock.
+_in_force: tuple[override, ...] = ()
 _registration: torch.library.Library | None = None
 _lock = threading.RLock()  # a finalizer that ends an override may run where another begins
 if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a thread that it does not have
@@ -96,15 +99,18 @@ def _function(
         eps: float = 1e-5,
         cudnn: bool = True,
     ) -> Tensor:
-        if _in_force:
+        in_force = _in_force
+        autocast_dtype = in_force[-1].autocast_dtype if in_force else torch.float32
+        if in_force:
             reason = _why_not(input, weight, bias) or why_not(input, sizes, weight, bias)
             _count(name, reason)
             if reason is None:
-                return run(input, sizes, weight, bias, eps)
+                return run(input, sizes, weight, bias, eps, autocast_dtype)
         if not under_autocast:
             return composite(input, sizes, weight, bias, eps, cudnn)
         with without_autocast():
-            return composite(_cast(input), sizes, _cast(weight), _cast(bias), eps, cudnn)
+            output = composite(_cast(input), sizes, _cast(weight), _cast(bias), eps, cudnn)
+        return as_autocast(output, input, autocast_dtype)
 
     return function
 
@@ -190,6 +196,12 @@ class override:
     Blocks may be nested, and may overlap in several threads; after the last, PyTorch's own kernels do all the work
     again. An object may be entered again and again, and used as a decorator.
 
+    Parameters
+    ----------
+    autocast_dtype : torch.dtype
+        The dtype of outputs under autocast on CUDA, as of :class:`normgrad.torch.LayerNorm`. Of several overrides in
+        force the one that began last decides.
+
     Examples
     --------
     >>> import torch, normgrad.torch
@@ -206,7 +218,9 @@ class override:
     >>> process_wide.undo()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, autocast_dtype: torch.dtype = torch.float32) -> None:
+        check_options("auto", autocast_dtype)
+        self.autocast_dtype = autocast_dtype
         self._is_in_force = False
         self._entered = 0
         self._counted: Counter[_Key] = Counter()
@@ -221,7 +235,7 @@ class override:
             return
         self._before = _read_tallies()
         self._is_in_force = True
-        _in_force += 1
+        _in_force += (self,)
         if _registration is None:
             _registration = _register()
 
@@ -232,10 +246,10 @@ class override:
             return
         self._counted = self._calls()
         self._is_in_force = False
-        _in_force -= 1
+        _in_force = tuple(other for other in _in_force if other is not self)
         # The dispatcher reads its tables without a lock: while another thread may be inside an operator, our functions
         # stay, and hand every call on.
-        if _in_force == 0 and _registration is not None and _is_alone():
+        if not _in_force and _registration is not None and _is_alone():
             operators = torch.ops.aten.layer_norm.default, torch.ops.aten.group_norm.default
             if unregister(_registration, operators, _KEYS):
                 _registration = None
@@ -264,7 +278,8 @@ class override:
 
     def __repr__(self) -> str:
         calls = "; ".join(str(self.report()).splitlines())
-        return f"<override: {'on' if self._is_in_force else 'off'}; {calls}>"
+        dtype = "" if self.autocast_dtype == torch.float32 else f", autocast_dtype={self.autocast_dtype}"
+        return f"<override: {'on' if self._is_in_force else 'off'}{dtype}; {calls}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an override cannot be copied or pickled: it stands for what this process does")
@@ -280,17 +295,17 @@ class override:
 
         @functools.wraps(function)
         def overridden(*args: Any, **kwargs: Any) -> Any:
-            with override():
+            with override(autocast_dtype=self.autocast_dtype):
                 return function(*args, **kwargs)
 
         @functools.wraps(function)
         def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with override():
+            with override(autocast_dtype=self.autocast_dtype):
                 return (yield from function(*args, **kwargs))
 
         @functools.wraps(function)
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            with override():
+            with override(autocast_dtype=self.autocast_dtype):
                 return await function(*args, **kwargs)
 
         if inspect.isgeneratorfunction(function):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 import normgrad.torch
+from normgrad.torch import heuristics
 from support.torch_samples import random
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -162,12 +164,21 @@ def test_a_captured_step() -> None:
 
 
 @every_norm
-def test_outputs_of_16_bits_under_autocast(norm: str) -> None:
-    module, x = module_of(norm, normgrad.torch, autocast_dtype=torch.bfloat16), images(torch.float32).requires_grad_()
-    with torch.autocast("cuda", torch.bfloat16):
+@pytest.mark.parametrize("how", ["module", "override", "left to PyTorch"])
+def test_outputs_of_16_bits_under_autocast(norm: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(torch.float32).requires_grad_()
+    override: Any = nullcontext()
+    if how == "module":
+        module = module_of(norm, normgrad.torch, autocast_dtype=torch.bfloat16)
+    else:
+        module, override = module_of(norm, torch.nn), normgrad.torch.override(autocast_dtype=torch.bfloat16)
+    if how == "left to PyTorch":
+        monkeypatch.setattr(heuristics, "MIN_CUDA", 1 << 40)
+    with override, torch.autocast("cuda", torch.bfloat16):
         output = module(x)
     assert output.dtype == torch.bfloat16
     (grad,) = torch.autograd.grad(output, x, torch.ones_like(output).cumsum(0))
     assert grad.dtype == torch.float32
     expected = module(x)
+    assert expected.dtype == torch.float32
     assert ((output.float() - expected).abs() <= 2**-8 * expected.abs() + 1e-6).all()

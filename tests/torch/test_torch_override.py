@@ -34,7 +34,7 @@ def small(small_tensors_are_ours: None) -> None:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    assert aten_override._in_force == 0
+    assert aten_override._in_force == ()
 
 
 def taken(override: normgrad.torch.override) -> int:
@@ -549,6 +549,8 @@ def test_fake_tensors_under_autocast_on_cuda_have_pytorchs_dtypes() -> None:
         "layer_norm": {aten_override.WATCHED: 2},
         "group_norm": {aten_override.WATCHED: 1},
     }
+    with normgrad.torch.override(autocast_dtype=torch.float16):
+        assert dtypes() == [torch.float16, torch.float16, torch.float64]
 
 
 def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,6 +566,33 @@ def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.Monkey
         assert type(output.grad_fn.next_functions[0][0]).__name__ == "AccumulateGrad"  # of x, with no copy between
         found = torch.autograd.grad(output.sin().sum(), (x, parameter))
         assert [one.dtype for one in found] == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["ours", "left to PyTorch"])
+def test_the_last_override_chooses_the_dtype_under_autocast(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
+    functions = [aten_override._function(name, *aten_override._NORMS[name], True) for name in aten_override._NORMS]
+    x = random(2, 4, 3, dtype=torch.float32 if small else torch.bfloat16)
+
+    def dtypes() -> set[torch.dtype]:
+        layer_norm, group_norm = functions
+        return {layer_norm(x, [3]).dtype, group_norm(x, 2).dtype}
+
+    first = normgrad.torch.override(autocast_dtype=torch.bfloat16)
+    assert dtypes() == {torch.bfloat16}
+    with normgrad.torch.override() as second:
+        assert dtypes() == {torch.float32}
+        third = normgrad.torch.override(autocast_dtype=torch.bfloat16)
+        first.undo()
+        assert dtypes() == {torch.bfloat16}
+        third.undo()
+        assert dtypes() == {torch.float32}
+    assert taken(second) == (0 if small else 6)
+    decorated = normgrad.torch.override(autocast_dtype=torch.float16)(dtypes)
+    assert decorated() == {torch.float16}
+    assert repr(third).startswith("<override: off, autocast_dtype=torch.bfloat16; ")
+    with pytest.raises(ValueError, match=r"autocast_dtype is torch.float64, and must be"):
+        normgrad.torch.override(autocast_dtype=torch.float64)
 
 
 _AUTOCAST_IS_BACK = """
