@@ -1,10 +1,10 @@
 """``override()``: PyTorch's own LayerNorm and GroupNorm on normgrad's kernels, for every model in the process.
 
 ``aten::layer_norm`` and ``aten::group_norm`` are composite operators: PyTorch has no kernels of its own for them under
-the dispatch keys of devices and of autograd. normgrad registers its functions there, and hands every call that it does
-not take on to the composite. So tools above these keys (``torch.func``, ``torch.jit.trace``) see the operator that they
-know. Under autocast on CUDA PyTorch's own function would convert 16-bit data to float32 first: there normgrad's stands
-in its place, takes the data as it is, and converts like PyTorch's what it does not take.
+the dispatch keys of devices and of autograd. normgrad registers its functions there. For every call that it does not
+take they do what the composite does. So tools above these keys (``torch.func``, ``torch.jit.trace``) see the operator
+that they know. Under autocast on CUDA PyTorch's own function would convert 16-bit data to float32 first: there
+normgrad's stands in its place, takes the data as it is, and converts like PyTorch's what it does not take.
 """
 
 from __future__ import annotations
@@ -85,10 +85,13 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a 
 
 
 def _function(
-    name: str, why_not: Callable[..., str | None], run: Callable[..., Tensor], under_autocast: bool = False
+    name: str,
+    why_not: Callable[..., str | None],
+    run: Callable[..., Tensor],
+    composite: Callable[..., Tensor],
+    under_autocast: bool = False,
 ) -> Callable[..., Tensor]:
     """Return the function that is registered for an operator: ours where normgrad takes a call, else the composite."""
-    composite: Callable[..., Tensor] = getattr(torch.ops.aten, name).default.decompose
 
     @untraced
     def function(
@@ -137,9 +140,16 @@ def _without_graph(function: _Function) -> _Function:
     return below  # type: ignore[return-value]
 
 
-_NORMS: dict[str, tuple[Callable[..., str | None], Callable[..., Tensor]]] = {
-    "layer_norm": (why_not_layer_norm, run_layer_norm),
-    "group_norm": (why_not_group_norm, run_group_norm),
+def _composite_layer_norm(
+    input: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float, _: bool
+) -> Any:
+    """Do what PyTorch's composite does, without its way through Python, which takes 2 µs of a left call."""
+    return torch.native_layer_norm(input, shape, weight, bias, eps)[0]
+
+
+_NORMS: dict[str, tuple[Callable[..., str | None], Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "layer_norm": (why_not_layer_norm, run_layer_norm, _composite_layer_norm),
+    "group_norm": (why_not_group_norm, run_group_norm, torch.ops.aten.group_norm.default.decompose),
 }
 
 

@@ -571,7 +571,7 @@ def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("small", [False, True], ids=["ours", "left to PyTorch"])
 def test_the_last_override_chooses_the_dtype_under_autocast(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
-    functions = [aten_override._function(name, *aten_override._NORMS[name], True) for name in aten_override._NORMS]
+    functions = [aten_override._function(name, *norm, True) for name, norm in aten_override._NORMS.items()]
     x = random(2, 4, 3, dtype=torch.float32 if small else torch.bfloat16)
 
     def dtypes() -> set[torch.dtype]:
