@@ -17,7 +17,7 @@ import bars
 from model_calls import COLUMNS, Timed, cells, worst_first
 from page_parts import ROOT, machine_line, replaced, table
 
-from normgrad.bench.cases import SMALL, TARGETS
+from normgrad.bench.cases import SMALL
 from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN
 from normgrad.bench.pattern_report import LIMITS
 from normgrad.bench.pattern_runner import CONTROL
@@ -104,35 +104,18 @@ def speedup_chart(title: str, subtitle: str, groups: Groups, dtypes: Sequence[st
 # CPU
 
 
-def cpu_targets(found: list[Case]) -> str:
-    """Return a table of shares of the bandwidth limit against the targets, from 1 MB on."""
+def cpu_shares(found: list[Case]) -> str:
+    """Return a table of shares of the bandwidth limit, from 1 MB on."""
     rows = []
     large = (case for case in found if case[PLAN]["bytes"] >= SMALL)
     for (operator, dtype, layout), group in grouped(large, "operator", "dtype", "layout").items():
         shares = [case[PLAN]["of_limit"] for case in group]
         ratios = [ratio for case in group if (ratio := speedup(case)) is not None]
         error = max(case[PLAN]["error_of_bound"] for case in group)
-        mean, target = geometric_mean(shares) or 0.0, TARGETS.get(operator)
-        verdict = ""
-        if target is not None:
-            reached = min(shares) >= target.every_case and mean >= target.geometric_mean
-            verdict = f"{target.every_case:.0%} and {target.geometric_mean:.0%}: {'' if reached else 'not '}reached"
         against = f"{geometric_mean(ratios):.2f}" if ratios else "–"
-        figures = [f"{min(shares):.0%}", f"{mean:.0%}", against, f"{error:.3f}", verdict]
+        figures = [f"{min(shares):.0%}", f"{geometric_mean(shares):.0%}", against, f"{error:.3f}"]
         rows.append([f"`{operator}`", dtype, FORMATS[layout], *figures])
-    return table(["operator", "dtype", "format", "worst", "mean", "× PyTorch", "error / bound", "target"], rows)
-
-
-def cpu_below_target(found: list[Case]) -> str:
-    """Return the cases below their operator's target for every case, furthest first."""
-    rows = []
-    for case in sorted(found, key=lambda case: case[PLAN]["of_limit"] or 0.0):
-        row = case[PLAN]
-        target = TARGETS.get(row["operator"])
-        if row["bytes"] >= SMALL and target is not None and row["of_limit"] < target.every_case:
-            ratio = speedup(case)
-            rows.append([name_of(case), f"{row['of_limit']:.0%}", "–" if ratio is None else f"{ratio:.2f}"])
-    return table(["case below its target", "of limit", "× PyTorch"], rows)
+    return table(["operator", "dtype", "format", "worst", "mean", "× PyTorch", "error / bound"], rows)
 
 
 def cpu_slower(found: list[Case], title: str) -> str:
@@ -202,8 +185,7 @@ def cpu_page(page: str) -> tuple[str, str]:
     grid = list(cases(stored("cpu_2_cores_grid")["results"]))
     tables = [
         machine_line(results, "numpy", "numba", "torch"),
-        cpu_targets(found),
-        cpu_below_target(found),
+        cpu_shares(found),
         cpu_slower(found, "The default sizes"),
         cpu_calls(results),
         "The grid, from 2×2 to 256 MB (`normgrad bench --grid`): times of other libraries over the plan's,\n"

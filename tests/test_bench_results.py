@@ -96,9 +96,6 @@ def test_summaries():
     assert summary.mean_of_limit == pytest.approx(math.sqrt(0.8))
     assert summary.mean_of_peer == pytest.approx(1.0)
     assert summary.largest_error == 0.5
-    assert summary.reached is False
-    (summary,) = results.summaries([_result(_large(1), 1.0, 2.5, 0.95)])
-    assert summary.reached is True
 
 
 def _with_calls(**seconds):

@@ -69,20 +69,6 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What an operator is meant to reach, as shares of the limit."""
-
-    every_case: float
-    geometric_mean: float
-
-
-TARGETS = {
-    **dict.fromkeys(("layer_norm_backward", "group_norm_backward"), Target(0.85, 0.90)),
-    **dict.fromkeys(BATCH_NORM, Target(0.90, 0.90)),
-}
-
-
-@dataclass(frozen=True)
 class Shapes:
     """The shapes of a set of cases, by family. Of GroupNorm: (N, C, places…) and the number of groups.
 
@@ -99,7 +85,7 @@ class Shapes:
     dtypes: Sequence[str] = DTYPES
 
 
-#: Sizes as models have them: the operators' targets are set for these.
+#: Sizes as models have them.
 DEFAULT = Shapes(
     layer_norm=[(8192, 1024), (4096, 4096), (65536, 256), (1024, 16384), (64, 262144), (128, 768)],
     group_norm=[

@@ -8,13 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normgrad.bench.cases import TARGETS
 from normgrad.bench.contenders.contender import Role
 from normgrad.bench.contenders.ours import CALL, NUMPY_CALL
 from normgrad.bench.results import (
     CaseResult,
     Measurement,
-    Summary,
     numpy_speeds_against_peers,
     speeds_against_peers,
     summaries,
@@ -27,8 +25,8 @@ _MOST_NAMED = 10
 _WIDEST = 240
 
 
-def show(console: Console, results: Sequence[CaseResult], targets: bool = False) -> None:
-    """Everything that follows from the results; with ``targets``, whether the operators reach theirs."""
+def show(console: Console, results: Sequence[CaseResult]) -> None:
+    """Everything that follows from the results."""
     for title, some in (
         ("From 1 MB on, furthest from the limit first", [r for r in results if not r.case.is_small]),
         ("Under 1 MB, slowest against the fastest other library first", [r for r in results if r.case.is_small]),
@@ -39,7 +37,7 @@ def show(console: Console, results: Sequence[CaseResult], targets: bool = False)
             console.print()
     if any(not result.case.is_small for result in results):
         console.print("Geometric means of the cases from 1 MB on", style="bold cyan")
-        print_whole(console, _means(results, targets))
+        print_whole(console, _means(results))
         console.print()
     _show_memory(console, results)
     show_skipped(console, [result.skipped for result in results])
@@ -69,7 +67,7 @@ def new_table(*columns: str) -> Table:
 
 _NUMBERS = frozenset(
     [
-        *("time", "limit", "of limit", "peer", "× peer", "cases", "worst", "target", "mean", "error"),
+        *("time", "limit", "of limit", "peer", "× peer", "cases", "worst", "mean", "error"),
         *("growth", "workspace", "normal", "time / normal", "PyTorch", "time / PyTorch", "worst / PyTorch"),
         *("eager", "override", "modules", "override16", "modules16", "compile", "compile+modules"),
         *("× eager", "× compile"),
@@ -118,9 +116,8 @@ def _cases(results: Iterable[CaseResult]) -> Table:
     return table
 
 
-def _means(results: Iterable[CaseResult], targets: bool) -> Table:
-    names = ("operator", "dtype", "format", "cases", "worst", "mean", "× peer", "error")
-    table = new_table(*names, *(("target", "") if targets else ()))
+def _means(results: Iterable[CaseResult]) -> Table:
+    table = new_table("operator", "dtype", "format", "cases", "worst", "mean", "× peer", "error")
     for summary in summaries(results):
         if not summary.cases:
             continue
@@ -133,17 +130,8 @@ def _means(results: Iterable[CaseResult], targets: bool) -> Table:
             _percent(summary.mean_of_limit),
             _times(summary.mean_of_peer),
             NOTHING if summary.largest_error is None else f"{summary.largest_error:.3f}",
-            *(_target(summary) if targets else ()),
         )
     return table
-
-
-def _target(summary: Summary) -> tuple[str, Text]:
-    target = TARGETS.get(summary.operator)
-    if target is None or summary.reached is None:
-        return NOTHING, Text("")
-    text = f"{target.every_case:.0%} and {target.geometric_mean:.0%}"
-    return text, Text("reached", "green") if summary.reached else Text("not reached", "red")
 
 
 def _show_memory(console: Console, results: Iterable[CaseResult]) -> None:

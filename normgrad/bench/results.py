@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normgrad.bench.cases import TARGETS, Case
+from normgrad.bench.cases import Case
 from normgrad.bench.clock import Timing
 from normgrad.bench.contenders.contender import Role
 from normgrad.bench.contenders.ours import CALL, NUMPY_CALL
@@ -153,14 +153,6 @@ class Summary:
     mean_of_limit: float | None
     mean_of_peer: float | None
     largest_error: float | None
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether the operator's target is reached; None where it has none or nothing was measured."""
-        target = TARGETS.get(self.operator)
-        if target is None or self.worst_of_limit is None or self.mean_of_limit is None:
-            return None
-        return self.worst_of_limit >= target.every_case and self.mean_of_limit >= target.geometric_mean
 
 
 def summaries(results: Iterable[CaseResult]) -> list[Summary]:

@@ -261,7 +261,7 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
             pairs = dict.fromkeys((case.operator, case.dtype) for case in chosen)
             startups = [startup.measure_startup(*pair) for pair in pairs]
     finally:  # what was measured before an interruption is not lost
-        report.show(console, results, targets=not (arguments.grid or arguments.quick))
+        report.show(console, results)
         if overheads:
             overhead.show(console, overheads)
         if startups:
