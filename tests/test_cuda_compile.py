@@ -324,7 +324,7 @@ def test_ctas_that_wait_for_each_other_are_resident(
     for step in OPERATORS[operator](_problem(operator, arguments), chip).steps:
         parts = getattr(step.constants.get("TILE"), "parts", 1)
         if parts > 1 and step.constants["PHASE"] == FUSED.value:
-            waits = step.constants.get("WANT_INPUT", True)
+            waits = "WANT" not in step.constants or step.constants["WANT"].input
             assert not waits or step.options.cooperative or step.options.cluster == parts
 
 

@@ -210,15 +210,11 @@ def group_norm_backward_contiguous(
     input_strides,
     grad_input_strides,
     TILE: tl.constexpr,  # tiles.GroupTileSpec
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     SEGMENTS: tl.constexpr,  # of a tile's positions; a thread adds up its elements of each first
     ADJACENT: tl.constexpr,  # contiguous elements that a thread adds up before others, so that no chain is long
     FLOAT64: tl.constexpr,  # sums are computed in float64
-    CLUSTER: tl.constexpr,  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
     SAME_STRIDES: tl.constexpr,  # all tensors have the same strides of channel and position
-    WANT_INPUT: tl.constexpr,
-    WANT_WEIGHT: tl.constexpr,
-    WANT_BIAS: tl.constexpr,
+    WANT: tl.constexpr,  # steps.WantedGradients
     PHASE: tl.constexpr,  # of device.mailbox
 ):
     """Compute grad_input of all groups, and the partial sums of grad_weight and grad_bias.
@@ -240,8 +236,8 @@ def group_norm_backward_contiguous(
     CHANNELS: tl.constexpr = TILE.channels
     POSITIONS: tl.constexpr = TILE.positions
     WORDS: tl.constexpr = TILE.words
-    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
-    LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not TILE.cluster
+    LAG: tl.constexpr = 1 if (WANT.input and MAILBOX) and PHASE == FUSED else 0
     FOLDED: tl.constexpr = (GROUPS, CHANNELS, SEGMENTS, POSITIONS // (SEGMENTS * ADJACENT), ADJACENT)
     input_strides = in_words(input_strides, TILE)
     grad_out_strides = in_words(grad_out_strides, TILE)
@@ -261,7 +257,7 @@ def group_norm_backward_contiguous(
     work = (items, group, group_blocks)
     cta = (channel_in_group, word, word_in_group)
     inputs = ((input, x_offsets, input_strides), (grad_out, dy_offsets, grad_out_strides), mean, rstd, weight)
-    if CLUSTER:
+    if TILE.cluster:
         exchange = cluster_exchange.init_cta_exchange()
         iteration = 0
         ahead = _load_item(inputs, cta_group, work, cta, channels_in_group, TILE, True)
@@ -271,11 +267,11 @@ def group_norm_backward_contiguous(
         previous_dy = tl.zeros((GROUPS, CHANNELS, WORDS), grad_out.dtype.element_ty)
         previous_w = tl.zeros((GROUPS, CHANNELS), tl.float32) if weight is not None else ()
         previous = (previous_x, previous_dy, zeros, zeros, previous_w)
-    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=STAGES):
+    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
         result_item = item - LAG * cta_groups
-        load_item = item + cta_groups if CLUSTER else item
-        loaded = _load_item(inputs, load_item, work, cta, channels_in_group, TILE, CLUSTER)
-        if CLUSTER:
+        load_item = item + cta_groups if TILE.cluster else item
+        loaded = _load_item(inputs, load_item, work, cta, channels_in_group, TILE, TILE.cluster)
+        if TILE.cluster:
             loaded, ahead = ahead, loaded
         x, dy, group_mean, group_rstd, w = loaded
         group_mean = to_float32(group_mean)
@@ -295,31 +291,31 @@ def group_norm_backward_contiguous(
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             target = partial + (int64(sample) * TILE.position_parts + position_part) * (group * TILE.D) + channels
-            if WANT_WEIGHT:
+            if WANT.weight:
                 tl.store(target, sum_gx, mask=channel_inside)
                 target += int64(N) * TILE.position_parts * (group * TILE.D)
-            if WANT_BIAS:
+            if WANT.bias:
                 tl.store(target, sum_g, mask=channel_inside)
-            if WANT_INPUT:
+            if WANT.input:
                 if weight is not None:
                     sum_g = sum_g.to(tl.float64) * w
                     sum_gx = sum_gx.to(tl.float64) * w
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
-                if CLUSTER:
+                if TILE.cluster:
                     cluster_exchange.send_to_ctas(sum_g, sum_gx, exchange, part, iteration, 1, TILE.parts)
                 elif MAILBOX:
                     if PHASE == FUSED:
                         pdl_wait()
                     statistic = int64(sample) * group + groups
                     mailbox.publish(sum_g, sum_gx, slots + statistic * TILE.parts + part, group_inside)
-        if WANT_INPUT and PHASE != REDUCE:
+        if WANT.input and PHASE != REDUCE:
             if LAG:
                 sample, groups, group_inside = item_groups(result_item, work, TILE)
                 channel = first_channel(result_item, work, channel_in_group, TILE)
                 current = (x, dy, group_mean, group_rstd, w)
                 x, dy, group_mean, group_rstd, w = previous
                 previous = current
-            if CLUSTER:
+            if TILE.cluster:
                 received = cluster_exchange.wait_for_ctas(exchange, iteration, 1, TILE.parts)
                 sum_g, sum_gx = cluster_exchange.sum_received(received, TILE.parts)
                 iteration += 1
@@ -461,9 +457,7 @@ def group_norm_forward_contiguous(
     mean_stride,
     rstd_stride,
     TILE: tl.constexpr,  # tiles.GroupTileSpec
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     SEGMENTS: tl.constexpr,  # of a group's tile whose squares are added up first
-    CLUSTER: tl.constexpr,  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
     PHASE: tl.constexpr,  # of device.mailbox
 ):
     """Compute output = (x − mean)·rstd·weight + bias, and mean and rstd of all groups.
@@ -477,7 +471,7 @@ def group_norm_forward_contiguous(
     GROUPS: tl.constexpr = TILE.groups
     CHANNELS: tl.constexpr = TILE.channels
     WORDS: tl.constexpr = TILE.words
-    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not TILE.cluster
     LAG: tl.constexpr = 1 if MAILBOX and PHASE == FUSED else 0
     # Sums of up to 512 terms are computed in float64: one float32 rounding would be a visible share of the error bound.
     FLOAT64: tl.constexpr = (
@@ -502,19 +496,19 @@ def group_norm_forward_contiguous(
         cta_group = int64(cta_group)
     work = (items, group, group_blocks)
     cta = (channel_in_group, word, word_in_group)
-    if CLUSTER:
+    if TILE.cluster:
         exchange = cluster_exchange.init_cta_exchange()
         iteration = 0
         next_x = load_tile(x_tensor, cta_group, work, cta, TILE)
     if LAG:
         previous_x = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=STAGES):
+    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
         result_item = item - LAG * cta_groups
         sample, groups, group_inside = item_groups(item, work, TILE)
         channel = first_channel(item, work, channel_in_group, TILE)
-        load_item = item + cta_groups if CLUSTER else item
+        load_item = item + cta_groups if TILE.cluster else item
         x = load_tile(x_tensor, load_item, work, cta, TILE)
-        if CLUSTER:
+        if TILE.cluster:
             x, next_x = next_x, x
         if PHASE != APPLY:
             total = _group_sums(unpack(x, TILE.packing, FLOAT64).to(tl.float64))
@@ -534,7 +528,7 @@ def group_norm_forward_contiguous(
                 squares = squares.to(tl.float64)
             squares = _group_sums(squares).to(tl.float64) - remainder * remainder * part_count
             squares = tl.where(squares < 0.0, 0.0, squares)
-            if CLUSTER:
+            if TILE.cluster:
                 cluster_exchange.send_to_ctas(total, squares, exchange, part, iteration, 1, TILE.parts)
             elif MAILBOX:
                 statistic = int64(sample) * group + groups
@@ -548,7 +542,7 @@ def group_norm_forward_contiguous(
                 x, previous_x = previous_x, x
             channels = groups[:, None] * TILE.D + channels_in_group[None, :]
             channel_inside = group_inside[:, None] & (channels_in_group < TILE.D)[None, :]
-            if CLUSTER:
+            if TILE.cluster:
                 received = cluster_exchange.wait_for_ctas(exchange, iteration, 1, TILE.parts)
                 group_mean, squares = _moments_from_cluster(received, HxW, group_count, TILE)
                 iteration += 1
@@ -558,7 +552,9 @@ def group_norm_forward_contiguous(
             group_rstd = _rsqrt_float64(nan_where_infinite(squares) * group_count[1] + eps)
             w = _load_parameter(weight, channels, channel_inside) if weight is not None else None
             b = _load_parameter(bias, channels, channel_inside) if bias is not None else None
-            result = normalize_groups(unpack_acc_dtype(x, TILE.packing), group_mean, group_rstd, w, b, LAG or CLUSTER)
+            result = normalize_groups(
+                unpack_acc_dtype(x, TILE.packing), group_mean, group_rstd, w, b, LAG or TILE.cluster
+            )
             start = tile_start(output, sample, channel, word, output_strides)
             mask = element_mask(group_inside, word_in_group, TILE)
             store_elements(start + output_offsets, result, mask, TILE.packing)

@@ -45,9 +45,15 @@ class RowTileSpec:
     packing: int  # of ``device.pack16``
     masked: bool  # columns·parts exceeds the columns of a row
     offset64: bool  # offsets within a tile, or row indices, need 64 bits
+    warps: int  # of a CTA
+    prefetch: bool  # load the next tile into registers while this one is reduced
+    stages: int  # of the software pipeline through shared memory; 1 for none
+    cluster: bool  # the CTAs that share a row exchange their sums as a cluster
 
     @classmethod
-    def of(cls, tile: RowTile, columns: int, vector: int, packing: int, offset64: bool) -> RowTileSpec:
+    def of(
+        cls, tile: RowTile, columns: int, vector: int, packing: int, offset64: bool, cluster: bool = False
+    ) -> RowTileSpec:
         """Describe a tile of rows with ``columns`` columns."""
         return cls(
             rows=tile.rows,
@@ -59,6 +65,10 @@ class RowTileSpec:
             packing=packing,
             masked=tile.columns * tile.parts != columns,
             offset64=offset64,
+            warps=tile.warps,
+            prefetch=tile.prefetch,
+            stages=tile.stages,
+            cluster=cluster,
         )
 
 
