@@ -19,7 +19,7 @@ from normgrad.cuda.device.formulas import divide, nan_where_infinite
 from normgrad.cuda.device.indexing import block_indices, float64_from_bits, int64
 from normgrad.cuda.device.pack16 import store_rounded, to_float32
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import sum_pair
+from normgrad.cuda.device.sums import finite_median, sum_pair
 
 
 @triton.jit
@@ -116,18 +116,12 @@ def _accumulate(sums, tile, shift, SQUARES: tl.constexpr, MASK_POSITIONS: tl.con
 
 
 @triton.jit
-def _median(a, b, c):
-    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
-
-
-@triton.jit
 def shift_of(candidates):
     """Return the shift of the sums, [columns]: the candidate, or the median of three; 0 where that is not finite."""
     if len(candidates) == 1:
         shift = candidates[0]
     else:
-        median = _median(candidates[0], candidates[1], candidates[2])
-        shift = tl.where(median - median == 0.0, median, 0.0)
+        shift = finite_median(candidates[0], candidates[1], candidates[2])
     return shift
 
 
@@ -379,7 +373,8 @@ def _store_statistics(channel_mean, variance, channels, C, outputs, eps_bits):
 @triton.jit
 def batch_norm_stats(
     input,  # [N, columns, positions]
-    moments,  # float64 [3, parts, blocks_per_channel, C]: count, mean, Σ(x − mean)²; or None as ``partial`` is
+    # float64 [3, parts, blocks_per_channel, C]: count, mean and Σ(x − mean)²; None where a CTA has whole channels
+    moments,
     mean,  # [C], or None where there are ``moments``
     invstd,  # [C], or None
     output_strides,  # of these two

@@ -31,7 +31,7 @@ from normgrad.cuda.device.pack16 import (
     unpack_float32,
 )
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import compensated_add, compensated_total, sum_pair
+from normgrad.cuda.device.sums import compensated_add, compensated_total, finite_median, sum_pair
 
 
 @triton.jit
@@ -302,8 +302,7 @@ def _shift_of_groups(start, groups, block, mask, last, strides, TILE: tl.constex
     b = _load_first_element(start, groups, block, mask, channel_stride, TILE)
     start += (tl.minimum(last, 2) - tl.minimum(last, 1)) * position_stride
     c = _load_first_element(start, groups, block, mask, channel_stride, TILE)
-    median = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
-    return tl.where(median - median == 0.0, median, 0.0)
+    return finite_median(a, b, c)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
@@ -85,9 +86,9 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     grad_out, x, grad_input = (operand.pointer for operand in operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)]
-    offset64 = _needs_offset64(tile, row_grid, operands)
+    tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
-        "TILE": RowTileSpec.of(tile, N, vector, packing, offset64, cta_groups.cluster),
+        "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "FLOAT64": tile.float64,
         "WEIGHT_FLOAT64": weight_float64,
         "WANT": steps.wanted_gradients,
@@ -126,9 +127,9 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
     sizes: list[Argument] = [M, N, float64_bits(problem.attributes["eps"]), cta_groups.count, row_grid]
     arguments = [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides]
-    offset64 = _needs_offset64(tile, row_grid, operands)
+    tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
-        "TILE": RowTileSpec.of(tile, N, vector, packing, offset64, cta_groups.cluster),
+        "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "SEGMENTS": segments,
         "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
     }
