@@ -64,11 +64,11 @@ def clustered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     interpret = interpreter.interpret
 
     def in_cluster(step: Any, addresses: Any, workspace: int) -> None:
-        if "CLUSTER" in step.constants and step.constants["TILE"].parts == 1:
+        tile = step.constants.get("TILE")
+        if hasattr(tile, "cluster") and tile.parts == 1:
             found.append(step.kernel.fn.__name__)
-            step = replace(
-                step, grid=(1, 1, 1), arguments=_one_cta_group(step), constants={**step.constants, "CLUSTER": True}
-            )
+            constants = {**step.constants, "TILE": replace(tile, cluster=True)}
+            step = replace(step, grid=(1, 1, 1), arguments=_one_cta_group(step), constants=constants)
             RECEIVED.clear()
         interpret(step, addresses, workspace)
 

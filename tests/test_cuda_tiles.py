@@ -25,9 +25,8 @@ from normgrad.cuda.batch_norm.tiles import (
     reduce_tile,
     tiles_per_cta,
 )
-from normgrad.cuda.chip import Chip
+from normgrad.cuda.chip import Chip, cdiv
 from normgrad.cuda.cta_groups import CtaGroups
-from normgrad.cuda.device.cluster_exchange import MAX_GATHERED_SUMS
 from normgrad.cuda.device.pack16 import FP16X2, UNPACKED
 from normgrad.cuda.group_norm.channels_last_launches import ChannelBlocks
 from normgrad.cuda.group_norm.contiguous_launches import _backward_segments, _vector
@@ -181,24 +180,24 @@ def test_work_keeps_most_multiprocessors_busy(pieces: int, tiles: int) -> None:
 CHANNELS_LAST = Access(contiguous_positions=False)
 
 
-@pytest.mark.parametrize(("C", "HxW", "columns"), [(512, 4096, 32), (256, 1296, 16), (70, 1400, 16), (1000, 2000, 64)])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_clusters_reduce_contiguous_channels(C: int, HxW: int, columns: int, itemsize: int) -> None:
-    tile = reduce_tile(1, C, HxW, itemsize, WITH_CLUSTERS, CHANNELS_LAST)
-    assert tile.cluster
-    if (C, itemsize) == (512, 2):
-        columns = 64  # a cache line
-    if (C, itemsize) == (70, 4):
-        columns = 8  # as many bytes
-    assert tile.columns == columns <= MAX_GATHERED_SUMS
-    for max_active_clusters in (None, lambda cluster, ctas_per_sm: 4):
-        chip = replace(WITH_CLUSTERS, max_active_clusters=max_active_clusters)
-        assert not reduce_tile(1, C, HxW, itemsize, chip, CHANNELS_LAST).cluster
-
-
-@pytest.mark.parametrize(("C", "HxW"), [(512, 12544), (2048, 3136), (512, 20), (16, 128)])
-def test_clusters_do_not_reduce_large_or_small_data(C: int, HxW: int) -> None:
-    assert not reduce_tile(1, C, HxW, 4, WITH_CLUSTERS, CHANNELS_LAST).cluster
+@pytest.mark.parametrize(
+    ("HxW", "C", "itemsize", "ctas", "second_launch"),
+    [
+        *((4096, 512, itemsize, 256, True) for itemsize in (2, 4)),
+        *((512, 4096, itemsize, 64 * itemsize, False) for itemsize in (2, 4)),
+        *((256, 1024, itemsize, 16 * itemsize, False) for itemsize in (2, 4)),  # a second launch would take longer
+        (10000, 256, 2, 212, True),
+        (10000, 256, 4, 252, True),
+    ],
+)
+def test_sums_over_rows_of_channels(HxW: int, C: int, itemsize: int, ctas: int, second_launch: bool) -> None:
+    """A row of a tile has 64 bytes or more; there are no more CTAs than are resident at once, and nearly as many."""
+    tile = reduce_tile(1, C, HxW, itemsize, Chip(132), CHANNELS_LAST)
+    blocks, tiles = cdiv(C, tile.columns), cdiv(HxW, tile.positions)
+    parts = cdiv(tiles, tiles_per_cta(Workload.of(tile, blocks, tiles, itemsize, Chip(132))))
+    assert (blocks * parts, parts > 1) == (ctas, second_launch)
+    assert ctas <= 132 * tile.ctas_per_sm
+    assert tile.columns * itemsize >= 64
 
 
 @pytest.mark.parametrize(

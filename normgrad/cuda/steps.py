@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normgrad.contract.dtypes import FLOAT32, DType
 from normgrad.contract.overlap import overlap
@@ -32,6 +32,15 @@ _SUM_TILE = 4096
 _SUM_PROGRAMS = 512
 _SUM_WARP_ELEMENTS = 512
 _SUM_SEGMENT = 4096  # rows of partial sums that a program adds up; of more, the segments' sums are added up again
+
+
+@dataclass(frozen=True)
+class WantedGradients:
+    """The constexpr WANT of the backward kernels: which gradients they compute."""
+
+    input: bool
+    weight: bool
+    bias: bool
 
 
 class Steps:
@@ -82,10 +91,9 @@ class Steps:
         return output in self._problem.views
 
     @property
-    def wanted_gradients(self) -> dict[str, bool]:
-        """The constexprs of the backward kernels that say which gradients to compute."""
-        names = {"WANT_INPUT": "grad_input", "WANT_WEIGHT": "grad_weight", "WANT_BIAS": "grad_bias"}
-        return {constant: self.wants(name) for constant, name in names.items()}
+    def wanted_gradients(self) -> WantedGradients:
+        """Return which gradients are to be computed."""
+        return WantedGradients(*(self.wants(name) for name in ("grad_input", "grad_weight", "grad_bias")))
 
     def add(self, *steps: Step) -> None:
         self._steps.extend(steps)

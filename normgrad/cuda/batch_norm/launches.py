@@ -26,7 +26,6 @@ from normgrad.cuda.batch_norm.tiles import (
     tiles_per_cta,
 )
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
-from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER
 from normgrad.cuda.launch import FLOAT64, Argument, Options, Step, float64_bits
 from normgrad.cuda.operands import Operand, all_vector_aligned, present
 from normgrad.cuda.steps import Steps
@@ -199,13 +198,8 @@ class _ReduceWork:
         total_rows = N * cdiv(positions, tile.positions)
         column_blocks = cdiv(columns, tile.segment or tile.columns)
         tiles = cdiv(total_rows, tile.rows)
-        if tile.cluster:
-            tiles_of_part = cdiv(tiles, MAX_CLUSTER)
-        else:
-            tiles_of_part = tiles_per_cta(Workload.of(tile, column_blocks, tiles, steps.itemsize, chip))
-        rows_per_part = tiles_of_part * tile.rows
+        rows_per_part = tile.rows * tiles_per_cta(Workload.of(tile, column_blocks, tiles, steps.itemsize, chip))
         parts = cdiv(total_rows, rows_per_part)
-        cluster = parts if tile.cluster or parts == 1 else 0
         spec, stages = data.tile_spec(tile), tile.stages
         if rows_per_part == tile.rows:  # a CTA has one tile, whose rows are masked with its positions
             spec = replace(spec, mask_positions=spec.mask_positions or total_rows % rows_per_part != 0)
@@ -214,11 +208,11 @@ class _ReduceWork:
         load_bytes = access.segment_nbytes if tile.segment else access.nbytes
         halvings = _halvings(tile, load_bytes // steps.itemsize if contiguous else 1)
         return cls(
-            entries=(1 if cluster else parts) * blocks,
+            entries=parts * blocks,
             layout=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
             grid=(parts * column_blocks, 1, 1),
-            constants={"TILE": spec, "REDUCE": ReduceSpec(channels, channel_elements, halvings, stages, cluster)},
-            options=Options(tile.warps, tile.ctas_per_sm, cluster=max(cluster, 1)),
+            constants={"TILE": spec, "REDUCE": ReduceSpec(channels, channel_elements, halvings, stages, parts == 1)},
+            options=Options(tile.warps, tile.ctas_per_sm),
         )
 
 

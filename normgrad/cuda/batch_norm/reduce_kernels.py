@@ -4,9 +4,8 @@ TILE is a ``tiles.TileSpec``, REDUCE a ``tiles.ReduceSpec``; tiles as in ``addre
 rows of a block of columns. Every thread keeps float64 sums of its own, so that none waits for another before the end. A
 few elements at a time are added up two and two first; in float32 where the data has 16 bits, and with few roundings.
 
-Where there are several parts, the CTAs of a block of columns are a cluster whose first CTA combines them, or a second
-launch does so. The columns of a segment tile are added up by channel at the end. A channel may then be in several
-blocks: a part has an entry for each of them, [parts, blocks_per_channel, C].
+Where there are several parts, a second launch combines them. The columns of a segment tile are added up by channel at
+the end. A channel may then be in several blocks: a part has an entry for each of them, [parts, blocks_per_channel, C].
 """
 
 # mypy: ignore-errors
@@ -16,12 +15,11 @@ import triton
 import triton.language as tl
 
 from normgrad.cuda.batch_norm import addressing
-from normgrad.cuda.device import cluster_exchange
 from normgrad.cuda.device.formulas import divide, nan_where_infinite
 from normgrad.cuda.device.indexing import block_indices, float64_from_bits, int64
 from normgrad.cuda.device.pack16 import store_rounded, to_float32
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import sum_pair
+from normgrad.cuda.device.sums import finite_median, sum_pair
 
 
 @triton.jit
@@ -32,26 +30,19 @@ def cta_work(rows_per_part, N, columns, positions, TILE: tl.constexpr, REDUCE: t
     """
     column_blocks = tl.cdiv(columns, TILE.segment)
     position_blocks = addressing.count_position_blocks(positions, TILE)
-    if REDUCE.cluster:
-        block = tl.program_id(0) // REDUCE.cluster
-        part = tl.program_id(0) % REDUCE.cluster
+    if REDUCE.one_part:
+        block = tl.program_id(0)
+        part = tl.full((), 0, tl.int32)
     else:
         block = tl.program_id(0) % column_blocks
         part = tl.program_id(0) // column_blocks
-    begin, end = part_rows(part, rows_per_part, N, position_blocks, TILE)
-    parts = tl.num_programs(0) // column_blocks
-    return block, part, parts, position_blocks, begin, end
-
-
-@triton.jit
-def part_rows(part, rows_per_part, N, position_blocks, TILE: tl.constexpr):
-    """Return the first row of a part and the one after its last."""
     begin = part * rows_per_part
     end = N * position_blocks
     if TILE.offset64:
         begin = int64(part) * rows_per_part
         end = int64(N) * position_blocks
-    return begin, tl.minimum(begin + rows_per_part, end)
+    end = tl.minimum(begin + rows_per_part, end)
+    return block, part, tl.num_programs(0) // column_blocks, position_blocks, begin, end
 
 
 @triton.jit
@@ -125,18 +116,12 @@ def _accumulate(sums, tile, shift, SQUARES: tl.constexpr, MASK_POSITIONS: tl.con
 
 
 @triton.jit
-def _median(a, b, c):
-    return tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
-
-
-@triton.jit
 def shift_of(candidates):
     """Return the shift of the sums, [columns]: the candidate, or the median of three; 0 where that is not finite."""
     if len(candidates) == 1:
         shift = candidates[0]
     else:
-        median = _median(candidates[0], candidates[1], candidates[2])
-        shift = tl.where(median - median == 0.0, median, 0.0)
+        shift = finite_median(candidates[0], candidates[1], candidates[2])
     return shift
 
 
@@ -270,7 +255,7 @@ def batch_norm_reduce_backward(
     grad_out,  # [N, columns, positions]
     input,  # [N, columns, positions]
     mean,  # [C]
-    partial,  # float64 [2, parts, blocks_per_channel, C], or None where a CTA or a cluster has whole channels
+    partial,  # float64 [2, parts, blocks_per_channel, C], or None where a CTA has whole channels
     invstd,  # [C]; this and the outputs are None where there is a ``partial``
     sum_dy,  # [C], or None
     sum_dy_xmu,  # [C], or None
@@ -290,13 +275,11 @@ def batch_norm_reduce_backward(
 ):
     """Compute Σ dy and Σ dy·(x − mean) over a part of the rows of a block of columns a program.
 
-    With one part, the results follow at once. With a cluster, each CTA sends its sums to the first, which adds them up
-    in the order of the CTAs. Otherwise ``partial`` takes them, and the combine kernel adds them up.
+    Where a CTA has whole channels, the results follow at once. Otherwise ``partial`` takes the sums, and the combine
+    kernel adds them up.
     """
     pdl_launch_dependents()
     COLUMNS: tl.constexpr = TILE.columns
-    if REDUCE.cluster > 1:
-        exchange = cluster_exchange.init_gather(REDUCE.channels, REDUCE.cluster)
     block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
     work = (position_blocks, block, columns, positions)
     ACC_DTYPE: tl.constexpr = tl.float64 if input.dtype.element_ty == tl.float32 else tl.float32
@@ -313,15 +296,8 @@ def batch_norm_reduce_backward(
     if REDUCE.channel_elements > 1:
         dy = gather_by_channel(dy, first_column, length, REDUCE)
         dy, dy_xmu = sum_pair(dy, gather_by_channel(dy_xmu, first_column, length, REDUCE), 1)
-    outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
-    if REDUCE.cluster > 1:
-        cluster_exchange.send_to_first_cta(dy, dy_xmu, exchange, part, REDUCE.channels, REDUCE.cluster)
-        if part == 0:
-            total_dy, total_dy_xmu = cluster_exchange.sum_received(
-                cluster_exchange.wait_for_ctas(exchange, 0, REDUCE.channels, REDUCE.cluster), REDUCE.cluster
-            )
-            _store_results(total_dy, total_dy_xmu, channel_invstd, channels, C, outputs, output_strides)
-    elif partial is None:
+    if partial is None:
+        outputs = (sum_dy, sum_dy_xmu, grad_weight, grad_bias)
         _store_results(dy, dy_xmu, channel_invstd, channels, C, outputs, output_strides)
     else:
         store_entries(partial, (dy, dy_xmu), channels, C, (part, parts, entry, unused), blocks_per_channel)
@@ -395,43 +371,10 @@ def _store_statistics(channel_mean, variance, channels, C, outputs, eps_bits):
 
 
 @triton.jit
-def _part_count(part, split, TILE: tl.constexpr):
-    """Return how many elements of a column a part has, as float64.
-
-    ``split`` is (rows of a part, N, blocks of a sample, positions).
-    """
-    rows_per_part, N, position_blocks, positions = split
-    begin, end = part_rows(part, rows_per_part, N, position_blocks, TILE)
-    return _count_positions(begin, end, position_blocks, positions, TILE).to(tl.float64)
-
-
-@triton.jit
-def _combine_cluster(received, length, split, TILE: tl.constexpr, CLUSTER: tl.constexpr):
-    """Return mean and variance of channels from the parts' means and squares, by Chan's formula.
-
-    ``length``: columns of each channel in the block.
-    """
-    count = tl.zeros((), tl.float64)
-    total = tl.zeros(received.shape, tl.float64)
-    for part in tl.static_range(CLUSTER):
-        part_count = _part_count(part, split, TILE)
-        part_mean, _ = cluster_exchange.received_from(part, received)
-        count += part_count
-        total += part_count * part_mean
-    channel_mean = total / count
-    squares = tl.zeros(received.shape, tl.float64)
-    for part in tl.static_range(CLUSTER):
-        part_count = _part_count(part, split, TILE)
-        part_mean, part_squares = cluster_exchange.received_from(part, received)
-        squares += part_squares + length * part_count * (part_mean - channel_mean) * (part_mean - channel_mean)
-    return channel_mean, squares / (length * count)
-
-
-@triton.jit
 def batch_norm_stats(
     input,  # [N, columns, positions]
-    moments,  # float64 [3, parts, blocks_per_channel, C]: count, mean, Σ(x − mean)²; or None where a CTA or a cluster
-    # has whole channels
+    # float64 [3, parts, blocks_per_channel, C]: count, mean and Σ(x − mean)²; None where a CTA has whole channels
+    moments,
     mean,  # [C], or None where there are ``moments``
     invstd,  # [C], or None
     output_strides,  # of these two
@@ -452,12 +395,10 @@ def batch_norm_stats(
     0, and an outlier does not become the shift. At the end they are converted to the mean and the squares about it, and
     those of a channel's columns are combined by Chan's formula.
 
-    With one part, the statistics follow at once. With a cluster, each CTA sends its moments to the first, which
-    combines them in the order of the CTAs. Otherwise ``moments`` takes them, and the combine kernel does so.
+    Where a CTA has whole channels, the statistics follow at once. Otherwise ``moments`` takes them, and the combine
+    kernel does the rest.
     """
     pdl_launch_dependents()
-    if REDUCE.cluster > 1:
-        exchange = cluster_exchange.init_gather(REDUCE.channels, REDUCE.cluster)
     block, part, parts, position_blocks, begin, end = cta_work(rows_per_part, N, columns, positions, TILE, REDUCE)
     work = (position_blocks, block, columns, positions)
     column = int64(block) * TILE.segment + tl.arange(0, TILE.columns)
@@ -486,18 +427,10 @@ def batch_norm_stats(
         deviation = tl.where(inside, means - part_mean[:, None], 0.0)
         squares = tl.sum(column_squares + column_count * deviation * deviation, axis=1)
     count = column_count * length.to(tl.float64)
-    outputs = (mean, invstd, output_strides)
-    if REDUCE.cluster > 1:
-        cluster_exchange.send_to_first_cta(part_mean, squares, exchange, part, REDUCE.channels, REDUCE.cluster)
-        if part == 0:
-            received = cluster_exchange.wait_for_ctas(exchange, 0, REDUCE.channels, REDUCE.cluster)
-            split = (rows_per_part, N, position_blocks, positions)
-            channel_mean, variance = _combine_cluster(received, length.to(tl.float64), split, TILE, REDUCE.cluster)
-            _store_statistics(channel_mean, variance, channels, columns // channel_length, outputs, eps_bits)
-    elif moments is None:
-        _store_statistics(part_mean, squares / count, channels, columns // channel_length, outputs, eps_bits)
+    C = columns // channel_length
+    if moments is None:
+        _store_statistics(part_mean, squares / count, channels, C, (mean, invstd, output_strides), eps_bits)
     else:
-        C = columns // channel_length
         entries = (part, parts, entry, unused)
         store_entries(moments, (count, part_mean, squares), channels, C, entries, blocks_per_channel)
 

@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass, replace
 
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, fit_stages, low_waste_block, next_power_of_2
-from normgrad.cuda.device.cluster_exchange import MAX_CLUSTER, MAX_GATHERED_SUMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class ReduceTile:
     stages: int
     pairwise: int  # elements of a thread that are added up two and two before they join its float64 sum
     segment: int = 0
-    cluster: bool = False  # the CTAs that share a block of channels form a cluster, as large as possible
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class ReduceSpec:
     #: How often the elements of a thread are added up two and two: along rows, far positions, adjacent positions.
     halvings: tuple[int, int, int]
     stages: int  # of the software pipeline through shared memory; 0 where a CTA reduces a single tile
-    cluster: int  # CTAs that share a block of channels; 0 where a second launch combines the parts
+    one_part: bool  # a CTA has all rows of its block of channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,30 +163,6 @@ def _fewer_columns(tile: ReduceTile, C: int, HxW: int, itemsize: int, chip: Chip
     return min(found, key=lambda tile: workload(tile).cost(tiles_per_cta(workload(tile))))
 
 
-def _cluster_tile(C: int, HxW: int, itemsize: int, chip: Chip) -> ReduceTile | None:
-    """Return the tile for few contiguous channels: blocks of them, a cluster each, on all multiprocessors.
-
-    float32 sums of (4096, 512, 1) took 11.6 µs in clusters, and 14.0 with a second launch. Of more data, one CTA per SM
-    takes longer than a second launch: 22.6 µs against 20.0 on (64, 512, 196).
-    """
-    columns = max(next_power_of_2(cdiv(C, max(chip.multiprocessors // MAX_CLUSTER, 1))), _SECTOR // itemsize)
-    length = cdiv(HxW, MAX_CLUSTER) * itemsize
-    long = length * columns >= 32768
-    if long:
-        columns = max(columns, 128 // itemsize)  # cache lines
-    if chip.max_active_clusters is None or columns > MAX_GATHERED_SUMS or length * columns > _MAX_PART_BYTES:
-        return None
-    nbytes = 4096 * itemsize if long else max(next_power_of_2(length * columns) // 4, 2048)
-    positions = min(nbytes // itemsize, chip.max_tile_elements) // columns
-    tiles = cdiv(HxW, positions)
-    parts = cdiv(tiles, cdiv(tiles, MAX_CLUSTER))
-    warps, ctas_per_sm = max(nbytes // 2048, 4), 2
-    if parts < 4 or chip.max_active_clusters(parts, ctas_per_sm) < cdiv(C, columns):
-        return None
-    stages = fit_stages(6, ctas_per_sm, 2 * nbytes, chip)
-    return ReduceTile(1, positions, columns, warps, ctas_per_sm, stages, 16, cluster=True)
-
-
 def _whole_channel_tile(
     N: int, C: int, HxW: int, itemsize: int, chip: Chip, contiguous_positions: bool
 ) -> ReduceTile | None:
@@ -214,8 +188,6 @@ def reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Acc
     """
     contiguous_positions = access.contiguous_positions
     small = _whole_channel_tile(N, C, HxW, itemsize, chip, contiguous_positions)
-    if small is None and N == 1 and not contiguous_positions:
-        small = _cluster_tile(C, HxW, itemsize, chip)
     if small is not None:
         return small
     if access.segment_nbytes:
@@ -237,7 +209,6 @@ def reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Acc
 _SHORT_CHANNEL = 2048  # elements
 _FEW_ELEMENTS = 2**15  # that are read from memory for short channels
 _SECTOR = 32  # bytes that a GPU reads from memory at once
-_MAX_PART_BYTES = 98304  # of a tensor that a CTA of a cluster reduces
 _IN_FLIGHT = 32768  # bytes in flight that keep an SM busy
 # The cost of starting and ending a CTA of a reduction, and of a second launch that combines the parts; in the time that
 # memory takes for a tile of 64 bytes a thread.

@@ -2,20 +2,18 @@
 
 A CTA has an exchange buffer in its shared memory: mbarriers that count the bytes it receives, then slots. The buffer is
 declared in inline assembly, beside the shared memory that Triton allocates; its address is the same in all CTAs of a
-cluster, so that ``mapa`` translates it to another CTA's. Three protocols:
+cluster, so that ``mapa`` translates it to another CTA's. Two protocols:
 
 - *CTA exchange* (``init_cta_exchange`` …): each CTA sends two float64 sums for each row to every CTA. Sums are received
   in the order of the CTAs, so every CTA computes the same bits.
 - *warp exchange* (``init_warp_exchange`` …): each warp sends two float32 sums for each row to every CTA, and every warp
   adds up all slots. No warp waits for the others of its own CTA more than for any other.
-- *gather* (``init_gather`` …): each CTA sends its sums once, at its end, to the first CTA of the cluster. The first CTA
-  does not exit before it has received them, and the others do not send before it has started.
 
-The first two are used once per iteration and double-buffered by its parity: there are two mbarriers and two sets of
-slots. A CTA sends for iteration i only after it has received all of i−1, so every reader is done with i−2.
+Both are used once per iteration and double-buffered by its parity: there are two mbarriers and two sets of slots. A CTA
+sends for iteration i only after it has received all of i−1, so every reader is done with i−2.
 
 Senders rely on Triton's layouts: all threads (or all lanes of one warp) must hold every value that is sent, or too many
-or too few bytes arrive and the mbarrier never completes. ``tests/support/layouts.py`` checks the compiled layouts.
+or too few bytes arrive and the mbarrier never completes. ``layout_checks`` reads the compiled layouts.
 """
 
 # mypy: ignore-errors
@@ -26,10 +24,9 @@ import triton.language as tl
 
 from normgrad.cuda.device.sums import sum_pair
 
-MAX_CLUSTER = 8  # CTAs of a gather, and of a CTA exchange of MAX_ROWS rows: the portable cluster size
+MAX_CLUSTER = 8  # CTAs of a CTA exchange of MAX_ROWS rows: the portable cluster size
 MAX_EXCHANGE_CLUSTER = 16  # CTAs of a CTA exchange of one row, and of a warp exchange: what Hopper allows
 MAX_ROWS = 4  # rows of a tile
-MAX_GATHERED_SUMS = 64  # pairs of sums that a CTA sends in a gather; no more than it has threads
 MAX_CLUSTER_WARPS = 128  # warps in all CTAs of a cluster, in a warp exchange
 
 _BARRIERS = tl.constexpr(16)  # bytes of the two mbarriers
@@ -76,41 +73,6 @@ _INIT_CTA_EXCHANGE = tl.constexpr(_init_asm(2 * 16 * MAX_ROWS * MAX_CLUSTER))
 _INIT_WARP_EXCHANGE = tl.constexpr(_init_asm(2 * 8 * MAX_ROWS * MAX_CLUSTER_WARPS))
 _SEND_TO_CTAS = tl.constexpr(_send_asm("tid.x", "b64"))
 _SEND_FROM_WARPS = tl.constexpr(_send_asm("laneid", "b32"))
-# The barrier expects the bytes before any CTA can send them. What follows need not wait for the cluster to start.
-_INIT_GATHER = tl.constexpr(
-    f""".shared .align 16 .b8 exchange[{16 + 16 * MAX_GATHERED_SUMS * MAX_CLUSTER}];
-    {{
-    .reg .pred first;
-    .reg .b32 thread;
-    mov.u32 $0, exchange;
-    mov.u32 thread, %tid.x;
-    setp.eq.u32 first, thread, 0;
-    @first mbarrier.init.shared::cta.b64 [exchange], 1;
-    @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [exchange], $1;
-    fence.mbarrier_init.release.cluster;
-    barrier.cluster.arrive.relaxed.aligned;
-    }}"""
-)
-_STORE_LOCAL = tl.constexpr("st.shared.v2.f64 [$1], {$2, $3}; mov.b32 $0, 0;")
-# Once all threads have stored their sums (several may hold the same), one thread a slot sends them.
-_SEND_TO_FIRST_CTA = tl.constexpr(
-    """{
-    .reg .pred sends;
-    .reg .b32 thread, slot, remote, barrier;
-    .reg .b64 first, second;
-    barrier.cluster.wait.acquire.aligned;
-    bar.sync 0;
-    mov.u32 thread, %tid.x;
-    setp.lt.u32 sends, thread, $3;
-    setp.ne.and.u32 sends, $4, 0, sends;
-    mad.lo.u32 slot, thread, $5, $2;
-    @sends ld.shared.v2.b64 {first, second}, [slot];
-    @sends mapa.shared::cluster.u32 remote, slot, 0;
-    @sends mapa.shared::cluster.u32 barrier, $1, 0;
-    @sends st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [remote], {first, second}, [barrier];
-    mov.b32 $0, 0;
-    }"""
-)
 _EXPECT = tl.constexpr(
     """{
     .reg .pred first;
@@ -210,24 +172,6 @@ def sum_received(row_slots, PARTS: tl.constexpr):
         first += more_first
         second += more_second
     return first, second
-
-
-@triton.jit
-def init_gather(SUMS: tl.constexpr, PARTS: tl.constexpr):
-    """Set up the buffer of a gather of SUMS pairs of values from each CTA, and return its address."""
-    nbytes: tl.constexpr = _SLOT * SUMS * (PARTS - 1)
-    return tl.inline_asm_elementwise(_INIT_GATHER, "=r,r", [nbytes], tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def send_to_first_cta(first, second, exchange, part, SUMS: tl.constexpr, PARTS: tl.constexpr):
-    """Send float64 values [SUMS] to slot ``part`` of the cluster's first CTA; any layout will do."""
-    slot = _row_slots(exchange, 0, SUMS, PARTS) + _SLOT * part
-    tl.inline_asm_elementwise(_STORE_LOCAL, "=r,r,d,d", [slot, first, second], tl.int32, is_pure=False, pack=1)
-    own = exchange + _BARRIERS + _SLOT * part
-    stride: tl.constexpr = _SLOT * PARTS
-    sent = [exchange, own, SUMS, part, stride]
-    tl.inline_asm_elementwise(_SEND_TO_FIRST_CTA, "=r,r,r,r,r,r", sent, tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -30,6 +30,13 @@ def sum_pair(first, second, axis: tl.constexpr):
 
 
 @triton.jit
+def finite_median(a, b, c):
+    """Return the median of three values; 0 where it is not finite."""
+    median = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
+    return tl.where(median - median == 0.0, median, 0.0)
+
+
+@triton.jit
 def compensated_add(total, compensation, value):
     """Add a value to a sum, and what float32 rounding left out of it to ``compensation`` (Kahan, FastTwoSum).
 

@@ -31,7 +31,7 @@ from normgrad.cuda.device.pack16 import (
     unpack_float32,
 )
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import compensated_add, compensated_total, sum_pair
+from normgrad.cuda.device.sums import compensated_add, compensated_total, finite_median, sum_pair
 
 
 @triton.jit
@@ -86,24 +86,25 @@ def load_channels(pointer, index, inside):
 
 
 @triton.jit
-def sum_within_threads(first, second, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Sum two tiles [positions, channels] to [ROWS, channels] each; different threads hold different ROWS."""
-    SHAPE: tl.constexpr = (TILE.positions // ROWS, ROWS, TILE.channels)
+def sum_within_threads(first, second, TILE: tl.constexpr):
+    """Sum two tiles [positions, channels] to [rows, channels] each; different threads hold different rows."""
+    SHAPE: tl.constexpr = (TILE.positions // TILE.rows, TILE.rows, TILE.channels)
     return sum_pair(tl.reshape(first, SHAPE), tl.reshape(second, SHAPE), 0)
 
 
 @triton.jit
-def block_groups(block, group, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """Return the GROUPS groups from a block's first channel on, and which of them have channels in the block."""
+def block_groups(block, group, TILE: tl.constexpr):
+    """Return TILE.groups groups from a block's first channel on, and which of them have channels in the block."""
     begin = block * TILE.channels
-    groups = begin // TILE.D + tl.arange(0, GROUPS)
+    groups = begin // TILE.D + tl.arange(0, TILE.groups)
     return groups, (groups < group) & (groups * TILE.D < begin + TILE.channels)
 
 
 @triton.jit
-def sum_by_group(first, second, block, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """Sum two values for each channel of a block, [channels], over the channels of each of its groups, [GROUPS]."""
+def sum_by_group(first, second, block, TILE: tl.constexpr):
+    """Sum two values for each channel of a block, [channels], over the channels of each of its groups, [groups]."""
     D: tl.constexpr = TILE.D
+    GROUPS: tl.constexpr = TILE.groups
     if TILE.channels % D == 0:
         first = tl.reshape(first, (GROUPS, D))
         second = tl.reshape(second, (GROUPS, D))
@@ -116,12 +117,11 @@ def sum_by_group(first, second, block, GROUPS: tl.constexpr, TILE: tl.constexpr)
 
 
 @triton.jit
-def expand_to_channels(values, block, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """Expand values of a block's groups, [GROUPS], to its channels, [channels]."""
+def expand_to_channels(values, block, TILE: tl.constexpr):
+    """Expand values of a block's groups, [groups], to its channels, [channels]."""
     begin = block * TILE.channels
-    return tl.gather(
-        values, tl.minimum((begin + tl.arange(0, TILE.channels)) // TILE.D - begin // TILE.D, GROUPS - 1), 0
-    )
+    group_in_block = (begin + tl.arange(0, TILE.channels)) // TILE.D - begin // TILE.D
+    return tl.gather(values, tl.minimum(group_in_block, TILE.groups - 1), 0)
 
 
 @triton.jit
@@ -159,14 +159,8 @@ def group_norm_backward_channels_last_reduce(
     input_strides,
     TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
     ENTRIES: tl.constexpr,  # tiles.EntrySpec
-    GROUPS: tl.constexpr,  # that may have channels in a block
-    ROWS: tl.constexpr,  # positions of a tile that different threads hold
-    STEPS: tl.constexpr,  # tiles of a part
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     FLOAT64: tl.constexpr,  # sums are computed in float64
-    WANT_INPUT: tl.constexpr,
-    WANT_WEIGHT: tl.constexpr,
-    WANT_BIAS: tl.constexpr,
+    WANT: tl.constexpr,  # steps.WantedGradients
 ):
     """Reduce one part of the positions of one block of channels a program.
 
@@ -176,6 +170,7 @@ def group_norm_backward_channels_last_reduce(
     """
     pdl_launch_dependents()
     CHANNELS: tl.constexpr = TILE.channels
+    ROWS: tl.constexpr = TILE.rows
     ACC_DTYPE: tl.constexpr = tl.float64 if FLOAT64 else tl.float32
     C = channel_count(group, TILE)
     sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
@@ -184,7 +179,7 @@ def group_norm_backward_channels_last_reduce(
     statistic = int64(sample) * group + channels // TILE.D
     channel_mean = load_channels(mean, statistic, channel_inside)
     channel_rstd = load_channels(rstd, statistic, channel_inside)
-    begin = int64(part) * (TILE.positions * STEPS)
+    begin = int64(part) * (TILE.positions * TILE.steps)
     x_pointers = tile_start(input, sample, begin, block, input_strides, TILE)
     x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
     dy_pointers = tile_start(grad_out, sample, begin, block, grad_out_strides, TILE)
@@ -193,7 +188,7 @@ def group_norm_backward_channels_last_reduce(
     total_gx = tl.zeros((ROWS, CHANNELS), ACC_DTYPE)
     compensation_g = tl.zeros((ROWS, CHANNELS), tl.float32)
     compensation_gx = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
+    for step in tl.range(0, TILE.steps, num_stages=TILE.stages):
         left = HxW - begin - step * TILE.positions
         mask = element_mask(left, block, C, TILE.words, TILE)
         x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
@@ -202,24 +197,24 @@ def group_norm_backward_channels_last_reduce(
         x_hat = (unpack(x, TILE.packing, FLOAT64) - channel_mean) * channel_rstd
         if TILE.masked:  # 0·Inf must not reach the sums
             x_hat = tl.where(element_mask(left, block, C, CHANNELS, TILE), x_hat, 0.0)
-        sum_g, sum_gx = sum_within_threads(g, g * x_hat, ROWS, TILE)
+        sum_g, sum_gx = sum_within_threads(g, g * x_hat, TILE)
         total_g, compensation_g = compensated_add(total_g, compensation_g, sum_g)
         total_gx, compensation_gx = compensated_add(total_gx, compensation_gx, sum_gx)
     total_g = compensated_total(total_g, compensation_g)
     sum_g, sum_gx = sum_pair(total_g, compensated_total(total_gx, compensation_gx), 0)
     target = partial + (int64(sample) * ENTRIES.parts + part) * C + channels
-    if WANT_WEIGHT:
+    if WANT.weight:
         tl.store(target, sum_gx, mask=channel_inside)
         target += int64(N) * ENTRIES.parts * C
-    if WANT_BIAS:
+    if WANT.bias:
         tl.store(target, sum_g, mask=channel_inside)
-    if WANT_INPUT:
+    if WANT.input:
         if weight is not None:
             w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))
             sum_g = sum_g.to(tl.float64) * w
             sum_gx = sum_gx.to(tl.float64) * w
-        sum_g, sum_gx = sum_by_group(sum_g, sum_gx, block, GROUPS, TILE)
-        groups, group_inside = block_groups(block, group, GROUPS, TILE)
+        sum_g, sum_gx = sum_by_group(sum_g, sum_gx, block, TILE)
+        groups, group_inside = block_groups(block, group, TILE)
         entry = entry_of_block(sample, groups, part, block, group, ENTRIES)
         mailbox.publish_sums(sum_g, sum_gx, sums, entry, group_inside, FLOAT64)
 
@@ -242,7 +237,6 @@ def group_norm_backward_channels_last_apply(
     grad_input_strides,
     TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
     ENTRIES: tl.constexpr,  # tiles.EntrySpec
-    GROUPS: tl.constexpr,  # that may have channels in a block
     ENTRIES_AT_ONCE: tl.constexpr,  # of a group that are added up at a time
     FLOAT64: tl.constexpr,  # ``sums`` are float64
 ):
@@ -252,6 +246,7 @@ def group_norm_backward_channels_last_apply(
     groups, in their order and in float64, and expands the means to the channels.
     """
     pdl_launch_dependents()
+    GROUPS: tl.constexpr = TILE.groups
     GROUP_ENTRIES: tl.constexpr = ENTRIES.parts * ENTRIES.blocks_per_group
     C = channel_count(group, TILE)
     sample, tile, block = cta_work(tl.num_programs(0) - 1 - tl.program_id(0), blocks, tiles, TILE)
@@ -268,7 +263,7 @@ def group_norm_backward_channels_last_apply(
     channel_rstd = load_channels(rstd, statistic, channel_inside)
     w = load_channels(weight, channels, channel_inside) if weight is not None else None
     pdl_wait()
-    groups, group_inside = block_groups(block, group, GROUPS, TILE)
+    groups, group_inside = block_groups(block, group, TILE)
     total_g = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
     total_gx = tl.zeros((GROUPS, ENTRIES_AT_ONCE), tl.float64)
     for begin in range(0, GROUP_ENTRIES, ENTRIES_AT_ONCE):
@@ -278,8 +273,8 @@ def group_norm_backward_channels_last_apply(
         total_gx += more_gx
     reciprocal_count = 1.0 / (float64(TILE.D) * float64(HxW))
     sum_g, sum_gx = sum_pair(total_g, total_gx, 1)
-    mean_g = expand_to_channels(sum_g * reciprocal_count, block, GROUPS, TILE)[None, :]
-    mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, GROUPS, TILE)[None, :]
+    mean_g = expand_to_channels(sum_g * reciprocal_count, block, TILE)[None, :]
+    mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, TILE)[None, :]
     dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
     result = input_gradient(dy_values, x_values, channel_mean, channel_rstd, w, mean_g, mean_gx)
     start = tile_start(grad_input, sample, position, block, grad_input_strides, TILE)
@@ -307,8 +302,7 @@ def _shift_of_groups(start, groups, block, mask, last, strides, TILE: tl.constex
     b = _load_first_element(start, groups, block, mask, channel_stride, TILE)
     start += (tl.minimum(last, 2) - tl.minimum(last, 1)) * position_stride
     c = _load_first_element(start, groups, block, mask, channel_stride, TILE)
-    median = tl.maximum(tl.minimum(a, b), tl.minimum(tl.maximum(a, b), c))
-    return tl.where(median - median == 0.0, median, 0.0)
+    return finite_median(a, b, c)
 
 
 @triton.jit
@@ -331,10 +325,6 @@ def group_norm_forward_channels_last_moments(
     input_strides,  # of sample, channel and position
     TILE: tl.constexpr,  # tiles.ChannelsLastTileSpec
     ENTRIES: tl.constexpr,  # tiles.EntrySpec
-    GROUPS: tl.constexpr,  # that may have channels in a block
-    ROWS: tl.constexpr,  # positions of a tile that different threads hold
-    STEPS: tl.constexpr,  # tiles of a part
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
 ):
     """Compute the moments of one part of the positions of one block of channels a program.
 
@@ -344,11 +334,12 @@ def group_norm_forward_channels_last_moments(
     """
     pdl_launch_dependents()
     CHANNELS: tl.constexpr = TILE.channels
-    PART_POSITIONS: tl.constexpr = TILE.positions * STEPS
+    ROWS: tl.constexpr = TILE.rows
+    PART_POSITIONS: tl.constexpr = TILE.positions * TILE.steps
     C = channel_count(group, TILE)
     sample, part, block = cta_work(tl.program_id(0), blocks, ENTRIES.parts, TILE)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
-    groups, group_inside = block_groups(block, group, GROUPS, TILE)
+    groups, group_inside = block_groups(block, group, TILE)
     begin = int64(part) * PART_POSITIONS
     x_pointers = tile_start(input, sample, begin, block, input_strides, TILE)
     last = HxW - begin - 1
@@ -358,7 +349,7 @@ def group_norm_forward_channels_last_moments(
     x_pointers = x_pointers + offsets_in_tile(input_strides, TILE)
     total = tl.zeros((ROWS, CHANNELS), tl.float64)
     total_squares = tl.zeros((ROWS, CHANNELS), tl.float64)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
+    for step in tl.range(0, TILE.steps, num_stages=TILE.stages):
         left = HxW - begin - step * TILE.positions
         mask = element_mask(left, block, C, TILE.words, TILE)
         x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
@@ -366,11 +357,11 @@ def group_norm_forward_channels_last_moments(
         shifted = unpack_float32(x, TILE.packing).to(tl.float64) - shift
         if TILE.masked:
             shifted = tl.where(element_mask(left, block, C, CHANNELS, TILE), shifted, 0.0)
-        sums, squares = sum_within_threads(shifted, shifted * shifted, ROWS, TILE)
+        sums, squares = sum_within_threads(shifted, shifted * shifted, TILE)
         total += sums
         total_squares += squares
     sums, squares = sum_pair(total, total_squares, 0)
-    sums, squares = sum_by_group(sums, squares, block, GROUPS, TILE)
+    sums, squares = sum_by_group(sums, squares, block, TILE)
     count = _entry_count(groups, part, block, HxW, PART_POSITIONS, ENTRIES)
     squares = squares - sums / count * sums
     squares = tl.where(squares < 0.0, 0.0, squares)

@@ -83,10 +83,10 @@ class ChannelBlocks:
         """Return how many entries of each group a program with ``groups`` groups adds up at a time."""
         return min(max(_ENTRY_TILE // groups, smallest), next_power_of_2(self.parts * self.blocks_per_group))
 
-    def _tile_spec(
-        self, positions: int, masked: bool, packing: int, operands: Sequence[Operand]
-    ) -> ChannelsLastTileSpec:
+    def _tile_spec(self, positions: int, steps: int, packing: int, operands: Sequence[Operand]) -> ChannelsLastTileSpec:
+        """Describe tiles of ``positions``, of which a program has so many; ``operands`` are packed."""
         channels = self.tile.channels
+        rows = self.tile.warps * 32 * (VECTOR_BYTES // self.itemsize) // channels
         strides = [operand.strides for operand in present(operands)]
         extent = max(positions * abs(position) + channels * abs(channel) for _, channel, position in strides)
         return ChannelsLastTileSpec(
@@ -94,8 +94,12 @@ class ChannelBlocks:
             channels=channels,
             words=channels if packing == UNPACKED.value else channels // 2,
             positions=positions,
+            groups=self.groups,
+            rows=min(max(rows, 1), positions),
+            steps=steps,
+            stages=self.tile.stages,
             packing=packing,
-            masked=masked or self.sizes.C % channels != 0,
+            masked=self.sizes.HxW % (positions * steps) != 0 or self.sizes.C % channels != 0,
             offset64=max(extent, 2 * self.sizes.C) >= 2**31,
         )
 
@@ -104,17 +108,8 @@ class ChannelBlocks:
     ) -> Step:
         """Return the launch that computes the entries; ``operands`` are packed."""
         tile = self.tile
-        rows = tile.warps * 32 * (VECTOR_BYTES // self.itemsize) // tile.channels
-        masked = self.sizes.HxW % self.part_positions != 0
-        every = {
-            "TILE": self._tile_spec(tile.positions, masked, packing, operands),
-            "ENTRIES": self.entries,
-            "GROUPS": self.groups,
-            "ROWS": min(max(rows, 1), tile.positions),
-            "STEPS": tile.steps,
-            "STAGES": tile.stages,
-            **constants,
-        }
+        spec = self._tile_spec(tile.positions, tile.steps, packing, operands)
+        every = {"TILE": spec, "ENTRIES": self.entries, **constants}
         grid = self.sizes.N * self.parts * self.blocks, 1, 1
         return Step(kernel, grid, [*arguments, *_strides(operands)], every, Options(tile.warps, tile.ctas_per_sm))
 
@@ -123,8 +118,7 @@ class ChannelBlocks:
     ) -> Step:
         """Return the launch that computes the results; ``operands`` are packed."""
         tile = self.tile
-        masked = self.sizes.HxW % tile.apply_positions != 0
-        every = {"TILE": self._tile_spec(tile.apply_positions, masked, packing, operands), **constants}
+        every = {"TILE": self._tile_spec(tile.apply_positions, 1, packing, operands), **constants}
         grid = self.sizes.N * self.apply_tiles * self.blocks, 1, 1
         options = Options(tile.apply_warps, tile.apply_ctas_per_sm, pdl=True)
         return Step(kernel, grid, [*arguments, *_strides(operands)], every, options)
@@ -152,16 +146,13 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], ou
     inputs = [grad_out.pointer, x.pointer, *parameters]
     arguments = [*inputs, partial, sums, N, group, work.blocks, HxW]
     kernel = kernels.group_norm_backward_channels_last_reduce
-    steps.add(work.reduce_step(kernel, arguments, packing, [grad_out, x], FLOAT64=few, **steps.wanted_gradients))
+    steps.add(work.reduce_step(kernel, arguments, packing, [grad_out, x], FLOAT64=few, WANT=steps.wanted_gradients))
     if steps.wants("grad_input"):
         arguments = [*inputs, grad_input.pointer, sums, group, work.blocks, work.apply_tiles, HxW]
-        constants = {
-            "ENTRIES": work.entries,
-            "GROUPS": work.groups,
-            "ENTRIES_AT_ONCE": work.entries_at_once(work.groups, smallest=16),
-        }
+        at_once = work.entries_at_once(work.groups, smallest=16)
+        constants = {"ENTRIES": work.entries, "ENTRIES_AT_ONCE": at_once, "FLOAT64": few}
         kernel = kernels.group_norm_backward_channels_last_apply
-        steps.add(work.apply_step(kernel, arguments, packing, operands, FLOAT64=few, **constants))
+        steps.add(work.apply_step(kernel, arguments, packing, operands, **constants))
     if outputs:
         steps.sum_partials(partial, N * work.parts, C, outputs)
 

@@ -45,9 +45,9 @@ def in_words(strides, TILE: tl.constexpr):
 
 @triton.jit
 def cta_position(HxW, TILE: tl.constexpr):
-    """Return the CTA's group and part, its position part, first word, channels in the group, and two masks.
+    """Return the CTA's group and part, what it holds of a group for ``load_tile``, its channels there, and a mask.
 
-    The masks say which elements and which words of a tile the groups have: all, but where the sizes do not divide.
+    The mask says which elements of a tile the groups have: all, but where the sizes do not divide.
     """
     PER_WORD: tl.constexpr = TILE.positions // TILE.words
     program = tl.program_id(0)
@@ -60,7 +60,8 @@ def cta_position(HxW, TILE: tl.constexpr):
     if PER_WORD > 1:
         word = int64(position_part) * TILE.words
         word_in_group = _mask_in_group(word, channels, HxW // PER_WORD, TILE.words, TILE)
-    return program // TILE.parts, part, position_part, word, channels, in_group, word_in_group
+    cta = ((part // TILE.position_parts) * TILE.channels, word, word_in_group)
+    return program // TILE.parts, part, cta, channels, in_group
 
 
 @triton.jit
@@ -87,13 +88,6 @@ def offsets_in_tile(strides, TILE: tl.constexpr):
 
 
 @triton.jit
-def tile_start(pointer, sample, channel, word, strides):
-    """Return the address of a tile's first word."""
-    sample_stride, channel_stride, position_stride = strides
-    return pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(word) * position_stride
-
-
-@triton.jit
 def item_groups(item, work, TILE: tl.constexpr):
     """Return the sample and the groups of a work item, and which of the groups there are."""
     items, group, group_blocks = work
@@ -102,34 +96,35 @@ def item_groups(item, work, TILE: tl.constexpr):
 
 
 @triton.jit
-def first_channel(item, work, channel_in_group, TILE: tl.constexpr):
+def first_channel(item, work, cta, TILE: tl.constexpr):
     """Return the channel of the sample with which the CTA's tile of a work item begins."""
-    _, _, group_blocks = work
-    return (item % group_blocks) * TILE.groups * TILE.D + channel_in_group
+    return (item % work[2]) * TILE.groups * TILE.D + cta[0]
 
 
 @triton.jit
-def element_mask(group_inside, word_in_group, TILE: tl.constexpr):
-    """Return the mask [groups, channels, words], or [groups, 1, 1] where tiles divide the groups."""
+def tile_pointers(tensor, sample, channel, group_inside, cta, TILE: tl.constexpr):
+    """Return the addresses [groups, channels, words] of a tile from a channel on, and which of them there are.
+
+    ``tensor`` is (pointer, offsets of ``offsets_in_tile``, strides in words), ``cta`` from ``cta_position``. The mask
+    is [groups, 1, 1] where tiles divide the groups.
+    """
+    pointer, offsets, strides = tensor
+    sample_stride, channel_stride, position_stride = strides
+    _, word, word_in_group = cta
+    start = pointer + int64(sample) * sample_stride + int64(channel) * channel_stride + int64(word) * position_stride
     mask = group_inside[:, None, None]
     if TILE.masked:
         mask = mask & word_in_group
-    return mask
+    return start + offsets, mask
 
 
 @triton.jit
 def load_tile(tensor, item, work, cta, TILE: tl.constexpr):
-    """Load the CTA's tile of a work item, [groups, channels, words].
-
-    ``tensor`` is (pointer, offsets of ``offsets_in_tile``, strides in words); ``cta`` is what the CTA holds of a group:
-    (first channel, first word, mask of words).
-    """
-    pointer, offsets, strides = tensor
-    channel_in_group, word, word_in_group = cta
+    """Load the CTA's tile of a work item, [groups, channels, words]."""
     sample, _, group_inside = item_groups(item, work, TILE)
-    channel = first_channel(item, work, channel_in_group, TILE)
-    start = tile_start(pointer, sample, channel, word, strides)
-    return tl.load(start + offsets, mask=element_mask(group_inside, word_in_group, TILE), other=0)
+    channel = first_channel(item, work, cta, TILE)
+    pointers, mask = tile_pointers(tensor, sample, channel, group_inside, cta, TILE)
+    return tl.load(pointers, mask=mask, other=0)
 
 
 # The backward kernel sums a tile folded to five dimensions: groups, channels, segments, positions, adjacent positions.
@@ -150,17 +145,6 @@ def expand_groups(values):
 
 
 @triton.jit
-def _load_statistics(mean, rstd, item, work, TILE: tl.constexpr, AHEAD: tl.constexpr):
-    """Load mean and rstd of a work item's groups, [groups]; AHEAD: they are needed an iteration later."""
-    sample, groups, group_inside = item_groups(item, work, TILE)
-    statistic = int64(sample) * work[1] + groups
-    if AHEAD:  # ptxas would load warp-uniform addresses into uniform registers, and stall the warp an iteration early
-        statistic += opaque_zero()
-    group_mean = tl.load(mean + statistic, mask=group_inside, other=0.0)
-    return group_mean, tl.load(rstd + statistic, mask=group_inside, other=0.0)
-
-
-@triton.jit
 def _item_channels(item, work, channels_in_group, TILE: tl.constexpr):
     """Return the channel indices [groups, channels] of a work item's tile, and which of them there are."""
     _, groups, group_inside = item_groups(item, work, TILE)
@@ -169,25 +153,27 @@ def _item_channels(item, work, channels_in_group, TILE: tl.constexpr):
 
 
 @triton.jit
-def _load_weight(weight, item, work, channels_in_group, TILE: tl.constexpr, AHEAD: tl.constexpr):
-    """Load the weights of a work item's channels, [groups, channels]; AHEAD: they are needed an iteration later."""
-    channels, inside = _item_channels(item, work, channels_in_group, TILE)
-    if AHEAD:  # as above; times 16, so that the loads are still vectorized
-        channels += 16 * opaque_zero()
-    return tl.load(weight + channels, mask=inside, other=0.0)
-
-
-@triton.jit
 def _load_item(inputs, item, work, cta, channels_in_group, TILE: tl.constexpr, AHEAD: tl.constexpr):
-    """Load a work item: x and dy as ``load_tile`` does, mean and rstd, and the weights or an empty tuple.
+    """Load a work item: x and dy as ``load_tile`` does, mean and rstd [groups], and the weights [groups, channels].
 
-    ``inputs`` are (input and grad_out as for ``load_tile``, mean, rstd, weight). AHEAD: the item is the next one.
+    ``inputs`` are (input and grad_out as for ``load_tile``, mean, rstd, weight); without a weight the weights are an
+    empty tuple. AHEAD: they are needed an iteration later.
     """
     x_tensor, dy_tensor, mean, rstd, weight = inputs
     x = load_tile(x_tensor, item, work, cta, TILE)
     dy = load_tile(dy_tensor, item, work, cta, TILE)
-    group_mean, group_rstd = _load_statistics(mean, rstd, item, work, TILE, AHEAD)
-    w = _load_weight(weight, item, work, channels_in_group, TILE, AHEAD) if weight is not None else ()
+    sample, groups, group_inside = item_groups(item, work, TILE)
+    statistic = int64(sample) * work[1] + groups
+    if AHEAD:  # ptxas would load warp-uniform addresses into uniform registers, and stall the warp an iteration early
+        statistic += opaque_zero()
+    group_mean = tl.load(mean + statistic, mask=group_inside, other=0.0)
+    group_rstd = tl.load(rstd + statistic, mask=group_inside, other=0.0)
+    w = ()
+    if weight is not None:
+        channels, channel_inside = _item_channels(item, work, channels_in_group, TILE)
+        if AHEAD:  # as above; times 16, so that the loads are still vectorized
+            channels += 16 * opaque_zero()
+        w = tl.load(weight + channels, mask=channel_inside, other=0.0)
     return x, dy, group_mean, group_rstd, w
 
 
@@ -210,15 +196,11 @@ def group_norm_backward_contiguous(
     input_strides,
     grad_input_strides,
     TILE: tl.constexpr,  # tiles.GroupTileSpec
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     SEGMENTS: tl.constexpr,  # of a tile's positions; a thread adds up its elements of each first
     ADJACENT: tl.constexpr,  # contiguous elements that a thread adds up before others, so that no chain is long
     FLOAT64: tl.constexpr,  # sums are computed in float64
-    CLUSTER: tl.constexpr,  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
     SAME_STRIDES: tl.constexpr,  # all tensors have the same strides of channel and position
-    WANT_INPUT: tl.constexpr,
-    WANT_WEIGHT: tl.constexpr,
-    WANT_BIAS: tl.constexpr,
+    WANT: tl.constexpr,  # steps.WantedGradients
     PHASE: tl.constexpr,  # of device.mailbox
 ):
     """Compute grad_input of all groups, and the partial sums of grad_weight and grad_bias.
@@ -240,14 +222,13 @@ def group_norm_backward_contiguous(
     CHANNELS: tl.constexpr = TILE.channels
     POSITIONS: tl.constexpr = TILE.positions
     WORDS: tl.constexpr = TILE.words
-    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
-    LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not TILE.cluster
+    LAG: tl.constexpr = 1 if (WANT.input and MAILBOX) and PHASE == FUSED else 0
     FOLDED: tl.constexpr = (GROUPS, CHANNELS, SEGMENTS, POSITIONS // (SEGMENTS * ADJACENT), ADJACENT)
     input_strides = in_words(input_strides, TILE)
     grad_out_strides = in_words(grad_out_strides, TILE)
     grad_input_strides = in_words(grad_input_strides, TILE)
-    cta_group, part, position_part, word, channels_in_group, in_group, word_in_group = cta_position(HxW, TILE)
-    channel_in_group = (part // TILE.position_parts) * CHANNELS
+    cta_group, part, cta, channels_in_group, in_group = cta_position(HxW, TILE)
     x_offsets = offsets_in_tile(input_strides, TILE)
     dy_offsets, output_offsets = x_offsets, x_offsets
     if not SAME_STRIDES:
@@ -259,9 +240,9 @@ def group_norm_backward_contiguous(
         items = int64(N) * group_blocks
         cta_group = int64(cta_group)
     work = (items, group, group_blocks)
-    cta = (channel_in_group, word, word_in_group)
     inputs = ((input, x_offsets, input_strides), (grad_out, dy_offsets, grad_out_strides), mean, rstd, weight)
-    if CLUSTER:
+    output_tensor = (grad_input, output_offsets, grad_input_strides)
+    if TILE.cluster:
         exchange = cluster_exchange.init_cta_exchange()
         iteration = 0
         ahead = _load_item(inputs, cta_group, work, cta, channels_in_group, TILE, True)
@@ -271,11 +252,11 @@ def group_norm_backward_contiguous(
         previous_dy = tl.zeros((GROUPS, CHANNELS, WORDS), grad_out.dtype.element_ty)
         previous_w = tl.zeros((GROUPS, CHANNELS), tl.float32) if weight is not None else ()
         previous = (previous_x, previous_dy, zeros, zeros, previous_w)
-    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=STAGES):
+    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
         result_item = item - LAG * cta_groups
-        load_item = item + cta_groups if CLUSTER else item
-        loaded = _load_item(inputs, load_item, work, cta, channels_in_group, TILE, CLUSTER)
-        if CLUSTER:
+        load_item = item + cta_groups if TILE.cluster else item
+        loaded = _load_item(inputs, load_item, work, cta, channels_in_group, TILE, TILE.cluster)
+        if TILE.cluster:
             loaded, ahead = ahead, loaded
         x, dy, group_mean, group_rstd, w = loaded
         group_mean = to_float32(group_mean)
@@ -283,7 +264,7 @@ def group_norm_backward_contiguous(
         if weight is not None:
             w = to_float32(w)
         sample, groups, group_inside = item_groups(item, work, TILE)
-        channel = first_channel(item, work, channel_in_group, TILE)
+        channel = first_channel(item, work, cta, TILE)
         channels, channel_inside = _item_channels(item, work, channels_in_group, TILE)
         if PHASE != APPLY:
             g = tl.reshape(unpack(dy, TILE.packing, FLOAT64), FOLDED)
@@ -294,32 +275,33 @@ def group_norm_backward_contiguous(
             sum_g, sum_gx = sum_pair(g, g * x_hat, 4)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
-            target = partial + (int64(sample) * TILE.position_parts + position_part) * (group * TILE.D) + channels
-            if WANT_WEIGHT:
+            row = int64(sample) * TILE.position_parts + part % TILE.position_parts
+            target = partial + row * (group * TILE.D) + channels
+            if WANT.weight:
                 tl.store(target, sum_gx, mask=channel_inside)
                 target += int64(N) * TILE.position_parts * (group * TILE.D)
-            if WANT_BIAS:
+            if WANT.bias:
                 tl.store(target, sum_g, mask=channel_inside)
-            if WANT_INPUT:
+            if WANT.input:
                 if weight is not None:
                     sum_g = sum_g.to(tl.float64) * w
                     sum_gx = sum_gx.to(tl.float64) * w
                 sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
-                if CLUSTER:
+                if TILE.cluster:
                     cluster_exchange.send_to_ctas(sum_g, sum_gx, exchange, part, iteration, 1, TILE.parts)
                 elif MAILBOX:
                     if PHASE == FUSED:
                         pdl_wait()
                     statistic = int64(sample) * group + groups
                     mailbox.publish(sum_g, sum_gx, slots + statistic * TILE.parts + part, group_inside)
-        if WANT_INPUT and PHASE != REDUCE:
+        if WANT.input and PHASE != REDUCE:
             if LAG:
                 sample, groups, group_inside = item_groups(result_item, work, TILE)
-                channel = first_channel(result_item, work, channel_in_group, TILE)
+                channel = first_channel(result_item, work, cta, TILE)
                 current = (x, dy, group_mean, group_rstd, w)
                 x, dy, group_mean, group_rstd, w = previous
                 previous = current
-            if CLUSTER:
+            if TILE.cluster:
                 received = cluster_exchange.wait_for_ctas(exchange, iteration, 1, TILE.parts)
                 sum_g, sum_gx = cluster_exchange.sum_received(received, TILE.parts)
                 iteration += 1
@@ -334,9 +316,8 @@ def group_norm_backward_contiguous(
             x_mean, x_rstd = expand_groups(group_mean), expand_groups(group_rstd)
             result = input_gradient(dy_values, x_values, x_mean, x_rstd, channel_w, mean_g, mean_gx)
             result = tl.reshape(result, (GROUPS, CHANNELS, POSITIONS))
-            start = tile_start(grad_input, sample, channel, word, grad_input_strides)
-            mask = element_mask(group_inside, word_in_group, TILE)
-            store_elements(start + output_offsets, result, mask, TILE.packing)
+            pointers, mask = tile_pointers(output_tensor, sample, channel, group_inside, cta, TILE)
+            store_elements(pointers, result, mask, TILE.packing)
 
 
 # Powers of two as the bits of a float32: 1, the step from one to the next, and the largest with a normal reciprocal.
@@ -461,9 +442,7 @@ def group_norm_forward_contiguous(
     mean_stride,
     rstd_stride,
     TILE: tl.constexpr,  # tiles.GroupTileSpec
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     SEGMENTS: tl.constexpr,  # of a group's tile whose squares are added up first
-    CLUSTER: tl.constexpr,  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
     PHASE: tl.constexpr,  # of device.mailbox
 ):
     """Compute output = (x − mean)·rstd·weight + bias, and mean and rstd of all groups.
@@ -477,7 +456,7 @@ def group_norm_forward_contiguous(
     GROUPS: tl.constexpr = TILE.groups
     CHANNELS: tl.constexpr = TILE.channels
     WORDS: tl.constexpr = TILE.words
-    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not TILE.cluster
     LAG: tl.constexpr = 1 if MAILBOX and PHASE == FUSED else 0
     # Sums of up to 512 terms are computed in float64: one float32 rounding would be a visible share of the error bound.
     FLOAT64: tl.constexpr = (
@@ -485,10 +464,9 @@ def group_norm_forward_contiguous(
     ) and CHANNELS * TILE.positions <= 512
     input_strides = in_words(input_strides, TILE)
     output_strides = in_words(output_strides, TILE)
-    cta_group, part, _, word, channels_in_group, in_group, word_in_group = cta_position(HxW, TILE)
-    channel_in_group = (part // TILE.position_parts) * CHANNELS
+    cta_group, part, cta, channels_in_group, in_group = cta_position(HxW, TILE)
     x_tensor = (input, offsets_in_tile(input_strides, TILE), input_strides)
-    output_offsets = offsets_in_tile(output_strides, TILE)
+    output_tensor = (output, offsets_in_tile(output_strides, TILE), output_strides)
     count = float64(TILE.D) * float64(HxW)
     eps = float64_from_bits(eps_bits)
     group_count = (count, 1.0 / count)
@@ -501,20 +479,19 @@ def group_norm_forward_contiguous(
         items = int64(N) * group_blocks
         cta_group = int64(cta_group)
     work = (items, group, group_blocks)
-    cta = (channel_in_group, word, word_in_group)
-    if CLUSTER:
+    if TILE.cluster:
         exchange = cluster_exchange.init_cta_exchange()
         iteration = 0
         next_x = load_tile(x_tensor, cta_group, work, cta, TILE)
     if LAG:
         previous_x = tl.zeros((GROUPS, CHANNELS, WORDS), input.dtype.element_ty)
-    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=STAGES):
+    for item in tl.range(cta_group, items + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
         result_item = item - LAG * cta_groups
         sample, groups, group_inside = item_groups(item, work, TILE)
-        channel = first_channel(item, work, channel_in_group, TILE)
-        load_item = item + cta_groups if CLUSTER else item
+        channel = first_channel(item, work, cta, TILE)
+        load_item = item + cta_groups if TILE.cluster else item
         x = load_tile(x_tensor, load_item, work, cta, TILE)
-        if CLUSTER:
+        if TILE.cluster:
             x, next_x = next_x, x
         if PHASE != APPLY:
             total = _group_sums(unpack(x, TILE.packing, FLOAT64).to(tl.float64))
@@ -534,7 +511,7 @@ def group_norm_forward_contiguous(
                 squares = squares.to(tl.float64)
             squares = _group_sums(squares).to(tl.float64) - remainder * remainder * part_count
             squares = tl.where(squares < 0.0, 0.0, squares)
-            if CLUSTER:
+            if TILE.cluster:
                 cluster_exchange.send_to_ctas(total, squares, exchange, part, iteration, 1, TILE.parts)
             elif MAILBOX:
                 statistic = int64(sample) * group + groups
@@ -544,11 +521,11 @@ def group_norm_forward_contiguous(
         if PHASE != REDUCE:
             if LAG:
                 sample, groups, group_inside = item_groups(result_item, work, TILE)
-                channel = first_channel(result_item, work, channel_in_group, TILE)
+                channel = first_channel(result_item, work, cta, TILE)
                 x, previous_x = previous_x, x
             channels = groups[:, None] * TILE.D + channels_in_group[None, :]
             channel_inside = group_inside[:, None] & (channels_in_group < TILE.D)[None, :]
-            if CLUSTER:
+            if TILE.cluster:
                 received = cluster_exchange.wait_for_ctas(exchange, iteration, 1, TILE.parts)
                 group_mean, squares = _moments_from_cluster(received, HxW, group_count, TILE)
                 iteration += 1
@@ -558,10 +535,11 @@ def group_norm_forward_contiguous(
             group_rstd = _rsqrt_float64(nan_where_infinite(squares) * group_count[1] + eps)
             w = _load_parameter(weight, channels, channel_inside) if weight is not None else None
             b = _load_parameter(bias, channels, channel_inside) if bias is not None else None
-            result = normalize_groups(unpack_acc_dtype(x, TILE.packing), group_mean, group_rstd, w, b, LAG or CLUSTER)
-            start = tile_start(output, sample, channel, word, output_strides)
-            mask = element_mask(group_inside, word_in_group, TILE)
-            store_elements(start + output_offsets, result, mask, TILE.packing)
+            result = normalize_groups(
+                unpack_acc_dtype(x, TILE.packing), group_mean, group_rstd, w, b, LAG or TILE.cluster
+            )
+            pointers, mask = tile_pointers(output_tensor, sample, channel, group_inside, cta, TILE)
+            store_elements(pointers, result, mask, TILE.packing)
             statistic = int64(sample) * group + groups
             first_part = group_inside & (part == 0)
             store_rounded(mean + statistic * mean_stride, group_mean, first_part)

@@ -42,7 +42,9 @@ def _positions_strided(operands: Sequence[Operand]) -> bool:
     return any(operand.strides[2] != 1 for operand in operands)
 
 
-def _tile_spec(sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[Operand]) -> GroupTileSpec:
+def _tile_spec(
+    sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[Operand], cluster: bool
+) -> GroupTileSpec:
     """Describe a tile of packed operands.
 
     Offsets have 64 bits where those within a tile, or the count of work items or channels a round further, need them.
@@ -69,6 +71,8 @@ def _tile_spec(sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[O
         packing=packing,
         masked=padded != (sizes.HxW, sizes.D),
         offset64=max(map(extent, operands)) >= 2**31 or many,
+        stages=tile.stages,
+        cluster=cluster,
     )
 
 
@@ -130,17 +134,15 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], ou
     mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial, mailbox.memory]
-    spec = _tile_spec(sizes, tile, packing, operands)
+    spec = _tile_spec(sizes, tile, packing, operands, cta_groups.cluster)
     per_word = tile.positions // spec.words
     load_bytes = spec.vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
     constants: dict[str, Any] = {
         "TILE": spec,
-        "STAGES": tile.stages,
         **_backward_segments(tile, steps.itemsize, load_bytes),
         "FLOAT64": float64,
-        "CLUSTER": cta_groups.cluster,
         "SAME_STRIDES": len({operand.strides[1:] for operand in present(operands)}) == 1,
-        **steps.wanted_gradients,
+        "WANT": steps.wanted_gradients,
     }
     counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
     arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector)]
@@ -168,13 +170,8 @@ def forward(
     x, output = operands
     mean, rstd = statistics
     tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
-    spec = _tile_spec(sizes, tile, packing, operands)
-    constants = {
-        "TILE": spec,
-        "STAGES": tile.stages,
-        "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1),
-        "CLUSTER": cta_groups.cluster,
-    }
+    spec = _tile_spec(sizes, tile, packing, operands, cta_groups.cluster)
+    constants = {"TILE": spec, "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1)}
     counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
     arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector), mean.strides[0], rstd.strides[0]]
     add_launches(steps, cta_groups, mailbox, tile, group_norm_forward_contiguous, arguments, constants)

@@ -57,11 +57,8 @@ def group_norm_backward_rows(
     grad_input_strides,
     TILE: tl.constexpr,  # layer_norm.tiles.RowTileSpec
     D: tl.constexpr,  # channels of a group
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     FLOAT64: tl.constexpr,  # sums are computed in float64
-    WANT_INPUT: tl.constexpr,
-    WANT_WEIGHT: tl.constexpr,
-    WANT_BIAS: tl.constexpr,
+    WANT: tl.constexpr,  # steps.WantedGradients
     PHASE: tl.constexpr,  # of device.mailbox
 ):
     """Compute grad_input of all rows, and the partial sums of grad_weight and grad_bias by column.
@@ -77,7 +74,7 @@ def group_norm_backward_rows(
     ROWS: tl.constexpr = TILE.rows
     COLUMNS: tl.constexpr = TILE.columns
     WORDS: tl.constexpr = TILE.words
-    LAG: tl.constexpr = 1 if (WANT_INPUT and TILE.parts > 1) and PHASE == FUSED else 0
+    LAG: tl.constexpr = 1 if (WANT.input and TILE.parts > 1) and PHASE == FUSED else 0
     # Equal elements of many rows, which a thread adds up one by one in float32, may all be rounded the same way.
     MANY_ROWS: tl.constexpr = ROWS >= 32
     columns = addressing.assume_divisible(columns, TILE)
@@ -105,7 +102,7 @@ def group_norm_backward_rows(
             previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
             previous = (previous_x, tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty), zeros, zeros)
             pdl_wait()
-        for tile in tl.range(cta_group, tiles + LAG * cta_groups, cta_groups, num_stages=STAGES):
+        for tile in tl.range(cta_group, tiles + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
             result_tile = tile - LAG * cta_groups
             rows = block_indices(tile, ROWS)
             x = addressing.load_tile(input + first_word, x_layout, tile, cta, N, TILE)
@@ -117,18 +114,18 @@ def group_norm_backward_rows(
                 x_hat = (unpack(x, TILE.packing, FLOAT64) - row_mean[:, None]) * row_rstd[:, None]
                 if TILE.masked:
                     x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
-                if WANT_WEIGHT:
+                if WANT.weight:
                     weight_sum += column_sums(g * x_hat, MANY_ROWS)
-                if WANT_BIAS:
+                if WANT.bias:
                     bias_sum += column_sums(g, MANY_ROWS)
-                if WANT_INPUT:
+                if WANT.input:
                     if weight is not None:
                         g = g * unpack(w, UNPACKED, FLOAT64)
                     sum_g, sum_gx = sum_pair(g, g * x_hat, 1)
                     if TILE.parts > 1:
                         slot = (rows * group + group_index) * TILE.parts + part
                         mailbox.publish_sums(sum_g, sum_gx, slots, slot, rows < N, FLOAT64)
-            if WANT_INPUT and PHASE != REDUCE:
+            if WANT.input and PHASE != REDUCE:
                 rows, row_inside = addressing.tile_rows(result_tile, N, TILE, LAG)
                 if LAG:
                     current = (x, dy, row_mean, row_rstd)
@@ -148,10 +145,10 @@ def group_norm_backward_rows(
         pdl_launch_dependents()
         if PHASE != APPLY:
             target = partial + (int64(cta_group) * group + group_index) * columns + column
-            if WANT_WEIGHT:
+            if WANT.weight:
                 tl.store(target, weight_sum, mask=column < columns)
                 target += int64(cta_groups) * group * columns
-            if WANT_BIAS:
+            if WANT.bias:
                 tl.store(target, bias_sum, mask=column < columns)
 
 
@@ -177,7 +174,6 @@ def group_norm_forward_rows(
     rstd_stride,
     TILE: tl.constexpr,  # layer_norm.tiles.RowTileSpec
     D: tl.constexpr,  # channels of a group
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
     FLOAT64: tl.constexpr,  # squares are computed in float64
     SEGMENTS: tl.constexpr,  # of a CTA's columns whose squares are added up first; 1 where a thread holds few columns
     PHASE: tl.constexpr,  # of device.mailbox
@@ -212,7 +208,7 @@ def group_norm_forward_rows(
         if LAG:
             previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
             pdl_wait()
-        for tile in tl.range(cta_group, tl.cdiv(N, ROWS) + LAG * cta_groups, cta_groups, num_stages=STAGES):
+        for tile in tl.range(cta_group, tl.cdiv(N, ROWS) + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
             result_tile = tile - LAG * cta_groups
             rows = block_indices(tile, ROWS)
             x = addressing.load_tile(input + first_word, x_layout, tile, cta, N, TILE)

@@ -101,7 +101,7 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: Sequence[Operand]
     grad_out, x, grad_input = (operand.pointer for operand in work.operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, N, group, HxW, columns, work.groups_at_once, work.per_group, *work.strides]
-    constants = {"TILE": work.spec, "D": sizes.D, "STAGES": tile.stages, "FLOAT64": float64, **steps.wanted_gradients}
+    constants = {"TILE": work.spec, "D": sizes.D, "FLOAT64": float64, "WANT": steps.wanted_gradients}
     add_launches(steps, work.cta_groups, mailbox, tile, group_norm_backward_rows, arguments, constants)
     if outputs:
         _add_sums(steps, partial, work.per_group, sizes, outputs)
@@ -149,7 +149,6 @@ def forward(
     constants = {
         "TILE": work.spec,
         "D": sizes.D,
-        "STAGES": tile.stages,
         "FLOAT64": few,
         "SEGMENTS": forward_segments(tile, steps.itemsize),
     }

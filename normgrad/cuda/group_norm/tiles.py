@@ -82,6 +82,8 @@ class GroupTileSpec:
     packing: int  # of ``device.pack16``
     masked: bool  # the tiles exceed the groups
     offset64: bool  # offsets within a tile, or the number of work items, need 64 bits
+    stages: int  # of the software pipeline through shared memory; 1 for none
+    cluster: bool  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,10 @@ class ChannelsLastTileSpec:
     channels: int  # of a block
     words: int  # the same in words: elements, or packed pairs of them
     positions: int  # of a tile
+    groups: int  # that may have channels in a block
+    rows: int  # positions of a tile that different threads hold
+    steps: int  # tiles of a part
+    stages: int  # of the software pipeline through shared memory; 1 for none
     packing: int  # of ``device.pack16``
     masked: bool  # the tiles exceed the positions or the channels
     offset64: bool  # offsets within a tile, or channel indices, need 64 bits

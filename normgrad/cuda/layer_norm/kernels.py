@@ -59,15 +59,9 @@ def layer_norm_backward(
     input_strides,
     grad_input_strides,
     TILE: tl.constexpr,  # tiles.RowTileSpec
-    PREFETCH: tl.constexpr,  # load the next tile into registers while this one is reduced
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
-    CLUSTER: tl.constexpr,  # the CTAs that share a row are a cluster
-    WARPS: tl.constexpr,  # of a CTA
     FLOAT64: tl.constexpr,  # everything is computed in float64
     WEIGHT_FLOAT64: tl.constexpr,  # the sums of grad_weight and grad_bias are, for few rows or columns
-    WANT_INPUT: tl.constexpr,
-    WANT_WEIGHT: tl.constexpr,
-    WANT_BIAS: tl.constexpr,
+    WANT: tl.constexpr,  # steps.WantedGradients
     PHASE: tl.constexpr,  # of device.mailbox
 ):
     """Compute grad_input of all rows, and the partial sums of grad_weight and grad_bias.
@@ -89,8 +83,8 @@ def layer_norm_backward(
     ROWS: tl.constexpr = TILE.rows
     COLUMNS: tl.constexpr = TILE.columns
     WORDS: tl.constexpr = TILE.words
-    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
-    LAG: tl.constexpr = 1 if (WANT_INPUT and MAILBOX) and PHASE == FUSED else 0
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not TILE.cluster
+    LAG: tl.constexpr = 1 if (WANT.input and MAILBOX) and PHASE == FUSED else 0
     # Equal elements of many rows, which a thread adds up one by one in float32, may all be rounded the same way.
     MANY_ROWS: tl.constexpr = ROWS >= 32 and input.dtype.element_ty != tl.float32
     N = addressing.assume_divisible(N, TILE)
@@ -109,24 +103,24 @@ def layer_norm_backward(
     bias_sum = tl.zeros((COLUMNS,), tl.float64)
     WARP_WIDTH: tl.constexpr = 32 * TILE.vector * (COLUMNS // WORDS)  # adjacent columns that a warp holds
     w = to_float32(tl.load(weight + columns, mask=columns < N, other=0.0))[None, :] if weight is not None else None
-    if CLUSTER:
+    if TILE.cluster:
         exchange = cluster_exchange.init_warp_exchange()
         iteration = 0
     if TILE.parts == 1:  # noqa: SIM102 - one is known at compile time
         if tiles <= cta_groups:  # one tile for each CTA: the next launch may start where CTAs exit early
             pdl_launch_dependents()
-    if PREFETCH:
+    if TILE.prefetch:
         ahead = _load_tile(inputs, cta_group, cta, M, TILE, True)
     if LAG:
         zeros = tl.zeros((ROWS,), tl.float32)
         previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         previous = (previous_x, tl.zeros((ROWS, WORDS), grad_out.dtype.element_ty), zeros, zeros)
         pdl_wait()
-    for tile in tl.range(cta_group, tiles + LAG * cta_groups, cta_groups, num_stages=STAGES):
+    for tile in tl.range(cta_group, tiles + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
         result_tile = tile - LAG * cta_groups
-        load_tile = tile + cta_groups if PREFETCH else tile
-        loaded = _load_tile(inputs, load_tile, cta, M, TILE, PREFETCH)
-        if PREFETCH:
+        load_tile = tile + cta_groups if TILE.prefetch else tile
+        loaded = _load_tile(inputs, load_tile, cta, M, TILE, TILE.prefetch)
+        if TILE.prefetch:
             loaded, ahead = ahead, loaded
         x, dy, row_mean, row_rstd = loaded
         rows = block_indices(tile, ROWS)
@@ -137,21 +131,21 @@ def layer_norm_backward(
         if TILE.masked:
             x_hat = tl.where(in_row, x_hat, 0.0)  # 0·Inf must not reach the sums
         if PHASE != APPLY:
-            if WANT_WEIGHT:
+            if WANT.weight:
                 product = g * x_hat
                 if WEIGHT_FLOAT64:
                     dy64 = unpack_acc_dtype(dy, TILE.packing)
                     product = dy64 * ((unpack_acc_dtype(x, TILE.packing) - row_mean[:, None]) * row_rstd[:, None])
                 weight_sum += column_sums(product, MANY_ROWS)
-            if WANT_BIAS:
+            if WANT.bias:
                 bias_sum += column_sums(unpack(dy, TILE.packing, WEIGHT_FLOAT64), MANY_ROWS)
-        if WANT_INPUT:
+        if WANT.input:
             if PHASE != APPLY:
                 if weight is not None:
                     g *= unpack(w, UNPACKED, FLOAT64)
                 sum_g, sum_gx = g, g * x_hat
-                if CLUSTER:
-                    sum_g, sum_gx = cluster_exchange.sum_by_warp(sum_g, sum_gx, WARP_WIDTH, WARPS)
+                if TILE.cluster:
+                    sum_g, sum_gx = cluster_exchange.sum_by_warp(sum_g, sum_gx, WARP_WIDTH, TILE.warps)
                     cluster_exchange.send_from_warps(sum_g, sum_gx, exchange, part, iteration, TILE.parts)
                 else:
                     sum_g, sum_gx = sum_pair(sum_g, sum_gx, 1)
@@ -177,14 +171,14 @@ def layer_norm_backward(
                     mean_g = block_rematerialization(mean_g)
                     mean_gx = block_rematerialization(mean_gx)
                 else:
-                    if CLUSTER:
+                    if TILE.cluster:
                         sum_g, sum_gx = cluster_exchange.sum_received_from_warps(
-                            exchange, iteration, ROWS, TILE.parts, WARPS
+                            exchange, iteration, ROWS, TILE.parts, TILE.warps
                         )
                         iteration += 1
                     mean_g = sum_g.to(tl.float64) * reciprocal_N
                     mean_gx = sum_gx.to(tl.float64) * reciprocal_N
-                if CLUSTER:
+                if TILE.cluster:
                     mean_g = cluster_exchange.expand_to_columns(mean_g, COLUMNS, WARP_WIDTH)
                     mean_gx = cluster_exchange.expand_to_columns(mean_gx, COLUMNS, WARP_WIDTH)
                 else:
@@ -194,10 +188,10 @@ def layer_norm_backward(
                 addressing.store_tile(grad_input, output_layout, result_tile, cta, result, row_inside, TILE)
     if PHASE != APPLY:
         target = partial + int64(cta_group) * N + columns
-        if WANT_WEIGHT:
+        if WANT.weight:
             tl.store(target, weight_sum, mask=columns < N)
             target += int64(cta_groups) * N
-        if WANT_BIAS:
+        if WANT.bias:
             tl.store(target, bias_sum, mask=columns < N)
 
 
@@ -240,9 +234,6 @@ def layer_norm_forward(
     mean_stride,
     rstd_stride,
     TILE: tl.constexpr,  # tiles.RowTileSpec
-    PREFETCH: tl.constexpr,  # load the next tile into registers while this one is reduced
-    STAGES: tl.constexpr,  # of the software pipeline through shared memory; 1 for none
-    CLUSTER: tl.constexpr,  # the CTAs that share a row are a cluster
     SEGMENTS: tl.constexpr,  # of a CTA's columns whose squares are added up first; 1 where a thread holds few columns
     FLOAT64: tl.constexpr,  # squares in float64: for an eps so small that squares below float32's range decide rstd
     PHASE: tl.constexpr,  # of device.mailbox
@@ -259,7 +250,7 @@ def layer_norm_forward(
     """
     ROWS: tl.constexpr = TILE.rows
     WORDS: tl.constexpr = TILE.words
-    MAILBOX: tl.constexpr = TILE.parts > 1 and not CLUSTER
+    MAILBOX: tl.constexpr = TILE.parts > 1 and not TILE.cluster
     LAG: tl.constexpr = 1 if MAILBOX and PHASE == FUSED else 0
     N = addressing.assume_divisible(N, TILE)
     input_strides = addressing.row_grid_strides(input_strides, row_grid, TILE)
@@ -276,16 +267,16 @@ def layer_norm_forward(
     if LAG:
         previous_x = tl.zeros((ROWS, WORDS), input.dtype.element_ty)
         pdl_wait()
-    if CLUSTER:
+    if TILE.cluster:
         exchange = cluster_exchange.init_cta_exchange()
         iteration = 0
-    if PREFETCH:
+    if TILE.prefetch:
         next_x = addressing.load_tile(input, x_layout, cta_group, cta, M, TILE)
-    for tile in tl.range(cta_group, tl.cdiv(M, ROWS) + LAG * cta_groups, cta_groups, num_stages=STAGES):
+    for tile in tl.range(cta_group, tl.cdiv(M, ROWS) + LAG * cta_groups, cta_groups, num_stages=TILE.stages):
         result_tile = tile - LAG * cta_groups
-        load_tile = tile + cta_groups if PREFETCH else tile
+        load_tile = tile + cta_groups if TILE.prefetch else tile
         x = addressing.load_tile(input, x_layout, load_tile, cta, M, TILE)
-        if PREFETCH:
+        if TILE.prefetch:
             x, next_x = next_x, x
         rows = block_indices(tile, ROWS)
         if PHASE != APPLY:
@@ -293,7 +284,7 @@ def layer_norm_forward(
             if FLOAT64:
                 values = values.to(tl.float64)
             total, part_mean, squares = row_moments(values, in_row, cta_count, SEGMENTS, not MAILBOX, TILE)
-            if CLUSTER:
+            if TILE.cluster:
                 cluster_exchange.send_to_ctas(total, squares, exchange, part, iteration, ROWS, TILE.parts)
             elif MAILBOX:
                 mailbox.publish_float64(total, squares, slots + (rows * TILE.parts + part) * 2, rows < M)
@@ -301,7 +292,7 @@ def layer_norm_forward(
             rows, row_inside = addressing.tile_rows(result_tile, M, TILE, LAG)
             if LAG:
                 x, previous_x = previous_x, x
-            if CLUSTER:
+            if TILE.cluster:
                 received = cluster_exchange.wait_for_ctas(exchange, iteration, ROWS, TILE.parts)
                 row_mean, squares = _moments_from_cluster(received, N, reciprocal_N, TILE.columns, TILE.parts)
                 iteration += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
@@ -50,23 +50,14 @@ def _row_shape(problem: Problem) -> Shape:
     return (*shape[: len(shape) - len(normalized)], math.prod(normalized))
 
 
-def _tile_constants(
-    tile: RowTile, N: int, vector: int, packing: int, row_grid: Shape, operands: Sequence[Operand]
-) -> dict[str, Any]:
-    """Return the constexprs of both kernels that say how a tile is loaded.
-
-    Offsets have 64 bits where those within a tile, or row indices, need them.
-    """
+def _needs_offset64(tile: RowTile, row_grid: Shape, operands: Sequence[Operand]) -> bool:
+    """Return whether offsets within a tile, or row indices, need 64 bits."""
     extent = max(tile.columns * abs(operand.strides[-1]) for operand in operands)
     if len(row_grid) == 1:
         extent += max(tile.rows * abs(operand.strides[0]) for operand in operands)
     else:
         extent = max(extent, 2 * math.prod(row_grid))
-    return {
-        "TILE": RowTileSpec.of(tile, N, vector, packing, extent >= 2**31),
-        "PREFETCH": tile.prefetch,
-        "STAGES": tile.stages,
-    }
+    return extent >= 2**31
 
 
 def backward(problem: Problem, chip: Chip) -> Steps:
@@ -95,13 +86,12 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     grad_out, x, grad_input = (operand.pointer for operand in operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)]
+    tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
-        **_tile_constants(tile, N, vector, packing, row_grid, operands),
-        "CLUSTER": cta_groups.cluster,
-        "WARPS": tile.warps,
+        "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "FLOAT64": tile.float64,
         "WEIGHT_FLOAT64": weight_float64,
-        **steps.wanted_gradients,
+        "WANT": steps.wanted_gradients,
     }
     add_launches(steps, cta_groups, mailbox, tile, layer_norm_backward, arguments, constants)
     if outputs:
@@ -137,9 +127,9 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
     sizes: list[Argument] = [M, N, float64_bits(problem.attributes["eps"]), cta_groups.count, row_grid]
     arguments = [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides]
+    tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
-        **_tile_constants(tile, N, vector, packing, row_grid, operands),
-        "CLUSTER": cta_groups.cluster,
+        "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "SEGMENTS": segments,
         "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
     }

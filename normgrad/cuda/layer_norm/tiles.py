@@ -8,7 +8,7 @@ M×N that it was chosen on, and its speed there in % of a device copy of the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, fit_stages, next_power_of_2
 from normgrad.cuda.device.pack16 import UNPACKED
@@ -29,17 +29,14 @@ class RowTile:
     cluster: bool = False  # the CTAs that share a row form a cluster
 
 
-@dataclass(frozen=True)
-class RowTileSpec:
-    """The constexpr TILE of kernels on rows: how a tile maps to rows of memory.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTileSpec(RowTile):
+    """The constexpr TILE of kernels on rows: a tile, and how it maps to rows of memory.
 
     Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
     """
 
-    rows: int  # of a tile
-    columns: int  # of a row that a CTA holds; a power of two
-    words: int  # the same in words: elements, or packed pairs of them
-    parts: int  # CTAs that share a row
+    words: int  # columns that a CTA holds in words: elements, or packed pairs of them
     padded_parts: int  # the next power of two
     vector: int  # words that divide a row's words and the strides of rows, which the host counts in vectors
     packing: int  # of ``device.pack16``
@@ -50,10 +47,8 @@ class RowTileSpec:
     def of(cls, tile: RowTile, columns: int, vector: int, packing: int, offset64: bool) -> RowTileSpec:
         """Describe a tile of rows with ``columns`` columns."""
         return cls(
-            rows=tile.rows,
-            columns=tile.columns,
+            **{field.name: getattr(tile, field.name) for field in fields(tile)},
             words=tile.columns if packing == UNPACKED.value else tile.columns // 2,
-            parts=tile.parts,
             padded_parts=next_power_of_2(tile.parts),
             vector=vector,
             packing=packing,
