@@ -302,11 +302,14 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
         output, mean, rstd = found or _in_dtype(formulas.layer_norm(input.float(), shape, weight, bias, eps), dtype)
         ctx.save_for_backward(input, weight, mean, rstd)  # no gradient depends on the bias
         ctx.attributes = shape, eps
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     @untraced
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
+    def backward(ctx: Any, grad_out: Tensor | None) -> Any:
+        if grad_out is None:  # what comes after has no gradient: nor have the parameters, which an optimizer then skips
+            return (None,) * 6
         input, weight, mean, rstd = ctx.saved_tensors
         shape, eps = ctx.attributes
         mask = ctx.needs_input_grad[:3]
@@ -346,11 +349,14 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         output, mean, rstd = found or _in_dtype(formulas.group_norm(input.float(), weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, mean, rstd)
         ctx.attributes = sizes, eps
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     @untraced
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
+    def backward(ctx: Any, grad_out: Tensor | None) -> Any:
+        if grad_out is None:  # what comes after has no gradient: nor have the parameters, which an optimizer then skips
+            return (None,) * 6
         input, weight, mean, rstd = ctx.saved_tensors
         sizes, eps = ctx.attributes
         mask = ctx.needs_input_grad[:3]

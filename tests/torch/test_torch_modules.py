@@ -408,6 +408,29 @@ def test_frozen_parameters_and_no_grad(name: str) -> None:
     assert all(parameter.grad is None for parameter in ours.parameters())
 
 
+class _Cut(torch.autograd.Function):
+    """A function without a gradient for its first argument."""
+
+    @staticmethod
+    def forward(ctx: Any, cut: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return cut + kept
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grad_out
+
+
+@every_module
+def test_without_a_gradient_of_the_output_there_are_none(name: str) -> None:
+    """As by PyTorch's modules: an optimizer skips parameters without a gradient, and decays those whose it is zero."""
+    for module in some(name):
+        x, kept = (random(*SHAPES[name], seed=seed).requires_grad_() for seed in range(2))
+        _Cut.apply(module(x), kept).sum().backward()
+        assert kept.grad is not None
+        assert x.grad is None
+        assert all(parameter.grad is None for parameter in module.parameters())
+
+
 @every_module
 def test_a_batch_of_gradients(name: str) -> None:
     _, ours = some(name)
