@@ -216,6 +216,9 @@ def test_backward_passes_that_run_under_dynamos_frame_hook(use: str, tmp_path: P
     assert run_python(f"import sys; sys.argv.append({use!r})" + _UNDER_DYNAMO, **environment) == "right\n"
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"), reason="this PyTorch has no such mark of frames"
+)
 @pytest.mark.parametrize("use", ["modules", "override"])
 def test_dynamo_does_not_report_what_runs_under_its_frame_hook(use: str, small_tensors_are_ours: None) -> None:
     """The only graph break is the user's own: neither pass is traced, or warned of, where it runs beside the graph."""
