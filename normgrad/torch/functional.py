@@ -10,7 +10,7 @@ A call takes one of three ways:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,10 @@ def layer_norm(
         if why_not_layer_norm(input, normalized_shape, weight, bias) is None:
             return run_layer_norm(input, normalized_shape, weight, bias, eps, autocast_dtype)
         output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
-    elif _is_traceable(input, weight, bias) and _layer_norm_problem(input, normalized_shape, weight, bias) is None:
+    elif (
+        _is_traceable(input, weight, bias, heuristics.layer_norm_is_slower)
+        and _layer_norm_problem(input, normalized_shape, weight, bias) is None
+    ):
         output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
     elif is_pending(input):
         return layer_norm(Wait.apply(input), normalized_shape, weight, bias, eps, autocast_dtype)
@@ -94,7 +97,7 @@ def group_norm(
             return run_group_norm(input, num_groups, weight, bias, eps, autocast_dtype)
         if reason is heuristics.PYTORCH_IS_FASTER:
             output = torch.group_norm(input, num_groups, weight, bias, eps)
-    elif _is_traceable(input, weight, bias):
+    elif _is_traceable(input, weight, bias, heuristics.group_norm_is_slower):
         if _group_norm_problem(input, num_groups, weight, bias) is None:
             output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
     elif is_pending(input):
@@ -171,15 +174,18 @@ def are_plain(input: Any, weight: Any, bias: Any) -> bool:
     )
 
 
-def _is_traceable(input: Any, weight: Any, bias: Any) -> bool:
+def _is_traceable(input: Any, weight: Any, bias: Any, is_slower: Callable[[Tensor, Tensor | None], bool]) -> bool:
     """Return whether the operators of ``torch.ops.normgrad`` take a watched call.
 
     Subclasses other than fake tensors, and proxies of symbolic tracing, know PyTorch's functions alone; and what
-    ``torch.jit.trace`` records must run where normgrad is not imported.
+    ``torch.jit.trace`` records must run where normgrad is not imported. Under ``torch.func`` small tensors are
+    PyTorch's as in eager mode: ``torch.vmap`` of ours may be a call per sample, of PyTorch's it is one for all.
     """
     fake = internals.FakeTensor
     parameters = {type(weight), type(bias)} <= _OPTIONAL_TENSORS | {fake}
-    return parameters and (type(input) is fake or are_plain(input, None, None)) and not torch.jit.is_tracing()
+    if not parameters or not (type(input) is fake or are_plain(input, None, None)) or torch.jit.is_tracing():
+        return False
+    return not (internals.transforms_are_active() and is_slower(input, weight))
 
 
 def why_not_layer_norm(
@@ -302,11 +308,14 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
         output, mean, rstd = found or _in_dtype(formulas.layer_norm(input.float(), shape, weight, bias, eps), dtype)
         ctx.save_for_backward(input, weight, mean, rstd)  # no gradient depends on the bias
         ctx.attributes = shape, eps
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     @untraced
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
+    def backward(ctx: Any, grad_out: Tensor | None) -> Any:
+        if grad_out is None:  # what comes after has no gradient: nor have the parameters, which an optimizer then skips
+            return (None,) * 6
         input, weight, mean, rstd = ctx.saved_tensors
         shape, eps = ctx.attributes
         mask = ctx.needs_input_grad[:3]
@@ -346,11 +355,14 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
         output, mean, rstd = found or _in_dtype(formulas.group_norm(input.float(), weight, bias, *sizes, eps), dtype)
         ctx.save_for_backward(input, weight, mean, rstd)
         ctx.attributes = sizes, eps
+        ctx.set_materialize_grads(False)
         return output
 
     @staticmethod
     @untraced
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
+    def backward(ctx: Any, grad_out: Tensor | None) -> Any:
+        if grad_out is None:  # what comes after has no gradient: nor have the parameters, which an optimizer then skips
+            return (None,) * 6
         input, weight, mean, rstd = ctx.saved_tensors
         sizes, eps = ctx.attributes
         mask = ctx.needs_input_grad[:3]

@@ -184,10 +184,18 @@ def _dynamo_is_imported() -> bool | None:
     return "torch._dynamo" in sys.modules or None
 
 
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+
 #: Dynamo's frame hook in this thread; None where it is not set.
-_frame_hook: Callable[[], Any] = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", _dynamo_is_imported
-)
+_frame_hook: Callable[[], Any] = getattr(_eval_frame, "get_eval_frame_callback", _dynamo_is_imported)
+
+
+def _skip(function: Callable[..., Any]) -> None:
+    """Keep Dynamo from tracing a function itself, though not what it calls, as ``torch._dynamo.skip`` does."""
+    names = "set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"
+    set_strategy, strategy, action = (getattr(_eval_frame, name, None) for name in names)
+    if set_strategy and strategy and action:
+        set_strategy(function.__code__, strategy(action.SKIP, action.DEFAULT))
 
 
 def untraced(function: _Function) -> _Function:
@@ -195,7 +203,8 @@ def untraced(function: _Function) -> _Function:
 
     A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
     trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` takes microseconds of
-    every call, and imports Dynamo: it is used only where the hook is set.
+    every call, and imports Dynamo: it is used only where the hook is set. To ask for the hook is itself a graph break,
+    where Dynamo traces the frame that asks.
     """
     disabled: Callable[..., Any] | None = None
 
@@ -208,6 +217,7 @@ def untraced(function: _Function) -> _Function:
             disabled = torch.compiler.disable(function)
         return disabled(*args)
 
+    _skip(run)
     return run  # type: ignore[return-value]
 
 

@@ -28,7 +28,8 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
     compiled : {"auto", "normgrad"}
         What the module becomes under ``torch.compile`` and ``torch.export``. ``"auto"``: PyTorch's function, which the
         compiler fuses with its neighbours, but for rows of 8192 elements and more on CUDA, where normgrad's operator is
-        faster. ``"normgrad"``: always normgrad's operator, with the bits of eager mode.
+        faster. ``"normgrad"``: always normgrad's operator, with the bits of ``torch.ops.normgrad.layer_norm``. Eager
+        mode has these too where it leaves neither pass to PyTorch.
     autocast_dtype : torch.dtype
         The dtype of the output under autocast on CUDA: ``torch.float32``, as PyTorch's, or ``torch.bfloat16`` or
         ``torch.float16`` where the next layer would cast to it anyway. Without autocast it means nothing.
@@ -99,7 +100,8 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
         As those of ``torch.nn.GroupNorm``.
     compiled : {"auto", "normgrad"}
         What the module becomes under ``torch.compile`` and ``torch.export``. ``"auto"``: PyTorch's function, which the
-        compiler fuses with its neighbours. ``"normgrad"``: normgrad's operator, with the bits of eager mode.
+        compiler fuses with its neighbours. ``"normgrad"``: always normgrad's operator, with the bits of
+        ``torch.ops.normgrad.group_norm``. Eager mode has these too where it leaves neither pass to PyTorch.
     autocast_dtype : torch.dtype
         The dtype of the output under autocast on CUDA: ``torch.float32``, as PyTorch's, or ``torch.bfloat16`` or
         ``torch.float16`` where the next layer would cast to it anyway. Without autocast it means nothing.

@@ -133,8 +133,10 @@ def _reason(module: Module, known: dict[type[Module], type[Module]]) -> str | No
         name = module.original_name
         return f"a scripted {name}" if name in {theirs.__name__ for theirs in known} else None
     if type(module) not in known:
-        is_subclass = isinstance(module, tuple(known))
-        return f"{type(module).__qualname__} is a subclass, which may do more than torch.nn's" if is_subclass else None
+        if not isinstance(module, tuple(known)):
+            return None
+        cls = type(module)
+        return f"{cls.__module__}.{cls.__qualname__} is a subclass, which may do more than torch.nn's"
     if _has_own_forward(module):
         return "its forward has been replaced, and another class would not change it"
     return None

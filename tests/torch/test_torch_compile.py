@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,24 @@ def test_backward_passes_that_run_under_dynamos_frame_hook(use: str, tmp_path: P
     """Kernels that are compiled there are none of Dynamo's business: it cannot trace Numba."""
     environment = {"NORMGRAD_CACHE_DIR": str(tmp_path)}
     assert run_python(f"import sys; sys.argv.append({use!r})" + _UNDER_DYNAMO, **environment) == "right\n"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"), reason="this PyTorch has no such mark of frames"
+)
+@pytest.mark.parametrize("use", ["modules", "override"])
+def test_dynamo_does_not_report_what_runs_under_its_frame_hook(use: str, small_tensors_are_ours: None) -> None:
+    """The only graph break is the user's own: neither pass is traced, or warned of, where it runs beside the graph."""
+    with normgrad.torch.override() if use == "override" else nullcontext() as override:
+        norm = (normgrad.torch if use == "modules" else torch.nn).LayerNorm(8)
+        model = torch.nn.Sequential(norm)
+        if use == "override":  # Dynamo skips the frames of torch.nn's modules
+            model.compile(backend="eager")
+        output = model(random(4, 8).requires_grad_())
+        assert output.grad_fn.name() == "NormgradLayerNormBackward"
+        torch.compile(lambda loss: loss.backward(), backend="eager")(output.square().sum())
+    assert override is None or override.report().taken == {"layer_norm": 1}
+    assert norm.weight.grad is not None
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    assert len(breaks) == 1
+    assert "Tensor.backward()" in next(iter(breaks))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -310,16 +312,31 @@ def test_a_distributed_checkpoint_loads_into_pytorchs_modules(tmp_path: Path) ->
 
 # Trainers
 
+USES = pytest.mark.parametrize("use", ["modules", "override"])
 
+
+@contextmanager
+def in_use(model: torch.nn.Module, use: str) -> Iterator[None]:
+    """The model's norms are normgrad's, in one of the two ways; the override has taken each call."""
+    if use == "modules":
+        assert normgrad.torch.replace_norms(model)
+        yield
+        return
+    with normgrad.torch.override() as override:
+        yield
+    assert override.report().taken
+    assert not override.report().left
+
+
+@USES
 @pytest.mark.filterwarnings("ignore")  # the library's own
-def test_lightning(tmp_path: Path) -> None:
+def test_lightning(use: str, small_tensors_are_ours: None, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = make_model()
-            normgrad.torch.replace_norms(self.model)
 
         def training_step(self, x: torch.Tensor, _: int) -> torch.Tensor:
             return self.model(x).square().mean()
@@ -329,14 +346,17 @@ def test_lightning(tmp_path: Path) -> None:
 
     module = Module()
     data = torch.utils.data.DataLoader([batch(step) for step in range(STEPS)], batch_size=None)
-    lightning.Trainer(
+    trainer = lightning.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
-    ).fit(module, data)
+    )
+    with in_use(module, use):
+        trainer.fit(module, data)
     torch.testing.assert_close(module.model.state_dict(), expected(), rtol=1e-5, atol=1e-6)
 
 
+@USES
 @pytest.mark.filterwarnings("ignore")  # the library's own
-def test_transformers_trainer(tmp_path: Path) -> None:
+def test_transformers_trainer(use: str, small_tensors_are_ours: None, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=16)
@@ -344,9 +364,9 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     for ours in (False, True):
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(config)
-        if ours:
-            assert normgrad.torch.replace_norms(model)
         rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
         arguments = transformers.TrainingArguments(tmp_path, max_steps=3, report_to=[], use_cpu=True, seed=0)
-        losses.append(transformers.Trainer(model, arguments, train_dataset=rows).train().training_loss)
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+        with in_use(model, use) if ours else nullcontext():
+            losses.append(trainer.train().training_loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import normgrad.torch
 from normgrad.torch import functional, heuristics
@@ -408,6 +410,29 @@ def test_frozen_parameters_and_no_grad(name: str) -> None:
     assert all(parameter.grad is None for parameter in ours.parameters())
 
 
+class _Cut(torch.autograd.Function):
+    """A function without a gradient for its first argument."""
+
+    @staticmethod
+    def forward(ctx: Any, cut: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return cut + kept
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grad_out
+
+
+@every_module
+def test_without_a_gradient_of_the_output_there_are_none(name: str) -> None:
+    """As by PyTorch's modules: an optimizer skips parameters without a gradient, and decays those whose it is zero."""
+    for module in some(name):
+        x, kept = (random(*SHAPES[name], seed=seed).requires_grad_() for seed in range(2))
+        _Cut.apply(module(x), kept).sum().backward()
+        assert kept.grad is not None
+        assert x.grad is None
+        assert all(parameter.grad is None for parameter in module.parameters())
+
+
 @every_module
 def test_a_batch_of_gradients(name: str) -> None:
     _, ours = some(name)
@@ -434,6 +459,29 @@ def test_transforms_and_forward_mode(name: str) -> None:
     tangent = random(*SHAPES[name], seed=3)
     found, expected = (torch.func.jvp(module, (x,), (tangent,)) for module in (ours, theirs))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@every_module
+def test_per_sample_gradients_of_small_tensors_are_pytorchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples at once: a kernel call for each of them takes many times as long."""
+    monkeypatch.setattr(heuristics, "MIN_FLOAT32", math.prod(SHAPES[name][1:]) + 1)
+    _, ours = some(name)
+    parameters = {key: parameter.detach() for key, parameter in ours.named_parameters()}
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(ours, parameters, (x[None],)).sin().sum()
+
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **kwargs or {})
+
+    with Watch():
+        torch.vmap(torch.func.grad(loss), (None, 0))(parameters, random(*SHAPES[name]))
+    assert [operator for operator in seen if "norm" in operator]
+    assert not [operator for operator in seen if "normgrad" in operator]
 
 
 @every_module

@@ -89,7 +89,7 @@ def test_subclasses_and_scripted_modules_are_left_with_the_reason() -> None:
     model = torch.nn.Sequential(Fancy(4), torch.nn.LayerNorm(4))
     done = replace_norms(model)
     assert list(done) == ["1"]
-    assert "Fancy is a subclass" in done.left["0"]
+    assert f"{__name__}.{Fancy.__qualname__} is a subclass" in done.left["0"]  # libraries call theirs LayerNorm too
     assert type(model[0]) is Fancy
 
 
