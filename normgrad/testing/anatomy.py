@@ -25,6 +25,11 @@ class Anatomy:
     inputs: dict[str, Array] = field(default_factory=dict)
     terms: dict[str, Array] = field(default_factory=dict)
 
+    def terms_at(self, places: np.ndarray) -> dict[str, Array]:
+        """The terms of the elements at places in the flattened output."""
+        index = np.unravel_index(places, self.shape)
+        return {name: np.broadcast_to(array, self.shape)[index] for name, array in self.terms.items()}
+
     def at(self, place: int) -> tuple[dict[str, float], dict[str, float]]:
         """The inputs and the terms of the element at a place in the flattened output."""
         index = np.unravel_index(place, self.shape)

@@ -16,7 +16,7 @@ from normgrad.contract.products import Product, parse_product
 from normgrad.operators import OPERATORS
 from normgrad.oracle.float64 import Array
 from normgrad.testing.anatomy import Anatomy, anatomy
-from normgrad.testing.clusters import Cluster, clusters
+from normgrad.testing.clusters import Cluster, clusters, explained
 from normgrad.testing.comparison import Report, measure, report_of
 from normgrad.testing.expected import checked, exact_results, magnitudes, results_of
 from normgrad.testing.layout import Layout, layout_of
@@ -282,7 +282,7 @@ def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) ->
         float(np.mean(same)) if same.size else 1.0,
         float(np.max(share, initial=0.0)),
         [_element(measured, parts, int(index)) for index in order],
-        [*clusters(~(measured.share_of_bound <= 1), layout), *wrong_values(measured, layout)],
+        explained([*clusters(~(measured.share_of_bound <= 1), layout), *wrong_values(measured, layout, parts)], layout),
     )
 
 

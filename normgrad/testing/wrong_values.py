@@ -6,12 +6,14 @@ A claim is made if it is true of every wrong element within its error bound, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 
 from normgrad.contract.dtypes import BFLOAT16, numpy_dtype
 from normgrad.reference import rounded
+from normgrad.testing.anatomy import Anatomy
 from normgrad.testing.clusters import Cluster, Division, divisions
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import Array, Measured, ulp
@@ -22,7 +24,7 @@ _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
 
 
-def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
+def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Cluster]:
     """What the elements beyond the bound are; where some are NaN or Inf, what the others are."""
     is_misplaced = np.ravel(measured.is_misplaced)
     wrong = np.flatnonzero(~(np.ravel(measured.share_of_bound) <= 1) & ~is_misplaced)
@@ -33,11 +35,13 @@ def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
     if wrong.size > 1:
         those = f"the other {wrong.size}" if found else "all of them"
         with np.errstate(all="ignore"):  # what overflows is in no interval
-            constant = _constant(values, those) or _constants(
-                values, _divisions(measured, layout), "the others" if found else "they"
+            claim = (
+                _constant(values, those)
+                or _term(values, parts.terms_at(wrong), those)
+                or _constants(values, _divisions(measured, layout), "the others" if found else "they")
             )
-        if constant:
-            return [*found, constant]
+        if claim:
+            return [*found, claim]
     return found or moved(measured, wrong, _divisions(measured, layout), layout)
 
 
@@ -49,7 +53,7 @@ class _Values:
         self.actual, self.exact = np.ravel(measured.actual)[wrong], np.ravel(measured.exact)[wrong]
         limit, rounding = np.ravel(measured.limit)[wrong], ulp(self.actual, measured.dtype)
         # What is left of an error once a constant is taken out: the bound, and the rounding of the wrong value.
-        self.allowed = limit + rounding
+        self.limit, self.rounding, self.allowed = limit, rounding, limit + rounding
         with np.errstate(all="ignore"):
             self.ratio = self.actual / self.exact
             # Multiplied by more than 1, what was within the bound is no longer.
@@ -76,9 +80,35 @@ def _constant(values: _Values, those: str) -> Cluster | None:
     if offset and _is_beyond_chance(np.abs(float(offset)) / allowed):
         return Cluster("offset", f"{those} are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
     for narrow, dtype in _NARROW.items() if values.dtype == "float32" else ():
-        near = np.abs(actual - exact) <= 0.5 * ulp(exact, narrow) + allowed
-        if np.all(near & (rounded(actual, dtype) == actual)):
+        if not np.all(rounded(actual, dtype) == actual):
+            continue
+        if np.all(np.abs(actual - exact) <= 0.5 * ulp(exact, narrow) + allowed):
             return Cluster("rounded", f"{those} are the exact value rounded to {narrow}")
+        lost = np.sign(exact) * (exact - actual)
+        if np.all((lost >= -allowed) & (lost <= ulp(exact, narrow) + allowed)):
+            return Cluster("rounded", f"{those} are the exact value truncated to {narrow}")
+    return None
+
+
+def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | None:
+    """One or two of the formula's terms that are missing, have the wrong sign, or are there several times."""
+    if not terms or not np.all(np.abs(sum(terms.values()) - values.exact) <= values.allowed):
+        return None  # not all that the formula adds up: no claim can be made
+    error = values.actual - values.exact
+    for count in range(1, len(terms)):
+        for names in combinations(terms, count):
+            term = sum(terms[name] for name in names)
+            ratio = 1 + error / term
+            width = (values.limit * np.maximum(np.abs(ratio), 1) + values.rounding) / np.abs(term)
+            times = _common(ratio - width, ratio + width)
+            if not times or not float(times).is_integer() or not _is_beyond_chance(abs(float(times) - 1) / width):
+                continue
+            what = f"the term{'s' if count > 1 else ''} {' and '.join(names)}"
+            if times == "0":
+                return Cluster("term", f"{those} lack {what}")
+            return Cluster(
+                "term", f"{those} have {what} {'with the wrong sign' if times == '-1' else f'{times} times'}"
+            )
     return None
 
 
@@ -120,6 +150,8 @@ def _common(low: Array, high: Array) -> str:
     least, most = float(np.max(low)), float(np.min(high))
     if not least <= most:
         return ""
+    if least <= 0 <= most:
+        return "0"
     for digits in range(1, _LONGEST_DECIMAL + 1):
         text = f"{(least + most) / 2:.{digits}g}"
         if least <= float(text) <= most:
