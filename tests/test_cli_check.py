@@ -206,9 +206,15 @@ def test_a_nan_is_told_in_plain_words(capsys: pytest.CaptureFixture[str]) -> Non
     capsys.readouterr()
     assert main(["check", NAME, "in", "out"]) == 1
     out = capsys.readouterr().out
-    assert "1 NaN where a number is right" in out
+    assert "elements within the bound; 1 NaN where a number is right; the worst finite error is 0." in out
     assert " inf" not in out
     assert "nan ulp" not in out
+    content["grad_input"][:] = np.nan
+    files.write(Path("out/normal-float32.npz"), content)
+    assert main(["check", NAME, "in", "out"]) == 1
+    assert (
+        "0 of 16995 elements within the bound; 16995 NaN where numbers are right; first at" in capsys.readouterr().out
+    )
 
 
 def test_a_summary_counts_a_number_out_of_place_as_special(capsys: pytest.CaptureFixture[str]) -> None:

@@ -436,7 +436,7 @@ def test_numbers_where_nan_is_right() -> None:
     results["grad_input"][np.isnan(results["grad_input"])] = 1
     (output, *_) = judge("layer_norm_backward", case.arguments, results).outputs
     assert output.errors.clusters[-1].text.endswith(" numbers where NaN or Inf is right")
-    assert "the worst error is" in output.report.text
+    assert "the worst finite error is" in output.report.text
     assert "inf" not in output.report.text.partition("; first at")[0]
 
 
@@ -612,6 +612,17 @@ def test_a_constant_offset(offset: float) -> None:
 
     word = "large" if offset > 0 else "small"
     assert found_in("group_norm_backward", change)["offset"] == f"all of them are {abs(offset)} too {word}"
+
+
+def test_an_input_in_place_of_the_result() -> None:
+    """As a kernel leaves it that works in place and was not run."""
+    case = one_case("group_norm_backward", dtype="bfloat16")
+    found = found_in("group_norm_backward", put("grad_input", np.s_[:], case.arguments["grad_out"]), "bfloat16")
+    assert found["copy"] == "all of them equal the grad_out that the call was given"
+    case = one_case("batch_norm_gather_stats_with_counts")
+    old = case.arguments["running_var"]
+    found = found_in("batch_norm_gather_stats_with_counts", put("running_var", np.s_[:], old))
+    assert found["copy"] == "all of them equal the running_var that the call was given"
 
 
 def test_signs_and_zeros() -> None:

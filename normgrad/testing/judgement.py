@@ -301,7 +301,9 @@ def _largest(values: Array, count: int) -> np.ndarray:
 
 def _element(measured: Measured, parts: Anatomy, place: int) -> Element:
     index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
-    inputs, terms = parts.at(place)
+    inputs, terms = (
+        {name: float(value) for name, (value,) in values.items()} for values in parts.at(np.array([place]))
+    )
     scales = (measured.magnitude.total, measured.magnitude.underflow)
     return Element(
         index,

@@ -22,6 +22,7 @@ from normgrad.testing.moved import moved
 _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
+_TRIED = 1000  # elements
 
 
 def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Cluster]:
@@ -37,7 +38,7 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
         with np.errstate(all="ignore"):  # what overflows is in no interval
             claim = (
                 _constant(values, those)
-                or _term(values, parts.terms_at(wrong), those)
+                or _of_the_formula(measured, wrong, parts, those)
                 or _constants(values, _divisions(measured, layout), "the others" if found else "they")
             )
         if claim:
@@ -49,7 +50,7 @@ class _Values:
     """The wrong elements: their values, the exact ones, and how far from a value that explains them they may be."""
 
     def __init__(self, measured: Measured, wrong: np.ndarray) -> None:
-        self.index, self.dtype = wrong, measured.dtype
+        self.index, self.dtype, self.result_dtype = wrong, measured.dtype, measured.result.dtype
         self.actual, self.exact = np.ravel(measured.actual)[wrong], np.ravel(measured.exact)[wrong]
         limit, rounding = np.ravel(measured.limit)[wrong], ulp(self.actual, measured.dtype)
         # What is left of an error once a constant is taken out: the bound, and the rounding of the wrong value.
@@ -87,6 +88,25 @@ def _constant(values: _Values, those: str) -> Cluster | None:
         lost = np.sign(exact) * (exact - actual)
         if np.all((lost >= -allowed) & (lost <= ulp(exact, narrow) + allowed)):
             return Cluster("rounded", f"{those} are the exact value truncated to {narrow}")
+    return None
+
+
+def _of_the_formula(measured: Measured, wrong: np.ndarray, parts: Anatomy, those: str) -> Cluster | None:
+    """An input in place of the result, or a wrong term; tried on some elements before all."""
+    claim = None
+    for some in (wrong[:: -(-wrong.size // _TRIED)], wrong):
+        values, (inputs, terms) = _Values(measured, some), parts.at(some)
+        claim = _input(values, inputs, those) or _term(values, terms, those)
+        if claim is None:
+            return None
+    return claim
+
+
+def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster | None:
+    """One of the call's inputs in place of the result."""
+    for name, given in inputs.items():
+        if np.any(given != given[0]) and np.array_equal(rounded(given, values.result_dtype), values.actual):
+            return Cluster("copy", f"{those} equal the {name} that the call was given")
     return None
 
 
