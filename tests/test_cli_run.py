@@ -236,6 +236,20 @@ def test_names_that_are_unknown(capsys, tmp_path):
     assert "in.npz: epsilon: no parameter of batch_norm_stats, whose parameters are input, eps\n" in err
 
 
+def test_names_of_the_c_interface_are_answered_with_those_of_python(capsys, tmp_path):
+    arguments = calls()["layer_norm_backward"]
+    arguments["gradOut"] = arguments.pop("grad_out")
+    err = refused(capsys, tmp_path, arguments)
+    assert "gradOut: no parameter of layer_norm_backward, whose parameters are grad_out, input, " in err
+    assert err.endswith(", output_mask; for gradOut write grad_out\n")
+
+
+def test_bits_of_bfloat16_that_are_not_listed(capsys, tmp_path):
+    bits = normal(2, 4, 3).astype(BFLOAT16).view(np.uint16)
+    err = refused(capsys, tmp_path, {**calls()["layer_norm_backward"], "input": bits})
+    assert "in.npz: input is uint16; to read it as bfloat16, add the entry bfloat16=['input']\n" in err
+
+
 def test_names_with_control_characters_are_shown_escaped(capsys, tmp_path):
     name = "\x1b[31mred\x07\x9b"
     err = refused(capsys, tmp_path, {**calls()["batch_norm_stats"], name: 1.0}, name="batch_norm_stats")
