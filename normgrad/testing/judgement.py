@@ -88,7 +88,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class OutputJudgement:
-    """The verdict on one output. ``measured`` and ``errors`` are None where it cannot be held against anything."""
+    """The verdict on one output. ``measured`` and ``errors`` are None where the result cannot be measured."""
 
     name: str
     dtype: str

@@ -96,7 +96,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a result may be held against beside the exact values."""
+    """What a result may be compared with beside the exact values."""
 
     baseline: Measured | None = None
     level: str = "L1"
