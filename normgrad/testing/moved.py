@@ -84,16 +84,19 @@ def _transposed(values: _Values, wrong: np.ndarray, shape: Sequence[int], layout
 
 def _displaced(values: _Values, wrong: np.ndarray, layout: Layout) -> Cluster | None:
     """The result was written, or an input read, a few elements too far on, or too early."""
-    every = np.arange(values.exact.size)
+    size = values.exact.size
     nearest = layout.positions if layout.positions > 1 else layout.channels  # beyond, it is another channel's or row's
-    for k in range(1, min(_FARTHEST + 1, nearest)):
-        for source in (every - k, every + k):
-            inside = (source >= 0) & (source < every.size)
-            few = wrong[inside[wrong]][:_TRIED]
-            if few.size and values.are(few, source[few]) and values.are(every[inside], source[inside]):
-                by, sign = f"{k} element{'s' if k > 1 else ''}", "−" if source[0] < 0 else "+"
-                text = f"the flattened result is shifted by {by}: element i has the value of element i {sign} {k}"
-                return Cluster("shift", text)
+    few = wrong[:: -(-wrong.size // _TRIED)]
+    for k in (sign * distance for distance in range(1, min(_FARTHEST + 1, nearest)) for sign in (1, -1)):
+        inside = few[(few >= k) & (few < size + k)]
+        if not inside.size or not values.are(inside, inside - k):
+            continue
+        every = np.arange(max(k, 0), size + min(k, 0))
+        if values.are(every, every - k):
+            by = f"{abs(k)} element{'s' if abs(k) > 1 else ''}"
+            source = f"i {'−' if k > 0 else '+'} {abs(k)}"
+            text = f"the flattened result is shifted by {by}: element i has the value of element {source}"
+            return Cluster("shift", text)
     return None
 
 
