@@ -184,12 +184,34 @@ def test_groups() -> None:
     """Of all samples, of one sample, and in the order of a kernel's work, which is by sample and group."""
     sizes = {"row": "group", "channels": 20, "positions": 12}
     assert patterns((12, 60), np.s_[1::4], **sizes) == [("group", "in group 1 of 4")]
-    assert patterns((12, 60), np.s_[7], **sizes) == [("row", "in row 7 of 12 (a row is a group of a sample)")]
+    assert patterns((12, 60), np.s_[7], **sizes) == [("group", "in group 3 of 4"), ("sample", "in sample 1 of 3")]
+    assert patterns((12, 60), np.s_[[3, 7]], **sizes) == [
+        ("group", "in group 3 of 4"),
+        ("sample", "in 2 of 3 samples: 0–1"),
+    ]
     assert patterns((12, 60), np.s_[2:7], **sizes) == [("row", "in 5 of 12 rows: 2–6 (a row is a group of a sample)")]
     assert patterns((12, 60), np.s_[:, -7:], **sizes) == [("tail", "in the last 7 of the 60 elements of groups")]
     assert patterns((4, 60), np.s_[2], **sizes) == [("group", "in group 2 of 4")]
     # A group of one channel is that channel.
     assert patterns((12, 60), np.s_[1::4], "group", channels=4, positions=60) == [("channel", "in channel 1 of 4")]
+
+
+def test_statistics_of_group_norm_have_samples_and_groups() -> None:
+    """Though N·group may be C, the number of elements of a weight's gradient."""
+    arguments = {"input": np.zeros((4, 24, 5)), "N": 4, "C": 24, "HxW": 5, "group": 6}
+    layout = layout_of(arguments, 4 * 6)
+    is_wrong = np.zeros((4, 6), bool)
+    is_wrong[:, 2] = True
+    assert clusters(is_wrong, layout) == [Cluster("group", "in group 2 of 6")]
+    assert layout_of({**arguments, "grad_out": arguments["input"]}, 24) == Layout(24)
+
+    def stale(results: dict[str, np.ndarray]) -> None:
+        results["rstd"][1] = results["rstd"][0]
+        results["mean"] = results["mean"][:, ::-1].copy()
+
+    found = found_in("group_norm", stale)
+    assert found["copy"] == "sample 1 has the results of sample 0"
+    assert found["swap"].endswith("groups are in reverse order")
 
 
 def test_a_row_of_batch_norm_is_explained() -> None:
@@ -307,6 +329,15 @@ def test_everywhere_and_nowhere() -> None:
     ((kind, text),) = patterns((64, 100), np.s_[is_wrong])
     assert kind == "everywhere"
     assert text.endswith(" % of the elements are wrong")
+
+
+def test_whole_rows_of_a_small_result_are_named() -> None:
+    """Chance could make them, but no list of elements says it better."""
+    assert patterns((5, 3), np.s_[1:3]) == [("row", "in 2 of 5 rows: 1–2")]
+    assert patterns((5, 3), np.s_[:, 0]) == [("column", "in column 0 of 3")]
+    assert patterns((5, 3), np.s_[4]) == [("row", "in row 4 of 5")]
+    assert patterns((2, 6), np.s_[1], "channel") == [("sample", "in sample 1 of 2")]
+    assert patterns((5, 3), np.s_[[1, 3, 4]])[0][0] != "row"
 
 
 def test_a_few_elements_are_named() -> None:

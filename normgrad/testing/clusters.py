@@ -87,7 +87,7 @@ def divisions(layout: Layout, size: int) -> list[Division]:
         samples = -(-size // (layout.channels * layout.positions))
         every = [
             Division("sample", samples, layout.sample),
-            Division("channel", layout.channels, layout.channel),
+            Division(layout.channel_is, layout.channels, layout.channel),
             Division("position", layout.positions, layout.position),
         ]
         if layout.groups != layout.channels:
@@ -130,6 +130,8 @@ def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...], layou
         return Cluster("everywhere", f"all {size} elements are wrong")
     if wrong.size == 1:
         return Cluster("single", f"1 wrong element, at {_indices(wrong, shape)}")
+    if whole := _whole_classes(wrong, size, layout):
+        return whole
     if 2 * wrong.size <= size and wrong.size == size - wrong[0]:  # chance could make it, but it is worth a look
         return Cluster("tail", f"in {_last(wrong.size, size)} elements{_left_over(wrong.size, size)}")
     if layout.row_length == size:
@@ -144,6 +146,16 @@ def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...], layou
     return Cluster("scattered", f"{wrong.size} wrong elements; no pattern found")
 
 
+def _whole_classes(wrong: np.ndarray, size: int, layout: Layout) -> Cluster | None:
+    """Rows, samples or channels next to each other that are wrong as a whole, and nothing else."""
+    for division in divisions(layout, size):
+        hit = np.flatnonzero(np.bincount(division.of(wrong)))
+        is_whole = division.classes < size and hit.size * size == wrong.size * division.classes
+        if is_whole and hit[-1] - hit[0] + 1 == hit.size:
+            return Cluster(division.noun, f"in {_named(division.noun, hit, division.classes)}")
+    return None
+
+
 def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluster], int]:
     """The best pattern, the best one inside its set, and so on; and how many elements they leave."""
     found: list[Cluster] = []
@@ -151,7 +163,7 @@ def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluste
     segments = _segments(layout, size)
     while wrong.size > 1:
         of = f"of the {wrong.size} wrong elements" if inside.size == size else f"of these {wrong.size} elements"
-        candidates = [*_tails(wrong, inside, segments, of), *_sets(wrong, inside, divisions(layout, size), of)]
+        candidates = [*_tails(wrong, inside, segments, of), *_sets(wrong, inside, layout, size, of)]
         # Blocks of several rows only where nothing else will do: rows that repeat say the same in fewer words.
         rows = [segment.length for segment in segments if segment.length < size]
         in_blocks = list(_blocks(wrong, inside, segments))
@@ -175,9 +187,9 @@ def _segments(layout: Layout, size: int) -> list[_Segments]:
     return sorted(by_length.values(), key=lambda segments: segments.length)
 
 
-def _sets(wrong: np.ndarray, inside: np.ndarray, every: Sequence[Division], of: str) -> Iterator[_Pattern]:
+def _sets(wrong: np.ndarray, inside: np.ndarray, layout: Layout, size: int, of: str) -> Iterator[_Pattern]:
     """The classes of a division that hold the wrong elements, and those that hold most of them."""
-    for division in every:
+    for division in divisions(layout, size):
         of_wrong = np.bincount(division.of(wrong), minlength=division.classes)
         of_all = np.bincount(division.of(inside), minlength=division.classes)
         available = int(np.count_nonzero(of_all))
@@ -187,13 +199,20 @@ def _sets(wrong: np.ndarray, inside: np.ndarray, every: Sequence[Division], of: 
         for chosen in (hit, np.sort(most)):
             found = int(np.sum(of_wrong[chosen]))
             evidence = _evidence(found, wrong.size, int(np.sum(of_all[chosen])), inside.size)
-            if evidence is None:
+            is_named_twice = division.noun == "row" and layout.row_is != "row" and _is_product(chosen, layout.groups)
+            if evidence is None or is_named_twice:
                 continue
             period = _period(chosen, division.classes) if available == division.classes else None
             chance = _choices(chosen, division.classes, available, period) - evidence
             some = "" if found == wrong.size else f"{found} {of} are "
             text = f"{some}in {_named(division.noun, chosen, division.classes, period)}"
             yield _Pattern(chance, Cluster(division.noun, text), _in_classes(division, chosen))
+
+
+def _is_product(rows: np.ndarray, groups: int) -> bool:
+    """Whether these are some groups of some samples, which samples and groups describe in better words."""
+    sample, group = np.divmod(rows, groups)
+    return np.unique(sample).size * np.unique(group).size == rows.size
 
 
 def _tails(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments], of: str) -> Iterator[_Pattern]:

@@ -24,13 +24,16 @@ class Layout:
         How many spatial positions (HxW) a channel of a sample has, one after the other.
     row_is : str
         What a row is: a ``row`` of LayerNorm's rows and columns, a ``group`` of a sample in GroupNorm, a ``channel`` of
-        a sample in BatchNorm.
+        a sample in BatchNorm, a ``sample`` of GroupNorm's statistics.
+    channel_is : str
+        What a channel is: a ``group`` in GroupNorm's statistics.
     """
 
     row_length: int
     channels: int = 0
     positions: int = 1
     row_is: str = "row"
+    channel_is: str = "channel"
 
     @property
     def groups(self) -> int:
@@ -65,6 +68,8 @@ class Layout:
 def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
     """The layout of an output with so many elements; one that is not as large as the input is a vector."""
     shape = np.shape(arguments["input"])
+    if "group" in arguments and "grad_out" not in arguments and size == arguments["N"] * arguments["group"] > 0:
+        return Layout(arguments["group"], arguments["group"], 1, "sample", "group")
     if size != math.prod(shape) or "counts" in arguments:
         return Layout(max(size, 1))
     if "normalized_shape" in arguments:
