@@ -350,7 +350,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_folder_of_cases(folder, tmp_path, capsys):
     (folder / "b.npz").unlink()
     assert main(["run", "batch_norm_stats", "in", "-o", "made/out"]) == 0
-    assert capsys.readouterr() == ("2 of 2 calls of batch_norm_stats run, in made/out\n", "")
+    assert capsys.readouterr() == ("2 of 2 calls of batch_norm_stats run; the results are in made/out\n", "")
     assert sorted(path.name for path in (tmp_path / "made/out").iterdir()) == ["a.npz", "c.npz"]
     expected = normgrad.batch_norm_stats(**calls()["batch_norm_stats"])
     assert files.read(tmp_path / "made/out/a.npz")["mean"].tobytes() == expected[0].tobytes()
@@ -362,7 +362,7 @@ def test_a_folder_of_cases(folder, tmp_path, capsys):
 def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_path, capsys):
     assert main(["run", "batch_norm_stats", "in", "-o", "out"]) == 2
     out, err = capsys.readouterr()
-    assert out == "2 of 3 calls of batch_norm_stats run, in out\n"
+    assert out == "2 of 3 calls of batch_norm_stats run; the results are in out\n"
     assert err.count("\n") == 1
     assert err.startswith("normgrad: in/b.npz: batch_norm_stats: input has 1 dimension (")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.npz", "c.npz"]

@@ -86,7 +86,8 @@ def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Prod
     problems = [problem for problem in tried if problem]
     for problem in problems:
         print(f"normgrad: {problem}", file=sys.stderr)
-    Console().print(f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run, in {target}")
+    done = f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run"
+    Console().print(f"{done}; the results are in {target}")
     return 2 if problems else 0
 
 
