@@ -795,6 +795,13 @@ def test_layouts() -> None:
     assert layout_of(group, 3 * 24 * 187) == Layout(6 * 187, 24, 187, "group")
     batch = one_case("batch_norm_elemt").arguments
     assert layout_of(batch, 6 * 19 * 77) == Layout(77, 19, 77, "channel")
+    # In two dimensions a row is a sample.
+    layout = layout_of({"input": np.zeros((40, 64))}, 40 * 64)
+    assert layout == Layout(64, 64, 1, "sample")
+    is_wrong = np.zeros((40, 64), bool)
+    is_wrong[:, 1::2] = True
+    (found,) = clusters(is_wrong, layout)
+    assert found.text == "at position 1 of every block of 2 elements of samples"
 
 
 def test_results_that_are_no_results() -> None:

@@ -24,7 +24,7 @@ class Layout:
         How many spatial positions (HxW) a channel of a sample has, one after the other.
     row_is : str
         What a row is: a ``row`` of LayerNorm's rows and columns, a ``group`` of a sample in GroupNorm, a ``channel`` of
-        a sample in BatchNorm, a ``sample`` of GroupNorm's statistics.
+        a sample in BatchNorm, a ``sample`` of BatchNorm in two dimensions and of GroupNorm's statistics.
     channel_is : str
         What a channel is: a ``group`` in GroupNorm's statistics.
     """
@@ -79,4 +79,6 @@ def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
         channels, positions = arguments["C"], arguments["HxW"]
         return Layout(max(channels // arguments["group"] * positions, 1), channels, positions, "group")
     channels, positions = shape[1], math.prod(shape[2:])
-    return Layout(positions if positions > 1 else channels, channels, max(positions, 1), "channel")
+    return (
+        Layout(positions, channels, positions, "channel") if positions > 1 else Layout(channels, channels, 1, "sample")
+    )
