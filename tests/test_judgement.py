@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -579,6 +580,16 @@ def test_terms_that_were_not_divided() -> None:
     n = int(np.sum(case.arguments["counter"]))
     assert text.startswith("all of them have the terms −sum_dy/n·invstd·weight and −(x − mean)")
     assert text.endswith(f" {n} times")
+
+
+@pytest.mark.parametrize(("operator", "output"), [("layer_norm", "rstd"), ("batch_norm_stats", "invstd")])
+@pytest.mark.parametrize("eps", [0.0, 1e-3, 1e-6])
+def test_a_wrong_eps(operator: str, output: str, eps: float) -> None:
+    case = one_case(operator)
+    wrong = right_results(replace(case, arguments={**case.arguments, "eps": eps}))
+    found = found_in(operator, put(output, np.s_[:], wrong[output]))
+    (text,) = re.findall("all of them are correct for an eps of (.*)", found["term"])
+    assert text == "0.001" if eps == 1e-3 else eps <= float(text.removesuffix(" or less")) < 5e-6
 
 
 def test_a_result_that_was_cut_off_to_16_bits() -> None:

@@ -37,7 +37,8 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
         those = f"the other {wrong.size}" if found else "all of them"
         with np.errstate(all="ignore"):  # what overflows is in no interval
             claim = (
-                _constant(values, those)
+                _eps(values, parts, wrong, those)
+                or _constant(values, those)
                 or _of_the_formula(measured, wrong, parts, those)
                 or _constants(values, _divisions(measured, layout), "the others" if found else "they")
             )
@@ -130,6 +131,25 @@ def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | 
                 "term", f"{those} have {what} {'with the wrong sign' if times == '-1' else f'{times} times'}"
             )
     return None
+
+
+def _eps(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Cluster | None:
+    """Another eps, of one digit, in 1/√(variance + eps)."""
+    if "eps" not in parts.terms:
+        return None
+    _, terms = parts.at(wrong)
+    variance = sum(term for name, term in terms.items() if name != "eps")
+    low, high = (1 / (values.actual + side * values.allowed) ** 2 - variance for side in (1, -1))
+    eps = _common(low, high)
+    if not eps or float(eps) < 0 or float(f"{float(eps):.0e}") != float(eps):
+        return None
+    if not _is_beyond_chance(2 * np.abs(float(eps) - terms["eps"]) / (high - low)):
+        return None
+    most = float(np.min(high))
+    if eps == "0" and most > 0:  # the result cannot tell it from others as small
+        power = 10.0 ** math.floor(math.log10(most))
+        return Cluster("term", f"{those} are correct for an eps of {math.floor(most / power) * power:g} or less")
+    return Cluster("term", f"{those} are correct for an eps of {float(eps):g}")
 
 
 def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluster | None:
