@@ -357,6 +357,17 @@ def test_an_index_looks_the_same_everywhere() -> None:
     assert found["single"] == "1 wrong element, at (4,)"
 
 
+def test_the_guide_explains_every_pattern() -> None:
+    kinds = re.findall("``([a-z]+)``", str(Cluster.__doc__))
+    assert {"column", "group", "term"} <= set(kinds)
+    for page in ("guides/judging.md", "zh/guides/judging.md"):
+        text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+        listed = {
+            kind for line in text.splitlines() if line.startswith("| `") for kind in re.findall("`([a-z]+)`", line)
+        }
+        assert set(kinds) <= listed
+
+
 @pytest.mark.parametrize("count", [2, 5, 50, 500, 2000])
 def test_chance_is_no_pattern(count: int) -> None:
     for seed in range(20):
