@@ -360,8 +360,8 @@ def test_an_index_looks_the_same_everywhere() -> None:
 def test_the_guide_explains_every_pattern() -> None:
     kinds = re.findall("``([a-z]+)``", str(Cluster.__doc__))
     assert {"column", "group", "term"} <= set(kinds)
-    for page in ("guides/judging.md", "zh/guides/judging.md"):
-        text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    for guide in ("guides/judging.md", "zh/guides/judging.md"):
+        text = (Path(__file__).parents[1] / "docs" / guide).read_text(encoding="utf-8")
         listed = {
             kind for line in text.splitlines() if line.startswith("| `") for kind in re.findall("`([a-z]+)`", line)
         }
