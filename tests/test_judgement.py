@@ -678,6 +678,25 @@ def test_an_input_in_place_of_the_result() -> None:
     assert found["copy"] == "all of them equal the running_var that the call was given"
 
 
+@pytest.mark.parametrize(
+    ("operator", "one", "other"),
+    [
+        ("layer_norm_backward", "grad_weight", "grad_bias"),
+        ("group_norm", "mean", "rstd"),
+        ("batch_norm_reduce_backward", "sum_dy_xmu", "grad_weight"),
+    ],
+)
+def test_outputs_that_are_exchanged(operator: str, one: str, other: str) -> None:
+    """As a program has them that passes its outputs in the wrong order."""
+    case = one_case(operator)
+    right = right_results(case)
+    results = {**right, one: right[other], other: right[one]}
+    found = {output.name: output for output in judge(operator, case.arguments, results).outputs}
+    for name, source in ((one, other), (other, one)):
+        assert found[name].errors.clusters[-1] == Cluster("copy", f"the result is that of {source}, another output")
+    assert all(output.passed for name, output in found.items() if name not in (one, other))
+
+
 def test_signs_and_zeros() -> None:
     assert "sign" in found_in("layer_norm_backward", scaled("grad_input", np.s_[2:4], -1))
     found = found_in("layer_norm_backward", put("grad_weight", np.s_[-3:], 0))

@@ -232,6 +232,8 @@ def judge(
         report = report_of(measured[0], standard, measured[1] if baseline is not None else None, level)
         layout = layout_of({**call.arguments, **call.attributes}, measured[0].exact.size)
         errors = errors_of(measured[0], layout, anatomies[tensor.name], worst)
+        if errors.clusters and (source := _exchanged(given[0], tensor.name, exact, sizes)):
+            errors.clusters.append(Cluster("copy", f"the result is that of {source}, another output"))
         shape = measured[0].exact.shape
         outputs.append(OutputJudgement(tensor.name, measured[0].dtype, shape, report, measured[0], errors))
     return Judgement(operator, standard, outputs)
@@ -268,6 +270,17 @@ def _measured(array: Any, exact: Array, magnitude: Magnitude) -> Measured:
     """A result beside the exact values, which take its shape where only the number of elements is ruled."""
     shape = as_view(array).shape
     return measure(array, exact.reshape(shape), magnitude.reshaped(shape))
+
+
+def _exchanged(array: Any, name: str, exact: Mapping[str, Array], magnitudes: Mapping[str, Magnitude]) -> str | None:
+    """Another output of the call that the array is the correct result of."""
+    size = exact[name].size
+    for other, values in exact.items():
+        if other != name and values.size == size > 1:
+            measured = _measured(array, values, magnitudes[other])
+            if np.all(measured.share_of_bound <= 1):
+                return other
+    return None
 
 
 def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) -> Errors:
