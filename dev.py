@@ -22,7 +22,8 @@ VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")))
 
 OLDEST = (3, 10)
-# The one place where PyTorch is pinned: another version may bring gigabytes for GPUs.
+# The one place where PyTorch is pinned. On Linux the default build brings CUDA; PIP_EXTRA_INDEX_URL can name an index
+# with the CPU build of this version, which pip prefers.
 TORCH = "torch==2.13.0"
 # The Triton whose compiled layouts the tests were written for, where PyTorch does not bring its own.
 TRITON = "triton>=3.6,<3.7; sys_platform == 'linux'"

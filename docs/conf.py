@@ -75,6 +75,10 @@ def add_language(app: Any, name: str, template: str, context: dict[str, Any], do
     context["is_chinese"] = name.startswith(CHINESE)
     if context["is_chinese"]:
         context["language"] = "zh-CN"
+    if name == "zh/index":  # nor do its previous and next pages know where one language ends
+        context["prev"] = None
+    if (context.get("next") or {}).get("link", "").endswith("zh/index.html"):
+        context["next"] = None
 
 
 def setup(app: Any) -> dict[str, bool]:

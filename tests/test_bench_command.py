@@ -26,12 +26,22 @@ def on_the_reference(monkeypatch):
 SMALLEST = ("bench", "--grid", "--largest", "0.00005", "--budget", "0.001", "--dtypes", "float32", "--layouts")
 
 
+def test_the_headline_counts_threads(capsys):
+    assert main([*SMALLEST, "contiguous", "--operators", "layer_norm", "--threads", "1"]) == 0
+    assert ", 1 thread, " in capsys.readouterr().out
+
+
 def test_command(capsys, tmp_path):
     paths = {kind: tmp_path / f"b.{kind}" for kind in ("csv", "json")}
     files = [text for kind, path in paths.items() for text in (f"--{kind}", str(path))]
     assert main([*SMALLEST, "contiguous", *files]) == 0
     out = capsys.readouterr().out
-    for text in ("backend reference", "layer_norm_backward", "A whole call, which", "Largest error: "):
+    for text in (
+        "backend reference",
+        "layer_norm_backward",
+        "All but plan.run allocate their results",
+        "Largest error: ",
+    ):
         assert text in out
     assert "\x1b" not in out
     content = json.loads(paths["json"].read_text(encoding="utf-8"))

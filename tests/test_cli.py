@@ -363,8 +363,9 @@ def cache(monkeypatch, tmp_path):
 
 
 @on_posix
-def test_the_cache_is_listed(capsys, cache):
-    assert main(["cache"]) == 0
+@pytest.mark.parametrize("action", [(), ("list",)])
+def test_the_cache_is_listed(capsys, cache, action):
+    assert main(["cache", *action]) == 0
     first, _, *kernels = capsys.readouterr().out.splitlines()
     assert first == f"{cache}: 3 kernels, 15 kB"
     assert [line.split()[:4] for line in kernels] == [

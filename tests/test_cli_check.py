@@ -206,9 +206,15 @@ def test_a_nan_is_told_in_plain_words(capsys: pytest.CaptureFixture[str]) -> Non
     capsys.readouterr()
     assert main(["check", NAME, "in", "out"]) == 1
     out = capsys.readouterr().out
-    assert "1 NaN where a number is right" in out
+    assert "elements within the bound; 1 NaN where a number is right; the worst finite error is 0." in out
     assert " inf" not in out
     assert "nan ulp" not in out
+    content["grad_input"][:] = np.nan
+    files.write(Path("out/normal-float32.npz"), content)
+    assert main(["check", NAME, "in", "out"]) == 1
+    assert (
+        "0 of 16995 elements within the bound; 16995 NaN where numbers are right; first at" in capsys.readouterr().out
+    )
 
 
 def test_a_summary_counts_a_number_out_of_place_as_special(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,6 +315,11 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert "must all be files or all be folders" in refused(capsys, NAME, "in", result)
     assert refused(capsys, NAME, case, case).endswith("whose results are grad_input, grad_weight, grad_bias\n")
     assert "no parameter of layer_norm_backward" in refused(capsys, NAME, result, result)
+    np.savez("bits.npz", grad_input=np.zeros((11, 3, 515), np.uint16))
+    text = "bits.npz: grad_input is uint16; to read it as bfloat16, add the entry bfloat16=['grad_input']\n"
+    assert refused(capsys, NAME, case, "bits.npz").endswith(text)
+    np.savez("c.npz", gradInputOut=np.zeros((11, 3, 515), F32))
+    assert refused(capsys, NAME, case, "c.npz").endswith("grad_bias; for gradInputOut write grad_input\n")
     assert "there is no folder" in refused(capsys, NAME, case, result, "--html", "none/r.html")
     assert "r: is the file of both reports" in refused(capsys, NAME, case, result, "--html", "r", "--json", "r")
     assert "unknown product 'Abacus'" in refused(capsys, NAME, case, result, "--product", "Abacus")

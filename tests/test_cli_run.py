@@ -236,6 +236,20 @@ def test_names_that_are_unknown(capsys, tmp_path):
     assert "in.npz: epsilon: no parameter of batch_norm_stats, whose parameters are input, eps\n" in err
 
 
+def test_names_of_the_c_interface_are_answered_with_those_of_python(capsys, tmp_path):
+    arguments = calls()["layer_norm_backward"]
+    arguments["gradOut"] = arguments.pop("grad_out")
+    err = refused(capsys, tmp_path, arguments)
+    assert "gradOut: no parameter of layer_norm_backward, whose parameters are grad_out, input, " in err
+    assert err.endswith(", output_mask; for gradOut write grad_out\n")
+
+
+def test_bits_of_bfloat16_that_are_not_listed(capsys, tmp_path):
+    bits = normal(2, 4, 3).astype(BFLOAT16).view(np.uint16)
+    err = refused(capsys, tmp_path, {**calls()["layer_norm_backward"], "input": bits})
+    assert "in.npz: input is uint16; to read it as bfloat16, add the entry bfloat16=['input']\n" in err
+
+
 def test_names_with_control_characters_are_shown_escaped(capsys, tmp_path):
     name = "\x1b[31mred\x07\x9b"
     err = refused(capsys, tmp_path, {**calls()["batch_norm_stats"], name: 1.0}, name="batch_norm_stats")
@@ -336,7 +350,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_folder_of_cases(folder, tmp_path, capsys):
     (folder / "b.npz").unlink()
     assert main(["run", "batch_norm_stats", "in", "-o", "made/out"]) == 0
-    assert capsys.readouterr() == ("2 of 2 calls of batch_norm_stats run, in made/out\n", "")
+    assert capsys.readouterr() == ("2 of 2 calls of batch_norm_stats run; the results are in made/out\n", "")
     assert sorted(path.name for path in (tmp_path / "made/out").iterdir()) == ["a.npz", "c.npz"]
     expected = normgrad.batch_norm_stats(**calls()["batch_norm_stats"])
     assert files.read(tmp_path / "made/out/a.npz")["mean"].tobytes() == expected[0].tobytes()
@@ -348,7 +362,7 @@ def test_a_folder_of_cases(folder, tmp_path, capsys):
 def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_path, capsys):
     assert main(["run", "batch_norm_stats", "in", "-o", "out"]) == 2
     out, err = capsys.readouterr()
-    assert out == "2 of 3 calls of batch_norm_stats run, in out\n"
+    assert out == "2 of 3 calls of batch_norm_stats run; the results are in out\n"
     assert err.count("\n") == 1
     assert err.startswith("normgrad: in/b.npz: batch_norm_stats: input has 1 dimension (")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.npz", "c.npz"]

@@ -1,4 +1,4 @@
-"""What a whole call costs, which allocates its results: of small data, where little is work, and of large data."""
+"""Time whole calls: on small data, where call overhead decides, and on large data, where results are allocated."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def show(console: Console, found: list[Overhead]) -> None:
         table.add_column(overhead.case.size, justify="right")
     for name in found[0].seconds:
         table.add_row(name, *(time_text(overhead.seconds[name]) for overhead in found))
-    console.print("A whole call, which allocates its results", style="bold cyan")
+    console.print("Time of a whole call. All but plan.run allocate their results", style="bold cyan")
     print_whole(console, table)
     console.print()
 

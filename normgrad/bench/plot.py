@@ -61,7 +61,7 @@ def draw(path: Path, results: Sequence[CaseResult], title: str) -> None:
     for panel in axes[-1]:
         panel.set_xlabel("bytes of the input")
     for panel in axes[:, 0]:
-        panel.set_ylabel("% of the limit")
+        panel.set_ylabel("% of the bandwidth limit")
     handles = [pyplot.Line2D([], [], color=colours[name], marker=".", label=name) for name in names]
     # A column of panels is as wide as about 50 characters of the title or two names of the legend.
     columns = max(1, min(len(names), 2 * len(dtypes)))

@@ -373,8 +373,9 @@ def _headline(description: dict[str, Any]) -> str:
     versions = description["versions"]
     with_torch = f", PyTorch {versions['torch']}" if "torch" in versions else ""
     place = description["processor"] if description["device"] == "cpu" else description["device"]
+    threads = "1 thread" if description["threads"] == 1 else f"{description['threads']} threads"
     return (
-        f"normgrad {versions['normgrad']}, backend {description['backend']}, {description['threads']} threads, "
+        f"normgrad {versions['normgrad']}, backend {description['backend']}, {threads}, "
         f"{place}{with_torch}, {description['date']}"
     )
 

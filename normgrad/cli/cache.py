@@ -1,4 +1,4 @@
-"""List the compiled CPU kernels that are kept on disk, with their sizes; with `clear`, remove them.
+"""List the compiled CPU kernels that are kept on disk, with their sizes, or clear them.
 
 A kernel is compiled when it is first called, which takes seconds, and kept. One that was removed is compiled again when
 it is next called. The environment variable NORMGRAD_CACHE_DIR names another folder to keep them in.
@@ -25,7 +25,12 @@ HELP = "list or clear the compiled kernels that are kept on disk"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to do."""
     parser.add_argument(
-        "action", metavar="clear", nargs="?", choices=("clear",), help="remove the kernels (default: list them)"
+        "action",
+        metavar="{list,clear}",
+        nargs="?",
+        default="list",
+        choices=("list", "clear"),
+        help="print the folder, its kernels and their sizes, or remove the kernels (default: list)",
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import normgrad
 from normgrad.cli import files
 from normgrad.cli.errors import BadInput, nonempty_path, one_line, printable, reason
-from normgrad.cli.run import read_arguments
+from normgrad.cli.run import read_arguments, refuse_bits, unknown_names
 from normgrad.cli.terminal import Console, waiting, with_progress
 from normgrad.cli.verdicts import show_case, show_summary
 from normgrad.contract.products import Product, current_product, parse_product
@@ -208,14 +208,15 @@ def _results(operator: str, path: Path, known: Sequence[str]) -> dict[str, Any]:
     every = {tensor.name for tensor in OPERATORS[operator].signature.tensors if tensor.is_written}
 
     def accept(names: Iterable[str]) -> None:
-        unknown = [name for name in names if name not in every]
-        if unknown:
-            raise BadInput(f"{', '.join(unknown)}: no result of {operator}, whose results are {', '.join(known)}")
+        if unknown := [name for name in names if name not in every]:
+            raise unknown_names(OPERATORS[operator], unknown, "result", known)
 
     content = files.read(path, accept)
     plain = [name for name, value in content.items() if not hasattr(value, "dtype")]
     if plain:
         raise BadInput(f"{path}: {', '.join(plain)}: must be arrays")
+    for name, value in content.items():
+        refuse_bits(path, name, value)
     return {name: value for name, value in content.items() if name in known}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Prod
     problems = [problem for problem in tried if problem]
     for problem in problems:
         print(f"normgrad: {problem}", file=sys.stderr)
-    Console().print(f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run, in {target}")
+    done = f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run"
+    Console().print(f"{done}; the results are in {target}")
     return 2 if problems else 0
 
 
@@ -116,12 +117,8 @@ def read_arguments(operator: Operator, path: Path) -> dict[str, Any]:
     parameters = {p.name: p for p in operator.signature.parameters if not _is_output(p)}
 
     def accept(names: Iterable[str]) -> None:
-        unknown = [name for name in names if name not in parameters]
-        if unknown:
-            raise BadInput(
-                f"{', '.join(unknown)}: no parameter of {operator.signature.name}, "
-                f"whose parameters are {', '.join(parameters)}"
-            )
+        if unknown := [name for name in names if name not in parameters]:
+            raise unknown_names(operator, unknown, "parameter", list(parameters))
 
     content = {name: value for name, value in files.read(path, accept).items() if value is not None}
     defaults = inspect.signature(operator).parameters
@@ -141,6 +138,20 @@ def read_arguments(operator: Operator, path: Path) -> dict[str, Any]:
     return arguments
 
 
+def unknown_names(operator: Operator, unknown: Sequence[str], what: str, known: Sequence[str]) -> BadInput:
+    """The error for names that a file must not hold; those of the C interface are answered with Python's."""
+    text = f"{', '.join(unknown)}: no {what} of {operator.signature.name}, whose {what}s are {', '.join(known)}"
+    python_names = {p.c_name: p.name for p in operator.signature.parameters if p.name in known}
+    renamed = [f"for {name} write {python_names[name]}" for name in unknown if name in python_names]
+    return BadInput("; ".join([text, *renamed]))
+
+
+def refuse_bits(path: Path, name: str, value: Any) -> None:
+    """Raise BadInput for a tensor of uint16: no operator has one, and dumps hold bfloat16 so."""
+    if path.suffix.lower() == ".npz" and getattr(value, "dtype", None) == np.uint16:
+        raise BadInput(f"{path}: {name} is uint16; to read it as bfloat16, add the entry bfloat16=['{name}']")
+
+
 def _is_output(parameter: Parameter) -> bool:
     return isinstance(parameter, Tensor) and parameter.role is Role.OUTPUT
 
@@ -148,6 +159,7 @@ def _is_output(parameter: Parameter) -> bool:
 def _argument(path: Path, parameter: Parameter, value: Any) -> Any:
     """A parameter's value as the operator takes it."""
     if isinstance(parameter, Tensor):
+        refuse_bits(path, parameter.name, value)
         # What is written in place must not share memory, as tensors of one file may.
         return np.array(value) if parameter.role is Role.IN_PLACE and isinstance(value, np.ndarray) else value
     if not isinstance(value, np.ndarray):

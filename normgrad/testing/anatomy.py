@@ -25,12 +25,12 @@ class Anatomy:
     inputs: dict[str, Array] = field(default_factory=dict)
     terms: dict[str, Array] = field(default_factory=dict)
 
-    def at(self, place: int) -> tuple[dict[str, float], dict[str, float]]:
-        """The inputs and the terms of the element at a place in the flattened output."""
-        index = np.unravel_index(place, self.shape)
+    def at(self, places: np.ndarray) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The inputs and the terms of the elements at these indices of the flattened output."""
+        index = np.unravel_index(places, self.shape)
 
-        def values(arrays: Mapping[str, Array]) -> dict[str, float]:
-            return {name: float(np.broadcast_to(array, self.shape)[index]) for name, array in arrays.items()}
+        def values(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: np.broadcast_to(array, self.shape)[index] for name, array in arrays.items()}
 
         return values(self.inputs), values(self.terms)
 

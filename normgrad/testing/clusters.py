@@ -14,6 +14,7 @@ are two patterns.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,9 +37,10 @@ class Cluster:
     Attributes
     ----------
     kind : str
-        Where they are: ``everywhere``, ``row``, ``sample``, ``channel``, ``position``, ``element``, ``tail``,
-        ``block``, ``single`` or ``scattered``. What they are: ``special``, ``zero``, ``constant``, ``sign``,
-        ``factor``, ``offset``, ``rounded``, ``swap``, ``shift``, ``copy`` or ``transposed``.
+        Where they are: ``everywhere``, ``row``, ``column``, ``sample``, ``group``, ``channel``, ``position``,
+        ``element``, ``tail``, ``block``, ``single`` or ``scattered``. What they are: ``special``, ``zero``,
+        ``constant``, ``sign``, ``factor``, ``offset``, ``term``, ``rounded``, ``swap``, ``shift``, ``copy`` or
+        ``transposed``.
     text : str
         The pattern in words; everything is counted from 0.
     """
@@ -77,16 +79,21 @@ class _Pattern:
 def divisions(layout: Layout, size: int) -> list[Division]:
     """The divisions of a flattened result into more than one class; of a vector its elements."""
     rows = -(-size // layout.row_length)
-    every = [Division("row", rows, layout.row)]
-    if layout.channels:
-        of_a_sample = layout.channels * layout.positions
-        if of_a_sample != layout.row_length:
-            every.append(Division("sample", -(-size // of_a_sample), layout.sample))
-        every.append(Division("channel", layout.channels, layout.channel))
-        if layout.positions > 1:
-            every.append(Division("position", layout.positions, layout.position))
-    elif rows == 1:
-        every.append(Division("element", size, lambda index: index))
+    if not layout.channels:
+        every = [Division("element", size, lambda index: index)]
+    elif layout.row_is == "row":
+        every = [Division("row", rows, layout.row), Division("column", layout.channels, layout.channel)]
+    else:
+        samples = -(-size // (layout.channels * layout.positions))
+        every = [
+            Division("sample", samples, layout.sample),
+            Division(layout.channel_is, layout.channels, layout.channel),
+            Division("position", layout.positions, layout.position),
+        ]
+        if layout.groups != layout.channels:
+            every.append(Division("group", layout.groups, layout.group))
+        if samples > 1 and layout.groups > 1:
+            every.append(Division("row", rows, layout.row))
     return [division for division in every if division.classes > 1]
 
 
@@ -102,25 +109,51 @@ def clusters(is_wrong: np.ndarray, layout: Layout) -> list[Cluster]:
     if sum(extent > 1 for extent in shape) > 1:  # as GroupNorm's statistics have a sample and a group
         flat = ", counted in the flattened result"
         found = [replace(one, text=one.text + flat) if one.kind == "element" else one for one in found]
+    found = explained(found, layout)
     if wrong.size <= _MOST_NAMED and described != wrong.size:
         found[-1] = replace(found[-1], text=f"{found[-1].text}; the wrong elements are {_indices(wrong, shape)}")
     return found
 
 
+def explained(found: list[Cluster], layout: Layout) -> list[Cluster]:
+    """The same patterns; the first that names a row says what a row is, where that is not a row of a matrix."""
+    named = [n for n, one in enumerate(found) if re.search(r"\brows?\b", one.text)]
+    note = f" (a row is a {layout.row_is} of a sample)"
+    if layout.row_is == "row" or not named or found[named[0]].text.endswith(note):
+        return found
+    first = found[named[0]]
+    return [*found[: named[0]], replace(first, text=first.text + note), *found[named[0] + 1 :]]
+
+
 def _without_pattern(wrong: np.ndarray, size: int, shape: tuple[int, ...], layout: Layout) -> Cluster:
     if wrong.size == size > 1:
         return Cluster("everywhere", f"all {size} elements are wrong")
-    if 1 < wrong.size == size - wrong[0]:  # too few for a pattern by chance alone, and yet the first thing to look at
-        return Cluster("tail", f"in the last {wrong.size} of the {size} elements{_left_over(wrong.size, size)}")
     if wrong.size == 1:
         return Cluster("single", f"1 wrong element, at {_indices(wrong, shape)}")
-    if layout.row_length == size and wrong[-1] - wrong[0] + 1 == wrong.size:  # of a vector, and as worth a look
-        return Cluster("element", f"in {_named('element', wrong, size)}")
+    if whole := _whole_classes(wrong, size, layout):
+        return whole
+    if 2 * wrong.size <= size and wrong.size == size - wrong[0]:  # chance could make it, but it is worth a look
+        return Cluster("tail", f"in {_last(wrong.size, size)} elements{_left_over(wrong.size, size)}")
+    if layout.row_length == size:
+        period, others = _period(wrong, size), size - wrong.size
+        is_most = 4 * others < size and others <= _MOST_NAMED
+        if period is not None or is_most or wrong[-1] - wrong[0] + 1 == wrong.size:
+            return Cluster("element", f"in {_named('element', wrong, size, period)}")
     if wrong.size <= _MOST_NAMED:
         return Cluster("scattered", f"{wrong.size} wrong elements, at {_indices(wrong, shape)}")
     if 2 * wrong.size > size:
-        return Cluster("everywhere", f"{percent(wrong.size / size, 1)} of the elements are wrong, in no pattern")
-    return Cluster("scattered", f"{wrong.size} wrong elements, in no pattern")
+        return Cluster("everywhere", f"{percent(wrong.size / size, 1)} of the elements are wrong")
+    return Cluster("scattered", f"{wrong.size} wrong elements; no pattern found")
+
+
+def _whole_classes(wrong: np.ndarray, size: int, layout: Layout) -> Cluster | None:
+    """Rows, samples or channels next to each other that are wrong as a whole, and nothing else."""
+    for division in divisions(layout, size):
+        hit = np.flatnonzero(np.bincount(division.of(wrong)))
+        is_whole = division.classes < size and hit.size * size == wrong.size * division.classes
+        if is_whole and hit[-1] - hit[0] + 1 == hit.size:
+            return Cluster(division.noun, f"in {_named(division.noun, hit, division.classes)}")
+    return None
 
 
 def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluster], int]:
@@ -130,14 +163,15 @@ def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluste
     segments = _segments(layout, size)
     while wrong.size > 1:
         of = f"of the {wrong.size} wrong elements" if inside.size == size else f"of these {wrong.size} elements"
-        candidates = [*_sets(wrong, inside, divisions(layout, size), of), *_tails(wrong, inside, segments, of)]
+        candidates = [*_tails(wrong, inside, segments, of), *_sets(wrong, inside, layout, size, of)]
         # Blocks of several rows only where nothing else will do: rows that repeat say the same in fewer words.
         rows = [segment.length for segment in segments if segment.length < size]
         in_blocks = list(_blocks(wrong, inside, segments))
         candidates += [pattern for block, pattern in in_blocks if all(block % row for row in rows)]
         if all(pattern.chance > _CHANCE for pattern in candidates):
             candidates = [pattern for _, pattern in in_blocks]
-        best = min(candidates, key=lambda pattern: pattern.chance, default=None)
+        # Rounded, so that of two that are equally likely it is the first.
+        best = min(candidates, key=lambda pattern: round(pattern.chance, 6), default=None)
         if best is None or best.chance > _CHANCE:
             break
         found.append(best.cluster)
@@ -147,15 +181,15 @@ def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluste
 
 def _segments(layout: Layout, size: int) -> list[_Segments]:
     planes = _Segments("positions (HxW) of channels", layout.positions, layout.position)
-    rows = _Segments("elements of rows", layout.row_length, layout.offset)
+    rows = _Segments(f"elements of {layout.row_is}s", layout.row_length, layout.offset)
     result = _Segments("elements of the result", size, lambda index: index)
     by_length = {segments.length: segments for segments in (rows, planes, result) if segments.length > 1}
     return sorted(by_length.values(), key=lambda segments: segments.length)
 
 
-def _sets(wrong: np.ndarray, inside: np.ndarray, every: Sequence[Division], of: str) -> Iterator[_Pattern]:
+def _sets(wrong: np.ndarray, inside: np.ndarray, layout: Layout, size: int, of: str) -> Iterator[_Pattern]:
     """The classes of a division that hold the wrong elements, and those that hold most of them."""
-    for division in every:
+    for division in divisions(layout, size):
         of_wrong = np.bincount(division.of(wrong), minlength=division.classes)
         of_all = np.bincount(division.of(inside), minlength=division.classes)
         available = int(np.count_nonzero(of_all))
@@ -165,13 +199,20 @@ def _sets(wrong: np.ndarray, inside: np.ndarray, every: Sequence[Division], of: 
         for chosen in (hit, np.sort(most)):
             found = int(np.sum(of_wrong[chosen]))
             evidence = _evidence(found, wrong.size, int(np.sum(of_all[chosen])), inside.size)
-            if evidence is None:
+            is_named_twice = division.noun == "row" and layout.row_is != "row" and _is_product(chosen, layout.groups)
+            if evidence is None or is_named_twice:
                 continue
             period = _period(chosen, division.classes) if available == division.classes else None
             chance = _choices(chosen, division.classes, available, period) - evidence
             some = "" if found == wrong.size else f"{found} {of} are "
             text = f"{some}in {_named(division.noun, chosen, division.classes, period)}"
             yield _Pattern(chance, Cluster(division.noun, text), _in_classes(division, chosen))
+
+
+def _is_product(rows: np.ndarray, groups: int) -> bool:
+    """Whether these are some groups of some samples, which samples and groups describe in better words."""
+    sample, group = np.divmod(rows, groups)
+    return np.unique(sample).size * np.unique(group).size == rows.size
 
 
 def _tails(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments], of: str) -> Iterator[_Pattern]:
@@ -181,11 +222,11 @@ def _tails(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments], of
         for first in dict.fromkeys((int(offsets[0]), int(offsets[int((1 - _MOST_OF) * wrong.size)]))):
             found = int(np.count_nonzero(offsets >= first))
             evidence = _evidence(found, wrong.size, int(np.count_nonzero(of_all >= first)), inside.size)
-            if evidence is None or offsets[-1] != segments.length - 1:
-                continue
             tail = segments.length - first
+            if evidence is None or offsets[-1] != segments.length - 1 or 2 * tail > segments.length:
+                continue
             some = "" if found == wrong.size else f"{found} {of} are "
-            text = f"{some}in the last {tail} of the {segments.length} {segments.noun}"
+            text = f"{some}in {_last(tail, segments.length)} {segments.noun}"
             cluster = Cluster("tail", text + _left_over(tail, segments.length))
             yield _Pattern(math.log(segments.length) - evidence, cluster, _from_offset(segments, first))
 
@@ -195,7 +236,11 @@ def _left_over(tail: int, length: int) -> str:
     blocks = [block for block in _BLOCKS if length % block == tail]
     if not blocks:
         return ""
-    return f", which blocks of {blocks[0]}{f' to {blocks[-1]}' if len(blocks) > 1 else ''} leave over"
+    return f", the remainder after blocks of {blocks[0]}{f' to {blocks[-1]}' if len(blocks) > 1 else ''}"
+
+
+def _last(tail: int, length: int) -> str:
+    return f"the last {f'{tail} ' if tail > 1 else ''}of the {length}"
 
 
 def _blocks(wrong: np.ndarray, inside: np.ndarray, every: Sequence[_Segments]) -> Iterator[tuple[int, _Pattern]]:
@@ -272,18 +317,19 @@ def _in_lanes(segments: _Segments, block: int, lanes: np.ndarray) -> Callable[[n
 
 
 def _named(noun: str, numbers: np.ndarray, of: int | None = None, period: int | None = None) -> str:
-    """``3 rows 5–7 of 64``; what repeats is named once, and of many the first and the last."""
-    end = "" if of is None else f" of {of}"
+    """``3 of 64 rows: 5–7``; what repeats is named once, and of many the first and the last."""
+    if of is None:
+        return f"{_plural(noun, numbers)} {_runs(numbers)}"
     if numbers.size == 1:
-        return f"{noun} {numbers[0]}{end}"
-    head = f"{numbers.size} {noun}s"
+        return f"{noun} {numbers[0]} of {of}"
+    head = f"{numbers.size} of {of} {noun}s: "
     if period is not None:
         repeated = numbers[numbers < period]
-        return f"{head}{end}: {_plural(noun, repeated)} {_runs(repeated)} of every {period}"
-    if of is not None and 4 * numbers.size > 3 * of:
+        return f"{head}{_plural(noun, repeated)} {_runs(repeated)} of every {period}"
+    if 4 * numbers.size > 3 * of:
         others = np.setdiff1d(np.arange(of), numbers)
-        return f"{head}{end}: all but {_plural(noun, others)} {_runs(others)}"
-    return f"{head} {_runs(numbers)}{end}"
+        return f"{head}all but {_plural(noun, others)} {_runs(others)}"
+    return f"{head}{_runs(numbers)}"
 
 
 def _plural(noun: str, numbers: np.ndarray) -> str:

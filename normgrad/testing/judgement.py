@@ -16,7 +16,7 @@ from normgrad.contract.products import Product, parse_product
 from normgrad.operators import OPERATORS
 from normgrad.oracle.float64 import Array
 from normgrad.testing.anatomy import Anatomy, anatomy
-from normgrad.testing.clusters import Cluster, clusters
+from normgrad.testing.clusters import Cluster, clusters, explained
 from normgrad.testing.comparison import Report, measure, report_of
 from normgrad.testing.expected import checked, exact_results, magnitudes, results_of
 from normgrad.testing.layout import Layout, layout_of
@@ -88,7 +88,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class OutputJudgement:
-    """The verdict on one output. ``measured`` and ``errors`` are None where it cannot be held against anything."""
+    """The verdict on one output. ``measured`` and ``errors`` are None where the result cannot be measured."""
 
     name: str
     dtype: str
@@ -232,6 +232,8 @@ def judge(
         report = report_of(measured[0], standard, measured[1] if baseline is not None else None, level)
         layout = layout_of({**call.arguments, **call.attributes}, measured[0].exact.size)
         errors = errors_of(measured[0], layout, anatomies[tensor.name], worst)
+        if errors.clusters and (source := _exchanged(given[0], tensor.name, exact, sizes)):
+            errors.clusters.append(Cluster("copy", f"the result is that of {source}, another output"))
         shape = measured[0].exact.shape
         outputs.append(OutputJudgement(tensor.name, measured[0].dtype, shape, report, measured[0], errors))
     return Judgement(operator, standard, outputs)
@@ -270,6 +272,17 @@ def _measured(array: Any, exact: Array, magnitude: Magnitude) -> Measured:
     return measure(array, exact.reshape(shape), magnitude.reshaped(shape))
 
 
+def _exchanged(array: Any, name: str, exact: Mapping[str, Array], magnitudes: Mapping[str, Magnitude]) -> str | None:
+    """Another output of the call that the array is the correct result of."""
+    size = exact[name].size
+    for other, values in exact.items():
+        if other != name and values.size == size > 1:
+            measured = _measured(array, values, magnitudes[other])
+            if np.all(measured.share_of_bound <= 1):
+                return other
+    return None
+
+
 def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) -> Errors:
     """The errors of a result as a whole, and so many of the worst elements."""
     share = np.ravel(measured.share_of_bound)
@@ -282,7 +295,7 @@ def errors_of(measured: Measured, layout: Layout, parts: Anatomy, worst: int) ->
         float(np.mean(same)) if same.size else 1.0,
         float(np.max(share, initial=0.0)),
         [_element(measured, parts, int(index)) for index in order],
-        [*clusters(~(measured.share_of_bound <= 1), layout), *wrong_values(measured, layout)],
+        explained([*clusters(~(measured.share_of_bound <= 1), layout), *wrong_values(measured, layout, parts)], layout),
     )
 
 
@@ -301,7 +314,9 @@ def _largest(values: Array, count: int) -> np.ndarray:
 
 def _element(measured: Measured, parts: Anatomy, place: int) -> Element:
     index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
-    inputs, terms = parts.at(place)
+    inputs, terms = (
+        {name: float(value) for name, (value,) in values.items()} for values in parts.at(np.array([place]))
+    )
     scales = (measured.magnitude.total, measured.magnitude.underflow)
     return Element(
         index,

@@ -19,14 +19,26 @@ class Layout:
     row_length : int
         Elements in a row: what one statistic is taken over, or a vector as a whole.
     channels : int
-        How many channels there are, columns in LayerNorm; 0 where a channel is no more than a single element.
+        How many channels there are, or columns of LayerNorm; 0 where a channel is no more than a single element.
     positions : int
         How many spatial positions (HxW) a channel of a sample has, one after the other.
+    row_is : str
+        What a row is: a ``row`` of LayerNorm's rows and columns, a ``group`` of a sample in GroupNorm, a ``channel`` of
+        a sample in BatchNorm, a ``sample`` of BatchNorm in two dimensions and of GroupNorm's statistics.
+    channel_is : str
+        What a channel is: a ``group`` in GroupNorm's statistics.
     """
 
     row_length: int
     channels: int = 0
     positions: int = 1
+    row_is: str = "row"
+    channel_is: str = "channel"
+
+    @property
+    def groups(self) -> int:
+        """How many rows a sample has."""
+        return self.channels * self.positions // self.row_length
 
     def row(self, index: np.ndarray) -> np.ndarray:
         """The row that holds the element."""
@@ -35,6 +47,10 @@ class Layout:
     def offset(self, index: np.ndarray) -> np.ndarray:
         """Its offset in the row."""
         return index % self.row_length
+
+    def group(self, index: np.ndarray) -> np.ndarray:
+        """Its group, of GroupNorm."""
+        return self.row(index) % self.groups
 
     def sample(self, index: np.ndarray) -> np.ndarray:
         """Its sample."""
@@ -52,6 +68,8 @@ class Layout:
 def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
     """The layout of an output with so many elements; one that is not as large as the input is a vector."""
     shape = np.shape(arguments["input"])
+    if "group" in arguments and "grad_out" not in arguments and size == arguments["N"] * arguments["group"] > 0:
+        return Layout(arguments["group"], arguments["group"], 1, "sample", "group")
     if size != math.prod(shape) or "counts" in arguments:
         return Layout(max(size, 1))
     if "normalized_shape" in arguments:
@@ -59,6 +77,8 @@ def layout_of(arguments: Mapping[str, Any], size: int) -> Layout:
         return Layout(columns, columns)
     if "group" in arguments:
         channels, positions = arguments["C"], arguments["HxW"]
-        return Layout(max(channels // arguments["group"] * positions, 1), channels, positions)
+        return Layout(max(channels // arguments["group"] * positions, 1), channels, positions, "group")
     channels, positions = shape[1], math.prod(shape[2:])
-    return Layout(positions if positions > 1 else channels, channels, max(positions, 1))
+    return (
+        Layout(positions, channels, positions, "channel") if positions > 1 else Layout(channels, channels, 1, "sample")
+    )

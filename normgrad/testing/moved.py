@@ -25,14 +25,16 @@ _MOST_SHORT = 16  # classes of fewer elements than _FEWEST whose order is looked
 _MOST_SOURCES = 1000  # for one class: where more are alike, nothing can be told from them
 _MOST_CANDIDATES = 1 << 24  # for all classes together
 _MOST_LISTED = 16
+_FARTHEST = 64  # elements that a result is shifted by
 
 
 def moved(measured: Measured, wrong: np.ndarray, every: Sequence[Division], layout: Layout) -> list[Cluster]:
     """What the elements at the flat indices ``wrong`` are taken for; nothing where no claim is true of all of them."""
     values = _Values(measured)
-    found = _transposed(values, wrong, measured.exact.shape, layout) if wrong.size >= _FEWEST else None
-    if found is not None:
-        return [found]
+    if wrong.size >= _FEWEST:
+        found = _transposed(values, wrong, measured.exact.shape, layout) or _displaced(values, wrong, layout)
+        if found is not None:
+            return [found]
     named = [(division, np.flatnonzero(np.bincount(division.of(wrong)))) for division in every]
     for division, hit in sorted(named, key=lambda pair: pair[1].size):
         classes = _Classes(values, division)
@@ -71,8 +73,30 @@ def _transposed(values: _Values, wrong: np.ndarray, shape: Sequence[int], layout
         column, row = np.divmod(offset, height)
         source = matrix * height * width + row * width + column
         if values.are(wrong[:_TRIED], source[:_TRIED]) and values.are(wrong, source):
-            taken = f"{matrices} matrices of {height}×{width}" if matrices > 1 else f"a matrix of {height}×{width}"
-            return Cluster("transposed", f"all of them are those of the exact result, taken as {taken}, transposed")
+            names = {(layout.channels, layout.positions): " (C×HxW)", (layout.positions, layout.channels): " (HxW×C)"}
+            matrix_text = f"{f'{matrices} matrices' if matrices > 1 else 'matrix'} of {height}×{width}"
+            named = names.get((height, width), "") if layout.positions > 1 else ""
+            return Cluster(
+                "transposed", f"all of them are those of the exact result with its {matrix_text}{named} transposed"
+            )
+    return None
+
+
+def _displaced(values: _Values, wrong: np.ndarray, layout: Layout) -> Cluster | None:
+    """The result was written, or an input read, a few elements too far on, or too early."""
+    size = values.exact.size
+    nearest = layout.positions if layout.positions > 1 else layout.channels  # beyond, it is another channel's or row's
+    few = wrong[:: -(-wrong.size // _TRIED)]
+    for k in (sign * distance for distance in range(1, min(_FARTHEST + 1, nearest)) for sign in (1, -1)):
+        inside = few[(few >= k) & (few < size + k)]
+        if not inside.size or not values.are(inside, inside - k):
+            continue
+        every = np.arange(max(k, 0), size + min(k, 0))
+        if values.are(every, every - k):
+            by = f"{abs(k)} element{'s' if abs(k) > 1 else ''}"
+            source = f"i {'−' if k > 0 else '+'} {abs(k)}"
+            text = f"the flattened result is shifted by {by}: element i has the value of element {source}"
+            return Cluster("shift", text)
     return None
 
 
@@ -179,7 +203,8 @@ def _shifted(classes: _Classes, hit: np.ndarray) -> Cluster | None:
             return Cluster("shift", f"all {hit.size} {noun}s {text}, {ends}")
         is_inside = (sources >= 0) & (sources < classes.count)
         inside = int(np.count_nonzero(is_inside))
-        is_enough = k == 1 or (2 * k <= hit.size and inside * classes.length >= _FEWEST_SHIFTED)
+        is_clear = inside == hit.size or 2 * k <= hit.size
+        is_enough = k == 1 or (is_clear and inside * classes.length >= _FEWEST_SHIFTED)
         if is_enough and inside >= max(2, hit.size - k) and classes.have(hit[is_inside], sources[is_inside]):
             those = "all of these" if inside == hit.size else f"{inside} of these {hit.size}"
             return Cluster("shift", f"{those} {noun}s {text}")

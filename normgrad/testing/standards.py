@@ -96,7 +96,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a result may be held against beside the exact values."""
+    """What a result may be compared with beside the exact values."""
 
     baseline: Measured | None = None
     level: str = "L1"
@@ -214,12 +214,12 @@ def _of_dtype(table: Mapping[str, T], measured: Measured, standard: str) -> T:
 
 
 def _within(measured: Measured, share: Array, what: str) -> str:
-    right = int(np.count_nonzero(share <= 1))
-    worst = float(np.max(share[np.isfinite(share)], initial=0.0))
-    return (
-        f"{right} of {share.size} elements within {what}; the worst error is {worst:.3g} of it"
-        f"{_misplaced_text(measured)}"
-    )
+    finite = share[np.isfinite(share)]
+    text = f"{np.count_nonzero(share <= 1)} of {share.size} elements within {what}{_misplaced_text(measured)}"
+    if measured.misplaced and not finite.size:
+        return text
+    which = "worst finite error" if measured.misplaced else "worst error"
+    return f"{text}; the {which} is {np.max(finite, initial=0.0):.3g} of it"
 
 
 def _misplaced_text(measured: Measured) -> str:

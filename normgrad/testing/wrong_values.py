@@ -6,12 +6,14 @@ A claim is made if it is true of every wrong element within its error bound, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 
 from normgrad.contract.dtypes import BFLOAT16, numpy_dtype
 from normgrad.reference import rounded
+from normgrad.testing.anatomy import Anatomy
 from normgrad.testing.clusters import Cluster, Division, divisions
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import Array, Measured, ulp
@@ -20,9 +22,10 @@ from normgrad.testing.moved import moved
 _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
+_TRIED = 1000  # elements
 
 
-def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
+def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Cluster]:
     """What the elements beyond the bound are; where some are NaN or Inf, what the others are."""
     is_misplaced = np.ravel(measured.is_misplaced)
     wrong = np.flatnonzero(~(np.ravel(measured.share_of_bound) <= 1) & ~is_misplaced)
@@ -33,11 +36,14 @@ def wrong_values(measured: Measured, layout: Layout) -> list[Cluster]:
     if wrong.size > 1:
         those = f"the other {wrong.size}" if found else "all of them"
         with np.errstate(all="ignore"):  # what overflows is in no interval
-            constant = _constant(values, those) or _constants(
-                values, _divisions(measured, layout), "the others" if found else "they"
+            claim = (
+                _eps(values, parts, wrong, those)
+                or _constant(values, those)
+                or _of_the_formula(measured, wrong, parts, those)
+                or _constants(values, _divisions(measured, layout), "the others" if found else "they")
             )
-        if constant:
-            return [*found, constant]
+        if claim:
+            return [*found, claim]
     return found or moved(measured, wrong, _divisions(measured, layout), layout)
 
 
@@ -45,11 +51,11 @@ class _Values:
     """The wrong elements: their values, the exact ones, and how far from a value that explains them they may be."""
 
     def __init__(self, measured: Measured, wrong: np.ndarray) -> None:
-        self.index, self.dtype = wrong, measured.dtype
+        self.index, self.dtype, self.result_dtype = wrong, measured.dtype, measured.result.dtype
         self.actual, self.exact = np.ravel(measured.actual)[wrong], np.ravel(measured.exact)[wrong]
         limit, rounding = np.ravel(measured.limit)[wrong], ulp(self.actual, measured.dtype)
         # What is left of an error once a constant is taken out: the bound, and the rounding of the wrong value.
-        self.allowed = limit + rounding
+        self.limit, self.rounding, self.allowed = limit, rounding, limit + rounding
         with np.errstate(all="ignore"):
             self.ratio = self.actual / self.exact
             # Multiplied by more than 1, what was within the bound is no longer.
@@ -76,10 +82,74 @@ def _constant(values: _Values, those: str) -> Cluster | None:
     if offset and _is_beyond_chance(np.abs(float(offset)) / allowed):
         return Cluster("offset", f"{those} are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
     for narrow, dtype in _NARROW.items() if values.dtype == "float32" else ():
-        near = np.abs(actual - exact) <= 0.5 * ulp(exact, narrow) + allowed
-        if np.all(near & (rounded(actual, dtype) == actual)):
+        if not np.all(rounded(actual, dtype) == actual):
+            continue
+        if np.all(np.abs(actual - exact) <= 0.5 * ulp(exact, narrow) + allowed):
             return Cluster("rounded", f"{those} are the exact value rounded to {narrow}")
+        lost = np.sign(exact) * (exact - actual)
+        if np.all((lost >= -allowed) & (lost <= ulp(exact, narrow) + allowed)):
+            return Cluster("rounded", f"{those} are the exact value truncated to {narrow}")
     return None
+
+
+def _of_the_formula(measured: Measured, wrong: np.ndarray, parts: Anatomy, those: str) -> Cluster | None:
+    """An input in place of the result, or a wrong term; tried on some elements before all."""
+    claim = None
+    for some in (wrong[:: -(-wrong.size // _TRIED)], wrong):
+        values, (inputs, terms) = _Values(measured, some), parts.at(some)
+        claim = _input(values, inputs, those) or _term(values, terms, those)
+        if claim is None:
+            return None
+    return claim
+
+
+def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster | None:
+    """One of the call's inputs in place of the result."""
+    for name, given in inputs.items():
+        if np.any(given != given[0]) and np.array_equal(rounded(given, values.result_dtype), values.actual):
+            return Cluster("copy", f"{those} equal the {name} that the call was given")
+    return None
+
+
+def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | None:
+    """One or two of the formula's terms that are missing, have the wrong sign, or are there several times."""
+    if not terms or not np.all(np.abs(sum(terms.values()) - values.exact) <= values.allowed):
+        return None  # not all that the formula adds up: no claim can be made
+    error = values.actual - values.exact
+    for count in range(1, len(terms)):
+        for names in combinations(terms, count):
+            term = sum(terms[name] for name in names)
+            ratio = 1 + error / term
+            width = (values.limit * np.maximum(np.abs(ratio), 1) + values.rounding) / np.abs(term)
+            times = _common(ratio - width, ratio + width)
+            if not times or not float(times).is_integer() or not _is_beyond_chance(abs(float(times) - 1) / width):
+                continue
+            what = f"the term{'s' if count > 1 else ''} {' and '.join(names)}"
+            if times == "0":
+                return Cluster("term", f"{those} lack {what}")
+            return Cluster(
+                "term", f"{those} have {what} {'with the wrong sign' if times == '-1' else f'{times} times'}"
+            )
+    return None
+
+
+def _eps(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Cluster | None:
+    """Another eps, of one digit, in 1/√(variance + eps)."""
+    if "eps" not in parts.terms:
+        return None
+    _, terms = parts.at(wrong)
+    variance = sum(term for name, term in terms.items() if name != "eps")
+    low, high = (1 / (values.actual + side * values.allowed) ** 2 - variance for side in (1, -1))
+    eps = _common(low, high)
+    if not eps or float(eps) < 0 or float(f"{float(eps):.0e}") != float(eps):
+        return None
+    if not _is_beyond_chance(2 * np.abs(float(eps) - terms["eps"]) / (high - low)):
+        return None
+    most = float(np.min(high))
+    if eps == "0" and most > 0:  # the result cannot tell it from others as small
+        power = 10.0 ** math.floor(math.log10(most))
+        return Cluster("term", f"{those} are correct for an eps of {math.floor(most / power) * power:g} or less")
+    return Cluster("term", f"{those} are correct for an eps of {float(eps):g}")
 
 
 def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluster | None:
@@ -120,6 +190,8 @@ def _common(low: Array, high: Array) -> str:
     least, most = float(np.max(low)), float(np.min(high))
     if not least <= most:
         return ""
+    if least <= 0 <= most:
+        return "0"
     for digits in range(1, _LONGEST_DECIMAL + 1):
         text = f"{(least + most) / 2:.{digits}g}"
         if least <= float(text) <= most:
