@@ -141,9 +141,9 @@ def _add_elementwise(
 ) -> None:
     """Add the launch of an elementwise kernel, which takes a tile a program; ``arguments``: those before the sizes."""
     access = data.access(steps.itemsize)
-    # Float64 elements of three tensors take many registers.
+    # Float64 elements of three tensors take many registers: with 64 of them a thread, eight CTAs fit on an SM.
     three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
-    thread_bytes = 32 if three_float64 else 64
+    thread_bytes, ctas_per_sm = (32, 8) if three_float64 else (64, 0)
     N, C, HxW = data.sizes
     tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
     channel_length = 1
@@ -154,7 +154,7 @@ def _add_elementwise(
     rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
     grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
     arguments = [*arguments, *data.sizes, channel_length, *data.strides]
-    steps.add(Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps)))
+    steps.add(Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps, ctas_per_sm)))
 
 
 def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
