@@ -154,7 +154,9 @@ def _add_elementwise(
     rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
     grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
     arguments = [*arguments, *data.sizes, channel_length, *data.strides]
-    steps.add(Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps, ctas_per_sm)))
+    steps.add(
+        Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps, ctas_per_sm))
+    )
 
 
 def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
