@@ -325,7 +325,7 @@ class NormgradLayerNorm(torch.autograd.Function):  # type: ignore[misc]
             found = _gradients(
                 torch.ops.normgrad.layer_norm_backward, grad_out, input, shape, mean, rstd, weight, None, mask
             )
-        elif type(grad_out) is not Tensor or is_watched():
+        elif torch.compiler.is_dynamo_compiling() or type(grad_out) is not Tensor or is_watched():
             found = _gradients(torch.ops.normgrad.layer_norm_backward, *args)
         else:
             kernel = _layer_norm_backward if grad_out.dtype == input.dtype else _mixed_layer_norm_backward
@@ -372,7 +372,7 @@ class NormgradGroupNorm(torch.autograd.Function):  # type: ignore[misc]
             found = _gradients(
                 torch.ops.normgrad.group_norm_backward, grad_out, input, mean, rstd, weight, *sizes, mask
             )
-        elif type(grad_out) is not Tensor or is_watched():
+        elif torch.compiler.is_dynamo_compiling() or type(grad_out) is not Tensor or is_watched():
             found = _gradients(torch.ops.normgrad.group_norm_backward, *args)
         else:
             kernel = _group_norm_backward if grad_out.dtype == input.dtype else _mixed_group_norm_backward

@@ -204,14 +204,14 @@ def untraced(function: _Function) -> _Function:
     A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
     trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` takes microseconds of
     every call, and imports Dynamo: it is used only where the hook is set. To ask for the hook is itself a graph break,
-    where Dynamo traces the frame that asks.
+    where Dynamo traces the frame that asks. Compiled autograd traces backward passes on purpose, from their callers.
     """
     disabled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         nonlocal disabled
-        if _frame_hook() is None:
+        if torch.compiler.is_dynamo_compiling() or _frame_hook() is None:
             return function(*args)
         if disabled is None:
             disabled = torch.compiler.disable(function)

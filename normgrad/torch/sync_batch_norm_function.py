@@ -17,6 +17,7 @@ from torch import Tensor
 from normgrad.torch import formulas
 from normgrad.torch.heuristics import gpu_problem
 from normgrad.torch.internals import is_gloo
+from normgrad.torch.outputs import memory_format
 
 _MIN_VALUES = 2  # per channel: one value has no variance
 
@@ -50,6 +51,8 @@ def batch_norm_over_ranks(
 ) -> Tensor:
     """Return the output on this rank, with the statistics of all ranks."""
     group_name = group.group_name
+    if not input.is_contiguous():  # PyTorch's outputs are contiguous or in channels_last, whatever the input's strides
+        input = input.contiguous(memory_format=memory_format(input))
     with torch.no_grad():
         data = input.detach()
         means, invstds, counts = _statistics_of_ranks(data, eps, group, group_name)

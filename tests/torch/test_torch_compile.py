@@ -235,3 +235,28 @@ def test_dynamo_does_not_report_what_runs_under_its_frame_hook(use: str, small_t
     breaks = torch._dynamo.utils.counters["graph_break"]
     assert len(breaks) == 1
     assert "Tensor.backward()" in next(iter(breaks))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm"])
+def test_compiled_autograd_traces_eager_nodes_in_one_graph(name: str, small_tensors_are_ours: None) -> None:
+    """The graph of a backward pass has the operator."""
+    from torch._dynamo import compiled_autograd
+
+    norm = normgrad.torch.LayerNorm([6, 5]) if name == "LayerNorm" else normgrad.torch.GroupNorm(3, 6)
+    found, operators = [], set()
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        operators.update(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    for compiled in (False, True):
+        x = random(4, 6, 5).requires_grad_()
+        loss = norm(x).sin().sum()
+        assert norm(x).grad_fn.name() == f"Normgrad{name}Backward"
+        norm.zero_grad()
+        whole = torch.compile(backend=backend, fullgraph=True)
+        with compiled_autograd._enable(whole) if compiled else nullcontext():
+            loss.backward()
+        found.append([x.grad, norm.weight.grad, norm.bias.grad])
+    torch.testing.assert_close(*found)
+    assert any("_norm_backward" in operator and "normgrad" in operator for operator in operators)

@@ -87,6 +87,9 @@ def keep_memory_formats() -> list[bool]:
         output = SyncBatchNorm(3)(x)
         output.backward(torch.randn(shape))
         kept += [tensor.is_contiguous(memory_format=memory_format) for tensor in (output, x.grad)]
+    for dtype in (torch.float32, torch.float64):  # a sequence of features: PyTorch's outputs are contiguous, for a view
+        x = torch.randn(2, 5, 3, dtype=dtype).transpose(1, 2)
+        kept.append(SyncBatchNorm(3, dtype=dtype)(x).is_contiguous())
     return kept
 
 
@@ -191,7 +194,7 @@ def test_two_ranks(rest: list[dict[str, Any]]) -> None:
     """One test, since a worker of pytest's would start its own ranks."""
     for rank in rest:
         assert rank["collectives"] == STEPS * ["all_gather_into_tensor", "all_reduce"]
-        assert rank["memory formats"] == [True] * 4
+        assert rank["memory formats"] == [True] * 6
         assert all(rank["compiled for any size"]), rank["compiled for any size"]
         assert_untouched_by_nothing(rank["no values"])
         assert "Expected more than 1 value per channel when training" in rank["one value"]
