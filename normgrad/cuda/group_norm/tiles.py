@@ -65,10 +65,7 @@ class GroupTile:
 
 @dataclass(frozen=True)
 class GroupTileSpec:
-    """The constexpr TILE of the kernels for contiguous positions.
-
-    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
-    """
+    """The constexpr TILE of the kernels for contiguous positions."""
 
     D: int  # channels of a group
     groups: int  # of a tile
@@ -223,10 +220,7 @@ class ChannelsLastTile:
 
 @dataclass(frozen=True)
 class ChannelsLastTileSpec:
-    """The constexpr TILE of the kernels for contiguous channels.
-
-    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
-    """
+    """The constexpr TILE of the kernels for contiguous channels."""
 
     D: int  # channels of a group
     channels: int  # of a block

@@ -31,10 +31,7 @@ class RowTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTileSpec(RowTile):
-    """The constexpr TILE of kernels on rows: a tile, and how it maps to rows of memory.
-
-    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
-    """
+    """The constexpr TILE of kernels on rows: a tile, and how it maps to rows of memory."""
 
     words: int  # columns that a CTA holds in words: elements, or packed pairs of them
     padded_parts: int  # the next power of two
