@@ -7,6 +7,9 @@ hands them to ``driver_launch``. One folder per family has the host side and the
     ``launches`` (which kernels, on which operands), ``tiles`` (tile sizes, with the measurements that chose them),
     ``*kernels`` (the kernels) and ``addressing`` (pointers and masks of a tile)
 
+What follows from the choice of a tile reaches a kernel as one constexpr, a frozen dataclass (``…Spec``) with plain
+fields only: Triton's cache key of a kernel has their values, but not the code of a property.
+
 Shared by all families, on the host:
 
 ``chip``               properties of a GPU that tile sizes depend on, and integer helpers

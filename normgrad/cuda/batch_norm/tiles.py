@@ -41,10 +41,7 @@ class ReduceTile:
 
 @dataclass(frozen=True)
 class TileSpec:
-    """The constexpr TILE of all kernels on the data.
-
-    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
-    """
+    """The constexpr TILE of all kernels on the data."""
 
     rows: int
     positions: int

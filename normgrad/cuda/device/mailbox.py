@@ -87,32 +87,13 @@ def _spin(polled, slots):
 
 
 @triton.jit
-def _read(slots, mask, WAIT: tl.constexpr):
-    """Return the slots' words; with WAIT as soon as all are written."""
-    if WAIT:
-        words = _spin(_poll(slots, mask), slots)
-    else:
-        words = tl.load(slots, mask=mask, other=0)
-    return words
-
-
-@triton.jit
-def receive_float32(slots, mask, WAIT: tl.constexpr):
-    """Return the two float32 values of every slot, as float64; with WAIT as soon as all are written."""
-    words = _read(slots, mask, WAIT)
-    first = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-    second = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return first.to(tl.float64), second.to(tl.float64)
-
-
-@triton.jit
 def receive_float64(slots, mask, WAIT: tl.constexpr):
     """Return the float64 values of every two slots; with WAIT as soon as all are written."""
     if WAIT:  # both are polled before either is waited for
         first_polled, second_polled = _poll(slots, mask), _poll(slots + 1, mask)
         first, second = _spin(first_polled, slots), _spin(second_polled, slots + 1)
     else:
-        first, second = _read(slots, mask, False), _read(slots + 1, mask, False)
+        first, second = tl.load(slots, mask=mask, other=0), tl.load(slots + 1, mask=mask, other=0)
     return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
 
 
@@ -157,9 +138,11 @@ def publish_sums(first, second, slots, index, mask, FLOAT64: tl.constexpr):
 
 @triton.jit
 def receive_sums(slots, mask, WAIT: tl.constexpr, FLOAT64: tl.constexpr):
-    """Return what ``publish_sums`` wrote, as float64; ``slots`` are addresses."""
+    """Return what ``publish_sums`` wrote, as float64; ``slots`` are addresses. With WAIT as soon as all are written."""
     if FLOAT64:
-        sums = receive_float64(slots, mask, WAIT)
+        first, second = receive_float64(slots, mask, WAIT)
     else:
-        sums = receive_float32(slots, mask, WAIT)
-    return sums
+        words = _spin(_poll(slots, mask), slots) if WAIT else tl.load(slots, mask=mask, other=0)
+        first = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+        second = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return first.to(tl.float64), second.to(tl.float64)

@@ -172,11 +172,3 @@ def column_counts(N, part, TILE: tl.constexpr):
     cta_counts = (cta_count, 1.0 / cta_count)
     left = N - tl.arange(0, TILE.padded_parts) * TILE.columns
     return counts, cta_counts, tl.maximum(tl.minimum(left, TILE.columns), 0).to(tl.float64)[None, :]
-
-
-@triton.jit
-def row_slots(slots, rows, M, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
-    """Return the addresses [rows, padded parts] of the mailbox slots of a tile's rows, and which of them there are."""
-    parts = tl.arange(0, TILE.padded_parts)
-    mask = ((rows >= 0) & (rows < M))[:, None] & (parts < TILE.parts)[None, :]
-    return slots + (rows[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART, mask

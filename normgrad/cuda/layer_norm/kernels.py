@@ -161,7 +161,7 @@ def layer_norm_backward(
                     x, dy, row_mean, row_rstd = previous
                     previous = current
                 if MAILBOX:
-                    all_slots, slot_mask = addressing.row_slots(slots, rows, M, TILE, 2 if FLOAT64 else 1)
+                    all_slots, slot_mask = mailbox.part_slots(slots, rows, row_inside, TILE, 2 if FLOAT64 else 1)
                     all_g, all_gx = mailbox.receive_sums(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
                     mean_g = tl.sum(all_g, axis=1) * reciprocal_N
                     mean_gx = tl.sum(all_gx, axis=1) * reciprocal_N
@@ -297,7 +297,7 @@ def layer_norm_forward(
                 row_mean, squares = _moments_from_cluster(received, N, reciprocal_N, TILE.columns, TILE.parts)
                 iteration += 1
             elif MAILBOX:
-                all_slots, slot_mask = addressing.row_slots(slots, rows, M, TILE, 2)
+                all_slots, slot_mask = mailbox.part_slots(slots, rows, row_inside, TILE, 2)
                 counts = (part_counts, 1.0 / part_counts)
                 row_mean, squares = mailbox.receive_moments(all_slots, slot_mask, counts, row_count, PHASE == FUSED)
             else:

@@ -31,10 +31,7 @@ class RowTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTileSpec(RowTile):
-    """The constexpr TILE of kernels on rows: a tile, and how it maps to rows of memory.
-
-    Plain fields only: Triton's cache key of a kernel has their values, but not the code of a property.
-    """
+    """The constexpr TILE of kernels on rows: a tile, and how it maps to rows of memory."""
 
     words: int  # columns that a CTA holds in words: elements, or packed pairs of them
     padded_parts: int  # the next power of two
@@ -122,11 +119,7 @@ SHARED_ROW_TILES = {
         RowTile(2, 1024, 64, 4, 3, prefetch=False, stages=4),  # 1024×65536: 86 %
         RowTile(1, 2048, 128, 4, 2, prefetch=True),  # 512×262144: 77 %
     ),
-    "packed16": (
-        RowTile(2, 2048, 16, 4, 2, prefetch=False, stages=3),  # 4096×16384: 71 %
-        RowTile(2, 4096, 16, 8, 1, prefetch=False, stages=3),  # 1024×65536: 67 %
-        RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3),  # 512×262144: 68 %
-    ),
+    "packed16": (RowTile(2, 2048, 128, 4, 2, prefetch=False, stages=3),),  # 512×262144: 68 %
     "unpacked16": (RowTile(1, 2048, 64, 4, 2, prefetch=True),),  # 667×50257: 42 %
 }
 
@@ -240,11 +233,9 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
         tile = _cluster_tile(columns, FORWARD_CLUSTER_TILES, chip)
         if tile is not None:
             return tile
-    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
-        block, warps, ctas_per_sm = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
-        block = min(block, chip.max_tile_elements)
-        stages = fit_stages(3, ctas_per_sm, block * itemsize, chip)
-        return RowTile(1, block, cdiv(columns, block), warps, ctas_per_sm, False, stages)
+    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 48 at 512×262144
+        block = min(4096, chip.max_tile_elements)
+        return RowTile(1, block, cdiv(columns, block), 4, 4, False, fit_stages(3, 4, block * itemsize, chip))
     if width > largest:
         block = min(2048, chip.max_tile_elements)
         return RowTile(2, block, cdiv(columns, block), 4, 3, False, fit_stages(4, 3, 2 * block * itemsize, chip))
