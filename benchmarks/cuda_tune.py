@@ -84,13 +84,15 @@ CONTIGUOUS_GROUPS = [
 CONTIGUOUS_GROUPS += [
     *((4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)),
 ]
-# Positions of a tile, how many a CTA reduces, warps, CTAs per SM, stages; CTAs per SM of the results.
+# Of tiles to reduce: positions, how many, warps, CTAs per SM, stages; of results: positions, warps, CTAs per SM.
 CHANNELS = {
-    "group_norm_backward": [(64, 4, 4, 4, 3, 5), (64, 4, 4, 5, 3, 5), (64, 8, 4, 4, 3, 5)],
-    "group_norm": [(128, 4, 4, 5, 3, 4), (128, 2, 4, 5, 3, 4), (64, 4, 4, 8, 3, 8)],
+    "group_norm_backward": [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (64, 8, 4, 4, 3, 64, 4, 5)],
+    "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 2, 4, 5, 3, 128, 4, 4), (64, 4, 4, 8, 3, 128, 4, 4)],
 }
-CHANNELS["group_norm_backward"] += [(128, 2, 4, 4, 1, 3), (128, 4, 4, 4, 1, 3)]
-CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 4), (64, 2, 4, 8, 2, 8), (64, 2, 4, 8, 1, 8)]
+CHANNELS["group_norm_backward"] += [
+    *((128, 2, 4, 4, 1, 128, 4, 3), (128, 2, 4, 4, 1, 64, 4, 5), (128, 4, 4, 4, 1, 64, 4, 5)),
+]
+CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4, 4), (64, 2, 4, 8, 1, 64, 4, 8)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 ELEMENTWISE = [(32, 4), (64, 4)]

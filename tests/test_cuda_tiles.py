@@ -121,7 +121,7 @@ def test_group_tiles_cover_the_group(chip: Chip, itemsize: int, tensors: int, D:
 @pytest.mark.parametrize("C", [1, 2, 10, 300, 1000])
 @pytest.mark.parametrize("HxW", [1, 49, 3136, 65536, 2**31])
 def test_channels_last_tiles_fit(chip: Chip, itemsize: int, tensors: int, C: int, HxW: int) -> None:
-    tile = channels_last_tile(C, HxW, itemsize, chip, tensors)
+    tile = channels_last_tile(C, HxW, C, itemsize, chip, tensors)
     assert 1 <= tile.positions * tile.channels <= chip.max_tile_elements
     assert tile.positions < 2 * HxW
     assert tile.channels < 2 * C
@@ -132,7 +132,7 @@ def test_channels_last_tiles_fit(chip: Chip, itemsize: int, tensors: int, C: int
 def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], width: int) -> None:
     _, C, HxW, group = sizes
     D = C // group
-    work = ChannelBlocks(Sizes(*sizes), 2, ChannelsLastTile(width, 4, 2, 4, 4, 3, 4))
+    work = ChannelBlocks(Sizes(*sizes), 2, ChannelsLastTile(width, 4, 2, 4, 4, 3, 4, 4, 4))
     assert work.parts * work.part_positions >= HxW
     assert work.blocks * width >= C
     assert max((q * D + D - 1) // width - q * D // width + 1 for q in range(group)) <= work.blocks_per_group

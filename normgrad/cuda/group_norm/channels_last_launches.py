@@ -51,9 +51,9 @@ class ChannelBlocks:
         return cdiv(self.sizes.HxW, self.part_positions)
 
     @property
-    def tiles(self) -> int:
-        """Tiles of a block's positions."""
-        return cdiv(self.sizes.HxW, self.tile.positions)
+    def apply_tiles(self) -> int:
+        """Tiles of results of a block."""
+        return cdiv(self.sizes.HxW, self.tile.apply_positions)
 
     @property
     def blocks_per_group(self) -> int:
@@ -83,9 +83,9 @@ class ChannelBlocks:
         """Return how many entries of each group a program with ``groups`` groups adds up at a time."""
         return min(max(_ENTRY_TILE // groups, smallest), next_power_of_2(self.parts * self.blocks_per_group))
 
-    def _tile_spec(self, steps: int, packing: int, operands: Sequence[Operand]) -> ChannelsLastTileSpec:
-        """Describe tiles of which a program has so many; ``operands`` are packed."""
-        channels, positions = self.tile.channels, self.tile.positions
+    def _tile_spec(self, positions: int, steps: int, packing: int, operands: Sequence[Operand]) -> ChannelsLastTileSpec:
+        """Describe tiles of ``positions``, of which a program has so many; ``operands`` are packed."""
+        channels = self.tile.channels
         rows = self.tile.warps * 32 * (VECTOR_BYTES // self.itemsize) // channels
         strides = [operand.strides for operand in present(operands)]
         extent = max(positions * abs(position) + channels * abs(channel) for _, channel, position in strides)
@@ -108,7 +108,7 @@ class ChannelBlocks:
     ) -> Step:
         """Return the launch that computes the entries; ``operands`` are packed."""
         tile = self.tile
-        spec = self._tile_spec(tile.steps, packing, operands)
+        spec = self._tile_spec(tile.positions, tile.steps, packing, operands)
         every = {"TILE": spec, "ENTRIES": self.entries, **constants}
         grid = self.sizes.N * self.parts * self.blocks, 1, 1
         return Step(kernel, grid, [*arguments, *_strides(operands)], every, Options(tile.warps, tile.ctas_per_sm))
@@ -118,9 +118,9 @@ class ChannelBlocks:
     ) -> Step:
         """Return the launch that computes the results; ``operands`` are packed."""
         tile = self.tile
-        every = {"TILE": self._tile_spec(1, packing, operands), **constants}
-        grid = self.sizes.N * self.tiles * self.blocks, 1, 1
-        options = Options(tile.warps, tile.apply_ctas_per_sm, pdl=True)
+        every = {"TILE": self._tile_spec(tile.apply_positions, 1, packing, operands), **constants}
+        grid = self.sizes.N * self.apply_tiles * self.blocks, 1, 1
+        options = Options(tile.apply_warps, tile.apply_ctas_per_sm, pdl=True)
         return Step(kernel, grid, [*arguments, *_strides(operands)], every, options)
 
 
@@ -135,7 +135,7 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], ou
     """
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
-    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, itemsize, chip, 2))
+    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 2))
     one_entry = work.parts * work.blocks_per_group == 1
     few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= FEW_ELEMENTS
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
@@ -148,7 +148,7 @@ def backward(sizes: Sizes, chip: Chip, steps: Steps, operands: list[Operand], ou
     kernel = kernels.group_norm_backward_channels_last_reduce
     steps.add(work.reduce_step(kernel, arguments, packing, [grad_out, x], FLOAT64=few, WANT=steps.wanted_gradients))
     if steps.wants("grad_input"):
-        arguments = [*inputs, grad_input.pointer, sums, group, work.blocks, work.tiles, HxW]
+        arguments = [*inputs, grad_input.pointer, sums, group, work.blocks, work.apply_tiles, HxW]
         at_once = work.entries_at_once(work.groups, smallest=16)
         constants = {"ENTRIES": work.entries, "ENTRIES_AT_ONCE": at_once, "FLOAT64": few}
         kernel = kernels.group_norm_backward_channels_last_apply
@@ -166,7 +166,7 @@ def forward(
     """
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
-    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, itemsize, chip, 1))
+    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 1))
     moments = steps.scratch(2 * work.entry_count, INT64)
     statistics64 = steps.scratch(2 * N * group, FLOAT64)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
@@ -185,5 +185,5 @@ def forward(
     grid = N * cdiv(group, _STATISTICS_GROUPS), 1, 1
     kernel = kernels.group_norm_forward_channels_last_statistics
     steps.add(Step(kernel, grid, [*arguments, mean.strides[0], rstd.strides[0]], constants, Options(pdl=True)))
-    arguments = [x.pointer, *parameters, output.pointer, statistics64, group, work.blocks, work.tiles, HxW]
+    arguments = [x.pointer, *parameters, output.pointer, statistics64, group, work.blocks, work.apply_tiles, HxW]
     steps.add(work.apply_step(kernels.group_norm_forward_channels_last_apply, arguments, packing, operands))

@@ -207,15 +207,17 @@ def _cluster_tile(D: int, HxW: int, chip: Chip, works: Sequence[CtaWork]) -> Gro
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLastTile:
-    """Tiles [positions, channels]: a CTA reduces ``steps`` of them, and another one computes the results of one."""
+    """Tiles [positions, channels]: a CTA reduces ``steps`` of them; results are computed in tiles of their own."""
 
     channels: int
     positions: int
-    steps: int
+    steps: int  # tiles that a CTA reduces
     warps: int
     ctas_per_sm: int
     stages: int
-    apply_ctas_per_sm: int  # of the launch that computes the results
+    apply_positions: int  # of a tile of results, which has as many channels
+    apply_warps: int
+    apply_ctas_per_sm: int
 
 
 @dataclass(frozen=True)
@@ -253,18 +255,30 @@ class EntrySpec:
 MAX_PARTS = 64
 
 
-def channels_last_tile(C: int, HxW: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsLastTile:
+def channels_last_tile(C: int, HxW: int, group: int, itemsize: int, chip: Chip, tensors: int = 2) -> ChannelsLastTile:
     """Choose the tiles for contiguous channels of one or two tensors: blocks of 128 bytes.
 
-    On (16, 320, 4096), (32, 512, 1024) and (6, 384, 3600) in 32 groups: backward in 16 bits 50, 49, 47 % of a copy, in
-    float32 57, 56, 53; forward 52, 53, 52 and 58, 60, 53.
+    On (16, 320, 4096), (32, 512, 1024), (8, 128, 65536), (64, 64, 3136) and (6, 384, 3600) in 32 groups: backward in 16
+    bits 50, 49, 56, 50, 47 % of a copy, in float32 57, 56, 61, 54, 53; forward 52, 53, 58, 49, 52 and 58, 60, 63, 54,
+    53.
     """
     channels = min(next_power_of_2(C), 128 // itemsize, max(chip.max_tile_elements // 16, 1))
-    part, at_once, ctas_per_sm, apply_ctas_per_sm = (512, 128, 5, 4) if tensors == 1 else (256, 64, 4, 5)
-    positions = min(next_power_of_2(HxW), at_once, chip.max_tile_elements // channels)
+    # Many groups in a block are many sums to receive from each part, so the parts are fewer.
+    many_groups = channels // (C // group) >= 32
+    many_positions = HxW > 16384
+    part = 512 if tensors == 1 or many_groups else 256
+    in_registers = tensors == itemsize == 2 and (many_groups or many_positions)  # not loaded ahead to shared memory
+    positions = min(
+        next_power_of_2(HxW), 128 if tensors == 1 or in_registers else 64, chip.max_tile_elements // channels
+    )
     steps = max(cdiv(min(HxW, part), positions), cdiv(HxW, MAX_PARTS * positions))
-    stages = fit_stages(3, ctas_per_sm, tensors * positions * channels * itemsize, chip)
-    return ChannelsLastTile(channels, positions, steps, 4, ctas_per_sm, stages, apply_ctas_per_sm)
+    nbytes = tensors * positions * channels * itemsize
+    if tensors == 1:
+        return ChannelsLastTile(channels, positions, steps, 4, 5, fit_stages(3, 5, nbytes, chip), positions, 4, 4)
+    stages = 1 if in_registers else fit_stages(3, 4, nbytes, chip)
+    if in_registers and many_positions:
+        return ChannelsLastTile(channels, positions, steps, 4, 4, stages, positions, 4, 3)
+    return ChannelsLastTile(channels, positions, steps, 4, 4, stages, min(positions, 64), 4, 5)
 
 
 # Contiguous rows.
