@@ -233,9 +233,11 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
         tile = _cluster_tile(columns, FORWARD_CLUSTER_TILES, chip)
         if tile is not None:
             return tile
-    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 48 at 512×262144
-        block = min(4096, chip.max_tile_elements)
-        return RowTile(1, block, cdiv(columns, block), 4, 4, False, fit_stages(3, 4, block * itemsize, chip))
+    if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
+        block, warps, ctas_per_sm = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
+        block = min(block, chip.max_tile_elements)
+        stages = fit_stages(3, ctas_per_sm, block * itemsize, chip)
+        return RowTile(1, block, cdiv(columns, block), warps, ctas_per_sm, False, stages)
     if width > largest:
         block = min(2048, chip.max_tile_elements)
         return RowTile(2, block, cdiv(columns, block), 4, 3, False, fit_stages(4, 3, 2 * block * itemsize, chip))
