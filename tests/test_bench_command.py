@@ -92,6 +92,7 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
         (("--grid", "--quick"), "not allowed with argument"),
         (("--largest", "0"), "0 is not above 0"),
         (("--quick", "--largest", "0.001"), "nothing is left to measure"),
+        (("--quick", "--operators", "layer_norm"), "the set of --quick has no case"),
         (("--csv", "no_such_folder/b.csv"), "no_such_folder/b.csv: cannot be written"),
         (("--json", f"{'long' * 99}.json"), ".json: cannot be written: File name too long"),
         (("--plot", "b.txt"), "must end in .png, .svg, .pdf"),

@@ -188,6 +188,13 @@ def test_demo_with_a_backend_that_is_unknown(capsys, monkeypatch):
     assert "NORMGRAD_BACKEND is 'abacus', and must be one of " in refused(capsys, "demo")
 
 
+def test_demo_with_a_backend_for_another_device(capsys, monkeypatch):
+    monkeypatch.setenv("NORMGRAD_BACKEND", "cuda")
+    assert refused(capsys, "demo") == (
+        "normgrad: NORMGRAD_BACKEND is 'cuda', and the demonstration needs a backend for the CPU: cpu or reference\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [

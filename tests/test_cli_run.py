@@ -326,6 +326,7 @@ def test_names_of_products_and_backends_that_are_unknown(capsys, tmp_path, monke
 
 @pytest.mark.parametrize("target", ["out.txt", "none/out.npz"])
 def test_an_output_that_cannot_be_written_is_refused_before_the_input_is_read(capsys, tmp_path, target):
+    (tmp_path / "in.npz").write_text("no archive")
     assert main(["run", "batch_norm_stats", str(tmp_path / "in.npz"), "-o", str(tmp_path / target)]) == 2
     assert target.rpartition("/")[2] in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -376,6 +377,7 @@ def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_
         ("in", "out.npz", "out.npz: has the name of a file, and must name a folder, as IN is one"),
         ("in/a.npz", "in", "in: is a folder, and must be a file, as IN is"),
         ("empty", "out", "empty: holds no cases (.npz, .safetensors, .pt)"),
+        ("none", "out", "normgrad: none: there is no such file or folder\n"),
         ("in", "in/a.npz/out", "in/a.npz/out: cannot be created"),
     ],
 )

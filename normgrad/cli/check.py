@@ -225,8 +225,10 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise BadInput(f"the standard {_NEEDS_BASELINE} needs another implementation's results: --baseline FILE")
     if arguments.baseline is not None and arguments.standard not in _TAKES_BASELINE:
         raise BadInput(f"--baseline says nothing to the standard {arguments.standard}, only to cann-double and bitwise")
-    folders = {path.is_dir() for path in (arguments.inputs, arguments.actual, arguments.baseline) if path is not None}
-    if len(folders) > 1:
+    paths = [path for path in (arguments.inputs, arguments.actual, arguments.baseline) if path is not None]
+    for path in paths:
+        files.check_exists(path)
+    if len({path.is_dir() for path in paths}) > 1:
         raise BadInput("INPUTS, ACTUAL and --baseline must all be files or all be folders")
     if arguments.html == _STDOUT:
         raise BadInput("--html - has no meaning: a page is written to a file")

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import normgrad
-from normgrad import backends
+from normgrad import backends, threads
 from normgrad.cli.demo_cases import Case, every_case
 from normgrad.cli.errors import BadInput
 from normgrad.cli.terminal import Console
@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the results, the exact values and whether the results are within the bound."""
     console = Console()
     try:
-        console.print(f"normgrad {normgrad.__version__} on the backend {backends.chosen('cpu')}\n", style="bold")
+        console.print(f"normgrad {normgrad.__version__} on the backend {_backend()}\n", style="bold")
         with use_product(None):  # the cases mix dtypes as no single product allows
             reports = [report for case in every_case() for report in _show(console, case)]
     except ValueError as error:  # an environment variable that says nothing known
@@ -52,6 +52,17 @@ def execute(arguments: argparse.Namespace) -> int:
         return 1
     console.print(f"All {len(reports)} results are within the bound.", style="bold green")
     return 0
+
+
+def _backend() -> str:
+    """The backend of the CPU; the number of threads is looked up too, so that nothing is printed where it is wrong."""
+    threads.get_num_threads()
+    name = backends.chosen("cpu")
+    if name is None:
+        known = [name for name, (_, device) in backends.BACKENDS.items() if device == "cpu"]
+        problem = f"is {backends.requested_backend()!r}, and the demonstration needs a backend for the CPU"
+        raise ValueError(f"{backends.ENVIRONMENT} {problem}: {' or '.join(known)}")
+    return name
 
 
 def _show(console: Console, case: Case) -> list[Report]:

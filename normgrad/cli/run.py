@@ -64,6 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
         threads.get_num_threads()
     except ValueError as error:  # a product or an environment variable that is not known
         raise BadInput(str(error)) from None
+    files.check_exists(arguments.input)
     if arguments.input.is_dir():
         return _run_folder(arguments, operator, product)
     if arguments.output.is_dir():

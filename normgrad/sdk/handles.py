@@ -36,7 +36,7 @@ class Handles:
         """What is wrong with a handle that was not found."""
         found = self._objects.get(handle)
         if found is not None:
-            return f"is {handle:#x}, a handle of another kind ({type(found).__name__}), and must be a live {name}"
+            return f"is {handle:#x}, a handle of another type ({type(found).__name__}), and must be a live {name}"
         if handle >= _FIRST and handle % _STEP == 0:
             return f"is {handle:#x}, a handle that is no longer alive, and must be a live {name}"
         return f"is {handle:#x}, which is no handle, and must be a live {name}"

@@ -53,6 +53,12 @@ def format_of(path: Path) -> Format:
     return found
 
 
+def check_exists(path: Path) -> None:
+    """Raise BadInput where there is neither a file nor a folder of this name."""
+    if not os.path.exists(path):  # Path.exists raises where a name is too long
+        raise BadInput(f"{path}: there is no such file or folder")
+
+
 def in_folder(folder: Path) -> dict[str, Path]:
     """The files of a folder that can be read, by their names without the suffix."""
     found: dict[str, Path] = {}

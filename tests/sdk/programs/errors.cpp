@@ -287,7 +287,7 @@ void runRows(const Operator &op)
            name, "which is no handle");
     expect(name + ", tensor for an executor",
            op.run(workspace, size, reinterpret_cast<aclOpExecutor *>(arguments["input"]), nullptr), INVALID, name,
-           "a handle of another kind (Tensor)");
+           "a handle of another type (Tensor)");
 
     expect(name + ", plan", op.plan(arguments, &size, &executor), 0, name, "");
     aclrtFree(arguments.data("input"));

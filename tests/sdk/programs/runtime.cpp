@@ -136,7 +136,7 @@ void streamsAndEvents()
     REQUIRE(aclrtSynchronizeStream(first) != 0 && aclGetRecentErrMsg() != nullptr);
     WORKS(aclrtSynchronizeStream(first));
 
-    FAILS(aclrtDestroyStream(start), 107017); // a handle of another kind
+    FAILS(aclrtDestroyStream(start), 107017); // a handle of another type
     FAILS(aclrtDestroyEvent(first), 107017);
     FAILS(aclrtSynchronizeStream(a), 107017);
     FAILS(aclrtDestroyStream(nullptr), 100000);
