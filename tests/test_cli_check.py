@@ -314,7 +314,9 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "must all be files or all be folders" in refused(capsys, NAME, "in", result)
     for argv in (("none", "out"), ("in", "none"), ("none", "none"), (case, "none", "--baseline", result)):
-        assert refused(capsys, NAME, *argv, "--standard", "bitwise") == "normgrad: none: there is no such file or folder\n"
+        assert (
+            refused(capsys, NAME, *argv, "--standard", "bitwise") == "normgrad: none: there is no such file or folder\n"
+        )
     assert refused(capsys, NAME, case, case).endswith("whose results are grad_input, grad_weight, grad_bias\n")
     assert "no parameter of layer_norm_backward" in refused(capsys, NAME, result, result)
     np.savez("bits.npz", grad_input=np.zeros((11, 3, 515), np.uint16))

@@ -19,7 +19,7 @@ from normgrad import ContractError
 from normgrad.contract.dtypes import numpy_dtype
 from normgrad.operators import OPERATORS
 from normgrad.reference import rounded
-from normgrad.testing import compare, judge, terms
+from normgrad.testing import Judgement, compare, judge, oracle, terms
 from normgrad.testing.anatomy import anatomy
 from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.clusters import Cluster, clusters
@@ -436,6 +436,12 @@ def found_in(
     return {cluster.kind: cluster.text for output in judgement.outputs for cluster in output.errors.clusters}
 
 
+def found_of(judgement: Judgement, name: str) -> dict[str, str]:
+    """The patterns of one output by kind."""
+    (output,) = (output for output in judgement.outputs if output.name == name)
+    return {cluster.kind: cluster.text for cluster in output.errors.clusters}
+
+
 def scaled(name: str, index: object, factor: float) -> Callable[[dict[str, np.ndarray]], object]:
     def change(results: dict[str, np.ndarray]) -> None:
         results[name][index] = (results[name][index].astype(np.float64) * factor).astype(results[name].dtype)
@@ -649,6 +655,85 @@ def test_a_term_of_the_formula_that_is_wrong(
         results[output] = wrong.reshape(results[output].shape).astype(dtype)
 
     assert found_in(operator, change, dtype)["term"] == text
+
+
+def test_terms_with_a_factor() -> None:
+    """As a count of one rank gives them in place of the sum of all, or C·HxW elements in place of a group's."""
+    case = one_case("batch_norm_elemt_backward")
+    counter = case.arguments["counter"]
+    computed = normgrad.batch_norm_elemt_backward(**{**case.arguments, "counter": counter[:1]})
+    (output,) = judge(case.operator, case.arguments, {"grad_input": computed}).outputs
+    (text,) = (cluster.text for cluster in output.errors.clusters if cluster.kind == "term")
+    found = re.fullmatch("all of them have the terms −sum_dy/n.* and −.* multiplied by (.*)", text)
+    assert found is not None
+    assert abs(float(found[1]) - np.sum(counter) / counter.flat[0]) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("operator", "left_out"),
+    [("batch_norm_elemt", "weight"), ("group_norm", "weight"), ("layer_norm_backward", "weight")],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_argument_that_was_left_out(operator: str, left_out: str, dtype: str) -> None:
+    case = one_case(operator, dtype=dtype)
+    assert case.arguments[left_out] is not None
+    results = right_results(case)
+    output = next(iter(results))
+    results[output] = right_results(replace(case, arguments={**case.arguments, left_out: None}))[output]
+    found = {c.kind: c.text for c in judge(operator, case.arguments, results).outputs[0].errors.clusters}
+    assert found["term"] == f"all of them are correct for a call without {left_out}"
+
+
+def test_the_other_momentum() -> None:
+    """Frameworks differ in whether the momentum is the share of the old statistics or of the new ones."""
+    case = one_case("batch_norm_gather_stats_with_counts")
+    momentum = float(case.arguments["momentum"])
+    results = right_results(case)
+    other = right_results(replace(case, arguments={**case.arguments, "momentum": 1 - momentum}))
+    results["running_mean"] = other["running_mean"]
+    found = found_of(judge(case.operator, case.arguments, results), "running_mean")
+    assert found["term"] == f"all of them are correct for a call with a momentum of {1 - momentum:g}"
+
+
+@pytest.mark.parametrize(
+    ("operator", "output"),
+    [("layer_norm", "rstd"), ("group_norm", "rstd"), ("batch_norm_stats", "invstd")],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("power", "lost", "with_eps", "text"),
+    [
+        (1.0, 0, False, "the variance"),
+        (1.0, 0, True, "variance + eps"),
+        (0.5, 0, False, "√variance"),
+        (0.5, 0, True, "√(variance + eps)"),
+        (0.5, 1, False, "√variance, with a variance that is divided by N − 1"),
+        (-0.5, 1, True, "1/√(variance + eps), with a variance that is divided by N − 1"),
+    ],
+)
+def test_another_statistic(
+    operator: str, output: str, dtype: str, power: float, lost: int, with_eps: bool, text: str
+) -> None:
+    case = one_case(operator, dtype=dtype)
+    eps = float(checked(OPERATORS[operator], case.arguments, None).attributes["eps"])
+    results = right_results(case)
+    exact = exact_results(OPERATORS[operator], checked(OPERATORS[operator], case.arguments, None))[output]
+    count = case.arguments["input"].size // exact.size
+    variance = (1 / exact**2 - eps) * count / (count - lost)
+    results[output] = ((variance + eps * with_eps) ** power).astype(np.float32)
+    found = found_of(judge(operator, case.arguments, results), output)
+    assert found["statistic"] == f"all of them are {text}"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_result_that_was_truncated_to_its_own_dtype(dtype: str) -> None:
+    case = one_case("layer_norm_backward", dtype=dtype)
+    exact = oracle.layer_norm_backward(**case.arguments)[0].astype(np.float32)
+    lost = {"float16": 13, "bfloat16": 16}[dtype]
+    truncated = (exact.view(np.uint32) >> lost << lost).view(np.float32).astype(np.dtype(dtype))
+    results = {**right_results(case), "grad_input": truncated}
+    found = found_of(judge(case.operator, case.arguments, results), "grad_input")
+    assert found["rounded"] == f"all of them are the exact value truncated to {dtype}, and it must be rounded"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -24,6 +24,7 @@ class Anatomy:
     shape: tuple[int, ...]
     inputs: dict[str, Array] = field(default_factory=dict)
     terms: dict[str, Array] = field(default_factory=dict)
+    count: float = 0.0  # elements that a statistic is taken over
 
     def at(self, places: np.ndarray) -> tuple[dict[str, Array], dict[str, Array]]:
         """The inputs and the terms of the elements at these indices of the flattened output."""
@@ -97,7 +98,7 @@ def _forward(
     return {
         "output": Anatomy(data, _given(input=x, mean=mean, rstd=rstd, weight=weight, bias=bias), terms),
         "mean": _sum("input/N", x / count, row),
-        "rstd": Anatomy(variance.shape, {}, {"variance": variance, "eps": eps}),
+        "rstd": Anatomy(variance.shape, {}, {"variance": variance, "eps": eps}, count),
     }
 
 
@@ -175,7 +176,7 @@ def _batch_norm_gather_stats_with_counts(arguments: Mapping[str, Any]) -> dict[s
     found = {
         "mean_all": _sum("mean·count/n", weighted(means) / n, (0,)),
         "invstd_all": Anatomy(
-            mean_all.shape, {}, {"within ranks": within / n, "between ranks": between / n, "eps": np.asarray(eps)}
+            mean_all.shape, {}, {"within ranks": within / n, "between ranks": between / n, "eps": np.asarray(eps)}, n
         ),
     }
     for name, new in (("running_mean", mean_all), ("running_var", (within + between) / (n - 1))):

@@ -21,9 +21,10 @@ from normgrad.testing.comparison import Report, measure, report_of
 from normgrad.testing.expected import checked, exact_results, magnitudes, results_of
 from normgrad.testing.layout import Layout, layout_of
 from normgrad.testing.measured import Measured
+from normgrad.testing.other_calls import OtherCalls
 from normgrad.testing.standards import STRICT, find
 from normgrad.testing.terms import Magnitude
-from normgrad.testing.wrong_values import wrong_values
+from normgrad.testing.wrong_values import is_explained, wrong_values
 
 _QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 
@@ -221,7 +222,7 @@ def judge(
     call = checked(op, arguments, None if product is None else parse_product(product))
     exact, sizes = exact_results(op, call), magnitudes(op, call)
     anatomies = anatomy(operator, {**call.arguments, **call.attributes})
-    outputs = []
+    others, outputs = OtherCalls(op, arguments), []
     for tensor in results_of(op, call):
         given = [actual.get(tensor.name)] if baseline is None else [actual.get(tensor.name), baseline.get(tensor.name)]
         refused = [text for text in (_refusal(tensor, call, array) for array in given) if text]
@@ -234,6 +235,8 @@ def judge(
         errors = errors_of(measured[0], layout, anatomies[tensor.name], worst)
         if errors.clusters and (source := _exchanged(given[0], tensor.name, exact, sizes)):
             errors.clusters.append(Cluster("copy", f"the result is that of {source}, another output"))
+        elif errors.clusters and not is_explained(errors.clusters):
+            errors.clusters.extend(others.causes(tensor.name, measured[0]))
         shape = measured[0].exact.shape
         outputs.append(OutputJudgement(tensor.name, measured[0].dtype, shape, report, measured[0], errors))
     return Judgement(operator, standard, outputs)

@@ -14,7 +14,7 @@ import numpy as np
 from normgrad.contract.dtypes import BFLOAT16, numpy_dtype
 from normgrad.reference import rounded
 from normgrad.testing.anatomy import Anatomy
-from normgrad.testing.clusters import Cluster, Division, divisions
+from normgrad.testing.clusters import WHERE, Cluster, Division, divisions
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import Array, Measured, ulp
 from normgrad.testing.moved import moved
@@ -23,6 +23,7 @@ _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
 _TRIED = 1000  # elements
+_FEWEST_TRUNCATED = 10  # errors that are all toward 0: fewer may be so by chance
 
 
 def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Cluster]:
@@ -38,6 +39,7 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
         with np.errstate(all="ignore"):  # what overflows is in no interval
             claim = (
                 _eps(values, parts, wrong, those)
+                or _statistic(values, parts, wrong, those)
                 or _constant(values, those)
                 or _of_the_formula(measured, wrong, parts, those)
                 or _constants(values, _divisions(measured, layout), "the others" if found else "they")
@@ -45,6 +47,11 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
         if claim:
             return [*found, claim]
     return found or moved(measured, wrong, _divisions(measured, layout), layout)
+
+
+def is_explained(found: Sequence[Cluster]) -> bool:
+    """Whether a pattern says what all wrong elements are, by one rule."""
+    return any(cluster.kind not in WHERE and not cluster.text.startswith("in each") for cluster in found)
 
 
 class _Values:
@@ -79,8 +86,14 @@ def _constant(values: _Values, those: str) -> Cluster | None:
     if factor:
         return Cluster("factor", f"{those} are {factor} times the exact value")
     offset = _common(actual - exact - allowed, actual - exact + allowed)
-    if offset and _is_beyond_chance(np.abs(float(offset)) / allowed):
+    if offset and is_beyond_chance(np.abs(float(offset)) / allowed):
         return Cluster("offset", f"{those} are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
+    if values.dtype in _NARROW:
+        lost, rest = np.sign(exact) * (exact - actual), values.limit - 0.5 * ulp(exact, values.dtype)
+        if exact.size >= _FEWEST_TRUNCATED and np.all((lost > 0) & (lost <= ulp(exact, values.dtype) + rest)):
+            return Cluster(
+                "rounded", f"{those} are the exact value truncated to {values.dtype}, and it must be rounded"
+            )
     for narrow, dtype in _NARROW.items() if values.dtype == "float32" else ():
         if not np.all(rounded(actual, dtype) == actual):
             continue
@@ -122,14 +135,13 @@ def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | 
             ratio = 1 + error / term
             width = (values.limit * np.maximum(np.abs(ratio), 1) + values.rounding) / np.abs(term)
             times = _common(ratio - width, ratio + width)
-            if not times or not float(times).is_integer() or not _is_beyond_chance(abs(float(times) - 1) / width):
+            if not times or not is_beyond_chance(abs(float(times) - 1) / width):
                 continue
             what = f"the term{'s' if count > 1 else ''} {' and '.join(names)}"
             if times == "0":
                 return Cluster("term", f"{those} lack {what}")
-            return Cluster(
-                "term", f"{those} have {what} {'with the wrong sign' if times == '-1' else f'{times} times'}"
-            )
+            how = f"{times} times" if float(times).is_integer() else f"multiplied by {times}"
+            return Cluster("term", f"{those} have {what} {'with the wrong sign' if times == '-1' else how}")
     return None
 
 
@@ -143,13 +155,38 @@ def _eps(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Clus
     eps = _common(low, high)
     if not eps or float(eps) < 0 or float(f"{float(eps):.0e}") != float(eps):
         return None
-    if not _is_beyond_chance(2 * np.abs(float(eps) - terms["eps"]) / (high - low)):
+    if not is_beyond_chance(2 * np.abs(float(eps) - terms["eps"]) / (high - low)):
         return None
     most = float(np.min(high))
     if eps == "0" and most > 0:  # the result cannot tell it from others as small
         power = 10.0 ** math.floor(math.log10(most))
         return Cluster("term", f"{those} are correct for an eps of {math.floor(most / power) * power:g} or less")
     return Cluster("term", f"{those} are correct for an eps of {float(eps):g}")
+
+
+def _statistic(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Cluster | None:
+    """The variance, its root, or a variance divided by N − 1, in place of 1/√(variance + eps)."""
+    if "eps" not in parts.terms:
+        return None
+    _, terms = parts.at(wrong)
+    variance = sum(term for name, term in terms.items() if name != "eps")
+    for lost, remark in ((0, ""), (1, ", with a variance that is divided by N − 1")):
+        if parts.count <= lost:
+            continue
+        other = variance * (parts.count / (parts.count - lost))
+        for name, statistic in (
+            ("the variance", other),
+            ("variance + eps", other + terms["eps"]),
+            ("√variance", np.sqrt(other)),
+            ("√(variance + eps)", np.sqrt(other + terms["eps"])),
+            ("1/√(variance + eps)", 1 / np.sqrt(other + terms["eps"])),
+        ):
+            # A variance has twice the relative error of its root.
+            width = 2 * values.limit / values.exact * statistic + values.rounding
+            is_near = np.all(np.abs(values.actual - statistic) <= width)
+            if is_near and is_beyond_chance(np.abs(statistic - values.exact) / width):
+                return Cluster("statistic", f"{those} are {name}{remark}")
+    return None
 
 
 def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluster | None:
@@ -182,7 +219,7 @@ def _factor(values: _Values) -> str:
         return ""
     ratio, width = values.ratio[has_size], values.width[has_size]
     factor = _common(ratio - width, ratio + width)
-    return factor if factor and _is_beyond_chance(abs(float(factor) - 1) / width) else ""
+    return factor if factor and is_beyond_chance(abs(float(factor) - 1) / width) else ""
 
 
 def _common(low: Array, high: Array) -> str:
@@ -200,6 +237,6 @@ def _common(low: Array, high: Array) -> str:
     return ""
 
 
-def _is_beyond_chance(precision: Array) -> bool:
+def is_beyond_chance(precision: Array) -> bool:
     """Whether intervals this narrow, for the size of the deviation, do not meet by chance."""
     return bool(-np.sum(np.log(np.maximum(np.sort(precision)[:-1], 1))) < _CHANCE)

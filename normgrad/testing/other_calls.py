@@ -1,0 +1,67 @@
+"""Results that are correct for another call: without an argument, or with 1 − momentum in place of the momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from normgrad.contract.parameters import Role
+from normgrad.contract.status import ContractError
+from normgrad.operators import Operator
+from normgrad.oracle.float64 import Array
+from normgrad.testing.clusters import Cluster
+from normgrad.testing.comparison import measure
+from normgrad.testing.expected import checked, exact_results, magnitudes
+from normgrad.testing.measured import Measured
+from normgrad.testing.terms import Magnitude
+from normgrad.testing.wrong_values import is_beyond_chance
+
+_MOMENTUM = "momentum"
+
+
+class OtherCalls:
+    """The exact results of calls that differ in one argument; they are computed when they are first needed."""
+
+    def __init__(self, operator: Operator, arguments: Mapping[str, Any]) -> None:
+        self._operator, self._arguments = operator, arguments
+
+    def causes(self, name: str, measured: Measured) -> Iterator[Cluster]:
+        """The calls for which all wrong elements of an output are correct."""
+        wrong = ~(measured.share_of_bound <= 1)
+        if np.count_nonzero(wrong) < 2:
+            return
+        for change, exact, sizes in self._results:
+            if name not in exact:
+                continue
+            shape = measured.exact.shape
+            other = measure(measured.result, exact[name].reshape(shape), sizes[name].reshaped(shape))
+            if not np.all(other.share_of_bound[wrong] <= 1):
+                continue
+            with np.errstate(all="ignore"):
+                precision = np.abs(other.exact - measured.exact)[wrong] / other.limit[wrong]
+            if is_beyond_chance(precision):
+                yield Cluster("term", f"all of them are correct for a call {change}")
+
+    @cached_property
+    def _results(self) -> list[tuple[str, dict[str, Array], dict[str, Magnitude]]]:
+        found = []
+        for change, arguments in self._changed():
+            try:
+                call = checked(self._operator, arguments, None)
+            except ContractError:  # an argument that the call cannot be without
+                continue
+            found.append((change, exact_results(self._operator, call), magnitudes(self._operator, call)))
+        return found
+
+    def _changed(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The arguments of each such call, and what is different."""
+        given = dict(self._arguments)
+        for tensor in self._operator.signature.tensors:
+            if tensor.optional and tensor.role is Role.INPUT and given.get(tensor.name) is not None:
+                yield f"without {tensor.name}", {**given, tensor.name: None}
+        if _MOMENTUM in given:
+            other = 1 - float(given[_MOMENTUM])
+            yield f"with a {_MOMENTUM} of {other:g}", {**given, _MOMENTUM: other}
