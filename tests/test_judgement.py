@@ -725,6 +725,60 @@ def test_another_statistic(
     assert found["statistic"] == f"all of them are {text}"
 
 
+SUMS = [
+    ("layer_norm_backward", "grad_weight", "row", 33),
+    ("layer_norm_backward", "grad_bias", "row", 33),
+    ("group_norm_backward", "grad_weight", "sample", 3),
+    ("batch_norm_reduce_backward", "sum_dy_xmu", "sample", 6),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("times", [0, 2])
+@pytest.mark.parametrize(("operator", "output", "noun", "count"), SUMS)
+def test_terms_of_a_sum_that_are_lost_or_there_twice(
+    operator: str, output: str, noun: str, count: int, times: int, dtype: str
+) -> None:
+    """As of a CTA whose partial sums were not added, or added twice."""
+    case = one_case(operator, dtype=dtype)
+    assert math.prod(case.arguments["input"].shape[: 2 if noun == "row" else 1]) == count
+    first, last = count // 4, count // 2
+    grad_out = case.arguments["grad_out"].astype(np.float64)
+    changed = grad_out.reshape(count, -1).copy()
+    changed[first : last + 1] *= times
+    arguments = {**case.arguments, "grad_out": changed.reshape(grad_out.shape).astype(case.arguments["grad_out"].dtype)}
+    results = {**right_results(case), output: right_results(replace(case, arguments=arguments))[output]}
+    found = found_of(judge(operator, case.arguments, results), output)
+    which = f"{noun}s {first}–{last} of {count}"
+    assert found["sum"] == f"all of them {f'lack {which}' if times == 0 else f'have {which} twice'}"
+
+
+def test_positions_of_a_sum_that_are_lost() -> None:
+    case = one_case("group_norm_backward")
+    results = right_results(case)
+    places, shape = case.arguments["HxW"], case.arguments["input"].shape
+    last = np.sum(case.arguments["grad_out"].reshape(shape[0], shape[1], -1)[-1, :, -3:], axis=-1, dtype=np.float64)
+    results["grad_bias"] = (
+        exact_results(OPERATORS[case.operator], checked(OPERATORS[case.operator], case.arguments, None))["grad_bias"]
+        - last
+    ).astype(np.float32)
+    count = shape[0] * places
+    found = found_of(judge(case.operator, case.arguments, results), "grad_bias")
+    assert found["sum"] == (
+        f"all of them lack terms {count - 3}–{count - 1} of {count}, counted in the order sample, position"
+    )
+
+
+def test_sums_that_are_wrong_at_random_lack_no_terms() -> None:
+    for seed in range(20):
+        for operator, output, *_ in SUMS:
+            case = one_case(operator)
+            results = right_results(case)
+            random = np.random.default_rng(seed)
+            results[output] += random.normal(size=results[output].shape).astype(np.float32)
+            assert "sum" not in found_of(judge(operator, case.arguments, results), output)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_result_that_was_truncated_to_its_own_dtype(dtype: str) -> None:
     case = one_case("layer_norm_backward", dtype=dtype)

@@ -15,6 +15,7 @@ import numpy as np
 
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
 from normgrad.oracle.group_norm import places
+from normgrad.testing.lost_terms import Summands
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Anatomy:
     inputs: dict[str, Array] = field(default_factory=dict)
     terms: dict[str, Array] = field(default_factory=dict)
     count: float = 0.0  # elements that a statistic is taken over
+    summands: Summands | None = None
 
     def at(self, places: np.ndarray) -> tuple[dict[str, Array], dict[str, Array]]:
         """The inputs and the terms of the elements at these indices of the flattened output."""
@@ -44,13 +46,14 @@ def _optional(array: Any, shape: tuple[int, ...]) -> Array | None:
     return None if array is None else float64(array).reshape(shape)
 
 
-def _sum(what: str, values: Array, axes: tuple[int, ...]) -> Anatomy:
-    """A sum of many terms: those of either sign, and the largest."""
+def _sum(what: str, values: Array, axes: tuple[int, ...], *nouns: str) -> Anatomy:
+    """A sum of many terms: those of either sign, and the largest; ``nouns`` as :class:`Summands` has them."""
     positive = np.sum(np.where(values > 0, values, 0.0), axis=axes)
     negative = np.sum(np.where(values < 0, values, 0.0), axis=axes)
     largest = np.max(np.abs(values), axis=axes, initial=0.0)
     names = (f"Σ of {what} > 0", f"Σ of {what} < 0", f"largest |{what}|")
-    return Anatomy(positive.shape, {}, dict(zip(names, (positive, negative, largest), strict=True)))
+    terms = dict(zip(names, (positive, negative, largest), strict=True))
+    return Anatomy(positive.shape, {}, terms, summands=Summands(values, axes, nouns))
 
 
 def _backward(
@@ -58,7 +61,7 @@ def _backward(
     statistics: tuple[int, ...],
     parameters: tuple[int, ...],
     row: tuple[int, ...],
-    column: tuple[int, ...],
+    column: dict[int, str],
     arguments: Mapping[str, Any],
 ) -> dict[str, Anatomy]:
     """LayerNorm and GroupNorm alike: statistics over the axes ``row``, weights summed over the axes ``column``."""
@@ -73,8 +76,8 @@ def _backward(
     }
     return {
         "grad_input": Anatomy(data, _given(grad_out=dy, input=x, mean=mean, rstd=rstd, weight=weight), terms),
-        "grad_weight": _sum("grad_out·x̂", dy * x_hat, column),
-        "grad_bias": _sum("grad_out", dy, column),
+        "grad_weight": _sum("grad_out·x̂", dy * x_hat, tuple(column), *column.values()),
+        "grad_bias": _sum("grad_out", dy, tuple(column), *column.values()),
     }
 
 
@@ -82,9 +85,10 @@ def _forward(
     data: tuple[int, ...],
     parameters: tuple[int, ...],
     row: tuple[int, ...],
+    nouns: tuple[str, ...],
     arguments: Mapping[str, Any],
 ) -> dict[str, Anatomy]:
-    """The output and its statistics over the axes ``row``."""
+    """The output and its statistics over the axes ``row``, with ``nouns`` as :class:`Summands` has them."""
     x = float64(arguments["input"]).reshape(data)
     mean = mean_over(x, row)
     variance, eps = mean_over((x - mean) ** 2, row), np.asarray(float(arguments["eps"]))
@@ -97,7 +101,7 @@ def _forward(
     count = math.prod(data[axis] for axis in row)
     return {
         "output": Anatomy(data, _given(input=x, mean=mean, rstd=rstd, weight=weight, bias=bias), terms),
-        "mean": _sum("input/N", x / count, row),
+        "mean": _sum("input/N", x / count, row, *nouns),
         "rstd": Anatomy(variance.shape, {}, {"variance": variance, "eps": eps}, count),
     }
 
@@ -110,12 +114,12 @@ def _layer_norm_shapes(arguments: Mapping[str, Any]) -> tuple[int, int]:
 
 def _layer_norm_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     rows, columns = _layer_norm_shapes(arguments)
-    return _backward((rows, columns), (rows, 1), (1, columns), (1,), (0,), arguments)
+    return _backward((rows, columns), (rows, 1), (1, columns), (1,), {0: "row"}, arguments)
 
 
 def _layer_norm(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     rows, columns = _layer_norm_shapes(arguments)
-    return _forward((rows, columns), (1, columns), (1,), arguments)
+    return _forward((rows, columns), (1, columns), (1,), ("column",), arguments)
 
 
 def _group_norm_shapes(arguments: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -126,12 +130,15 @@ def _group_norm_shapes(arguments: Mapping[str, Any]) -> tuple[tuple[int, ...], t
 
 def _group_norm_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     data, parameters = _group_norm_shapes(arguments)
-    return _backward(data, (*data[:2], 1, 1), parameters, (2, 3), (0, 3), arguments)
+    return _backward(data, (*data[:2], 1, 1), parameters, (2, 3), {0: "sample", 3: "position"}, arguments)
 
 
 def _group_norm(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     data, parameters = _group_norm_shapes(arguments)
-    return _forward(data, parameters, (2, 3), arguments)
+    return _forward(data, parameters, (2, 3), ("channel", "position"), arguments)
+
+
+_OF_A_CHANNEL = ("sample", "position")
 
 
 def _channels(data: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -159,7 +166,7 @@ def _batch_norm_elemt_backward(arguments: Mapping[str, Any]) -> dict[str, Anatom
 def _batch_norm_stats(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     x = float64(arguments["input"])
     shape, others = _channels(x)
-    found = _forward(x.shape, shape, others, arguments)
+    found = _forward(x.shape, shape, others, _OF_A_CHANNEL[: len(others)], arguments)
     return {"mean": found["mean"], "invstd": found["rstd"]}
 
 
@@ -174,7 +181,7 @@ def _batch_norm_gather_stats_with_counts(arguments: Mapping[str, Any]) -> dict[s
     mean_all = np.sum(weighted(means), axis=0) / n
     within, between = (np.sum(weighted(v), axis=0) for v in (variances, (means - mean_all) ** 2))
     found = {
-        "mean_all": _sum("mean·count/n", weighted(means) / n, (0,)),
+        "mean_all": _sum("mean·count/n", weighted(means) / n, (0,), "rank"),
         "invstd_all": Anatomy(
             mean_all.shape, {}, {"within ranks": within / n, "between ranks": between / n, "eps": np.asarray(eps)}, n
         ),
@@ -199,13 +206,14 @@ def _batch_norm_elemt(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
 def _batch_norm_reduce_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     dy, x = float64(arguments["grad_out"]), float64(arguments["input"])
     shape, others = _channels(x)
+    nouns = _OF_A_CHANNEL[: len(others)]
     xmu = x - float64(arguments["mean"]).reshape(shape)
     scaled = dy * xmu * float64(arguments["invstd"]).reshape(shape)
-    sum_dy = _sum("grad_out", dy, others)
+    sum_dy = _sum("grad_out", dy, others, *nouns)
     return {
         "sum_dy": sum_dy,
-        "sum_dy_xmu": _sum("grad_out·(x − mean)", dy * xmu, others),
-        "grad_weight": _sum("grad_out·x̂", scaled, others),
+        "sum_dy_xmu": _sum("grad_out·(x − mean)", dy * xmu, others, *nouns),
+        "grad_weight": _sum("grad_out·x̂", scaled, others, *nouns),
         "grad_bias": sum_dy,
     }
 

@@ -30,7 +30,9 @@ _BLOCKS = tuple(2**k for k in range(1, 11))
 _MOST_NAMED = 6
 
 #: The kinds of patterns that say where wrong elements are; all others say what they are.
-WHERE = frozenset("everywhere row column sample group channel position element tail block single scattered".split())
+WHERE = frozenset(
+    "everywhere row column sample group channel position element tail block single scattered".split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Cluster:
     kind : str
         Where they are: ``everywhere``, ``row``, ``column``, ``sample``, ``group``, ``channel``, ``position``,
         ``element``, ``tail``, ``block``, ``single`` or ``scattered``. What they are: ``special``, ``zero``,
-        ``constant``, ``sign``, ``factor``, ``offset``, ``term``, ``statistic``, ``rounded``, ``swap``,
-        ``shift``, ``copy`` or ``transposed``.
+        ``constant``, ``sign``, ``factor``, ``offset``, ``term``, ``statistic``, ``sum``, ``rounded``,
+        ``swap``, ``shift``, ``copy`` or ``transposed``.
     text : str
         The pattern in words; everything is counted from 0.
     """

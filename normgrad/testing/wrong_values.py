@@ -16,6 +16,7 @@ from normgrad.reference import rounded
 from normgrad.testing.anatomy import Anatomy
 from normgrad.testing.clusters import WHERE, Cluster, Division, divisions
 from normgrad.testing.layout import Layout
+from normgrad.testing.lost_terms import lost_terms
 from normgrad.testing.measured import Array, Measured, ulp
 from normgrad.testing.moved import moved
 
@@ -42,6 +43,7 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
                 or _statistic(values, parts, wrong, those)
                 or _constant(values, those)
                 or _of_the_formula(measured, wrong, parts, those)
+                or _of_the_sum(measured, wrong, parts)
                 or _constants(values, _divisions(measured, layout), "the others" if found else "they")
             )
         if claim:
@@ -114,6 +116,14 @@ def _of_the_formula(measured: Measured, wrong: np.ndarray, parts: Anatomy, those
         if claim is None:
             return None
     return claim
+
+
+def _of_the_sum(measured: Measured, wrong: np.ndarray, parts: Anatomy) -> Cluster | None:
+    """Terms that a sum lacks, or has twice; looked for where no result is NaN or Inf."""
+    if parts.summands is None or np.any(measured.is_misplaced):
+        return None
+    limit = np.ravel(measured.limit + ulp(measured.actual, measured.dtype))
+    return lost_terms(parts.summands, np.ravel(measured.actual), np.ravel(measured.exact), limit, wrong)
 
 
 def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster | None:
