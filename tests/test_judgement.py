@@ -479,6 +479,18 @@ def test_special_values_are_counted() -> None:
     assert found["row"] == "1545 of the 1547 wrong elements are in 3 of 33 rows: 12–14"
 
 
+def test_saturated_results() -> None:
+    """As an NPU gives them in its saturating mode, for Inf."""
+    case = one_case("layer_norm_backward", dtype="float16")
+    case.arguments["rstd"] *= np.float32(1e6)
+    results = right_results(case)
+    overflowed = np.isinf(results["grad_input"])
+    assert np.any(overflowed)
+    results["grad_input"] = np.clip(results["grad_input"], -65504, 65504)
+    text = f"{np.count_nonzero(overflowed)} numbers where Inf is right, all of them ±65504: the result saturates"
+    assert found_of(judge(case.operator, case.arguments, results), "grad_input")["special"] == text
+
+
 def test_numbers_where_nan_is_right() -> None:
     case = one_case("layer_norm_backward", "special")
     results = right_results(case)
@@ -684,6 +696,23 @@ def test_an_argument_that_was_left_out(operator: str, left_out: str, dtype: str)
     assert found["term"] == f"all of them are correct for a call without {left_out}"
 
 
+@pytest.mark.parametrize(
+    ("operator", "output", "statistic", "value", "text"),
+    [
+        ("layer_norm_backward", "grad_weight", "mean", 0, "a mean of 0"),
+        ("group_norm_backward", "grad_weight", "rstd", 1, "an rstd of 1"),
+        ("batch_norm_reduce_backward", "sum_dy_xmu", "mean", 0, "a mean of 0"),
+        ("batch_norm_elemt_backward", "grad_input", "invstd", 1, "an invstd of 1"),
+    ],
+)
+def test_a_statistic_that_was_left_out(operator: str, output: str, statistic: str, value: int, text: str) -> None:
+    case = one_case(operator)
+    arguments = {**case.arguments, statistic: np.full_like(case.arguments[statistic], value)}
+    results = {**right_results(case), output: right_results(replace(case, arguments=arguments))[output]}
+    found = found_of(judge(operator, case.arguments, results), output)
+    assert found["term"] == f"all of them are correct for a call with {text}"
+
+
 def test_the_other_momentum() -> None:
     """Frameworks differ in whether the momentum is the share of the old statistics or of the new ones."""
     case = one_case("batch_norm_gather_stats_with_counts")
@@ -707,20 +736,22 @@ def test_the_other_momentum() -> None:
         (1.0, 0, True, "variance + eps"),
         (0.5, 0, False, "√variance"),
         (0.5, 0, True, "√(variance + eps)"),
+        (-1.0, 0, None, "1/(√variance + eps)"),
         (0.5, 1, False, "√variance, with a variance that is divided by N − 1"),
         (-0.5, 1, True, "1/√(variance + eps), with a variance that is divided by N − 1"),
     ],
 )
 def test_another_statistic(
-    operator: str, output: str, dtype: str, power: float, lost: int, with_eps: bool, text: str
+    operator: str, output: str, dtype: str, power: float, lost: int, with_eps: bool | None, text: str
 ) -> None:
     case = one_case(operator, dtype=dtype)
-    eps = float(checked(OPERATORS[operator], case.arguments, None).attributes["eps"])
+    case.arguments["eps"] = eps = 0.01
     results = right_results(case)
     exact = exact_results(OPERATORS[operator], checked(OPERATORS[operator], case.arguments, None))[output]
     count = case.arguments["input"].size // exact.size
     variance = (1 / exact**2 - eps) * count / (count - lost)
-    results[output] = ((variance + eps * with_eps) ** power).astype(np.float32)
+    changed = 1 / (np.sqrt(variance) + eps) if with_eps is None else (variance + eps * with_eps) ** power
+    results[output] = changed.astype(np.float32)
     found = found_of(judge(operator, case.arguments, results), output)
     assert found["statistic"] == f"all of them are {text}"
 
@@ -751,6 +782,24 @@ def test_terms_of_a_sum_that_are_lost_or_there_twice(
     found = found_of(judge(operator, case.arguments, results), output)
     which = f"{noun}s {first}–{last} of {count}"
     assert found["sum"] == f"all of them {f'lack {which}' if times == 0 else f'have {which} twice'}"
+
+
+@pytest.mark.parametrize(("operator", "output", "text"), [
+    ("layer_norm", "mean", "column 5 of every 8"),
+    ("layer_norm_backward", "grad_bias", "row 1 of every 2"),
+    ("batch_norm_reduce_backward", "sum_dy", "term 3 of every 4, counted in the order sample, position"),
+])  # fmt: skip
+def test_a_lane_of_a_sum_that_is_lost(operator: str, output: str, text: str) -> None:
+    case = one_case(operator)
+    parts = anatomy(operator, {**case.arguments, **checked(OPERATORS[operator], case.arguments, None).attributes})
+    summands = parts[output].summands
+    assert summands is not None
+    lane, period = map(int, re.findall(r"\d+", text))
+    kept = np.arange(summands.terms.shape[1]) % period != lane
+    results = right_results(case)
+    results[output] = np.sum(summands.terms[:, kept], axis=1).reshape(results[output].shape).astype(np.float32)
+    found = found_of(judge(operator, case.arguments, results), output)
+    assert found["sum"] == f"all of them lack {text}"
 
 
 def test_positions_of_a_sum_that_are_lost() -> None:

@@ -1,4 +1,4 @@
-"""Sums that lack consecutive terms, or have them twice: work that was lost, or done twice."""
+"""Sums that lack consecutive terms, or one of every 2, 4, … 1024, or have some twice: lost or repeated work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from normgrad.testing.clusters import Cluster
 
 _TRIED = 64  # sums
 _MOST_CANDIDATES = 1 << 20  # for the first and last term
+_PERIODS = tuple(2**k for k in range(1, 11))
 _CHANCE = math.log(1e-3)
 
 
@@ -46,6 +47,12 @@ class Summands:
         sizes = tuple(self.values.shape[axis] for axis in self.axes)
         return (sizes[0], math.prod(sizes[1:])) if len(self.nouns) > 1 else sizes
 
+    @property
+    def noun(self) -> tuple[str, str]:
+        """What a term is called, and in which order terms are counted where that needs to be said."""
+        counts = {noun: size for noun, size in zip(self.nouns, self._sizes, strict=True) if size > 1}
+        return (next(iter(counts)), "") if len(counts) == 1 else ("term", f", counted in the order {', '.join(counts)}")
+
     def named(self, first: int, last: int) -> str:
         """The terms from ``first`` to ``last`` in words."""
         counts = {noun: size for noun, size in zip(self.nouns, self._sizes, strict=True) if size > 1}
@@ -56,8 +63,7 @@ class Summands:
         else:
             noun, count = "term", self.terms.shape[1]
         which = f"{noun} {first}" if first == last else f"{noun}s {first}–{last}"
-        order = f", counted in the order {', '.join(counts)}" if noun == "term" else ""
-        return f"{which} of {count}{order}"
+        return f"{which} of {count}{self.noun[1] if noun == 'term' else ''}"
 
 
 def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, wrong: np.ndarray) -> Cluster | None:
@@ -77,6 +83,14 @@ def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, 
     evidence = np.sum(np.log(np.maximum(np.abs(error[order]) / allowed[order], 1)))
     if 2 * math.log(count) - evidence >= _CHANCE:
         return None
+    for period in _PERIODS:
+        lanes = terms[:, : count // period * period].reshape(len(order), -1, period).sum(axis=1)
+        lanes[:, : count % period] += terms[:, count // period * period :]
+        is_lost = np.all(np.abs(lanes + error[order][:, None]) <= allowed[order][:, None], axis=0)
+        for lane in np.flatnonzero(is_lost)[: period < count]:
+            if np.all(np.abs(summands.terms[wrong, lane::period].sum(axis=1) + error[wrong]) <= allowed[wrong]):
+                noun, counted = summands.noun
+                return Cluster("sum", f"all of them lack {noun} {lane} of every {period}{counted}")
     for sign, text in ((-1, "lack"), (1, "have")):
         begin, end = _candidates(partial[0], sign * error[order[0]], allowed[order[0]])
         for n in range(1, len(order)):

@@ -146,7 +146,11 @@ class Measured:
             "{number} where NaN or Inf is right": ~is_nan & ~is_inf & ~overflows,
         }
         counts = {text: int(np.count_nonzero(self.is_misplaced & of)) for text, of in places.items()}
-        return ", ".join(f"{count} {_counted(text, count)}" for text, count in counts.items() if count)
+        largest = _LARGEST[self.dtype]
+        finite = self.actual[self.is_misplaced & ~is_nan & ~is_inf & overflows]
+        saturates = finite.size and np.all(np.abs(finite) == largest)
+        remark = f", all of them ±{largest:g}: the result saturates" if saturates else ""
+        return ", ".join(f"{count} {_counted(text, count)}" for text, count in counts.items() if count) + remark
 
     def share_of(self, allowed: Array, error: Array | None = None) -> Array:
         """Error over what is allowed; where a special value stands, 0 if that is right and Inf if not."""

@@ -1,4 +1,4 @@
-"""Results that are correct for another call: without an argument, or with 1 − momentum in place of the momentum."""
+"""Results that are correct for another call: without an argument or a statistic, or with 1 − momentum."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from normgrad.contract.arrays import as_view
+from normgrad.contract.dtypes import numpy_dtype
 from normgrad.contract.parameters import Role
 from normgrad.contract.status import ContractError
 from normgrad.operators import Operator
@@ -20,6 +22,7 @@ from normgrad.testing.terms import Magnitude
 from normgrad.testing.wrong_values import is_beyond_chance
 
 _MOMENTUM = "momentum"
+_NEUTRAL = {"mean": 0, "rstd": 1, "invstd": 1}  # statistics that change nothing
 
 
 class OtherCalls:
@@ -59,9 +62,16 @@ class OtherCalls:
     def _changed(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The arguments of each such call, and what is different."""
         given = dict(self._arguments)
-        for tensor in self._operator.signature.tensors:
-            if tensor.optional and tensor.role is Role.INPUT and given.get(tensor.name) is not None:
-                yield f"without {tensor.name}", {**given, tensor.name: None}
+        inputs = [tensor for tensor in self._operator.signature.tensors if tensor.role is Role.INPUT]
+        for tensor in inputs:
+            name = tensor.name
+            if tensor.optional and given.get(name) is not None:
+                yield f"without {name}", {**given, name: None}
+            elif name in _NEUTRAL:
+                value, article = _NEUTRAL[name], "a" if name == "mean" else "an"
+                view = as_view(given[name])
+                neutral = np.full(view.shape, value, numpy_dtype(view.dtype))
+                yield f"with {article} {name} of {value}", {**given, name: neutral}
         if _MOMENTUM in given:
             other = 1 - float(given[_MOMENTUM])
             yield f"with a {_MOMENTUM} of {other:g}", {**given, _MOMENTUM: other}

@@ -190,6 +190,7 @@ def _statistic(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -
             ("√variance", np.sqrt(other)),
             ("√(variance + eps)", np.sqrt(other + terms["eps"])),
             ("1/√(variance + eps)", 1 / np.sqrt(other + terms["eps"])),
+            ("1/(√variance + eps)", 1 / (np.sqrt(other) + terms["eps"])),
         ):
             # A variance has twice the relative error of its root.
             width = 2 * values.limit / values.exact * statistic + values.rounding
