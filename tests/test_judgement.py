@@ -1076,6 +1076,20 @@ def test_a_product_by_its_name() -> None:
         judge("batch_norm_stats", {"input": np.ones((2, 3), np.float32)}, STATISTICS, product="Ascend310P3")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors(dtype: str) -> None:
+    """A call and its results as PyTorch has them, gradients requested."""
+    torch = pytest.importorskip("torch")
+    x, grad_out = torch.randn(2, 8, 64, dtype=getattr(torch, dtype))
+    mean, rstd = x.float().mean(1, keepdim=True), torch.ones(8, 1)
+    call = {"grad_out": grad_out, "input": x.requires_grad_(), "normalized_shape": [64], "mean": mean, "rstd": rstd}
+    names = ("grad_input", "grad_weight", "grad_bias")
+    results = dict(zip(names, normgrad.layer_norm_backward(**{**call, "input": x.detach()}), strict=True))
+    assert judge("layer_norm_backward", call, results)
+    results["grad_bias"] = results["grad_bias"].requires_grad_() * 2
+    assert found_of(judge("layer_norm_backward", call, results), "grad_bias")["factor"].startswith("all of them are 2")
+
+
 def test_a_result_that_is_no_array() -> None:
     judgement = judge(
         "batch_norm_stats", {"input": np.ones((2, 3), np.float32)}, {**STATISTICS, "mean": [1.0, 1.0, 1.0]}

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from normgrad.contract.arrays import NotAnArray, as_numpy, as_view
+from normgrad.contract.arrays import NotAnArray, as_view
+from normgrad.testing.host import on_host
 from normgrad.testing.measured import DTYPES, Measured, bound, ulp
 from normgrad.testing.standards import STRICT, Reference, find
 from normgrad.testing.terms import Magnitude
@@ -110,12 +111,10 @@ def compare(
 
 def measure(actual: Any, expected: ArrayLike, terms: ArrayLike | Magnitude | None = None) -> Measured:
     """A result beside the exact values of the same shape."""
-    view = as_view(actual)
     exact = np.asarray(expected, np.float64)
     if not isinstance(terms, Magnitude):
         terms = Magnitude(np.abs(exact) if terms is None else np.asarray(terms))
-    result = np.asarray(actual) if view.dtype.name == "float64" else as_numpy(view)
-    return Measured(result, exact, terms)
+    return Measured(on_host(actual), exact, terms)
 
 
 def report_of(measured: Measured, standard: str, baseline: Measured | None = None, level: str = "L1") -> Report:

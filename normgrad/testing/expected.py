@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from normgrad.contract.products import Product
 from normgrad.operators import Operator
 from normgrad.oracle.float64 import Array
 from normgrad.testing import terms
+from normgrad.testing.host import on_host
 from normgrad.testing.terms import Magnitude
 
 
@@ -22,7 +24,9 @@ def checked(operator: Operator, arguments: Mapping[str, Any], product: Product |
     """The call, once it has passed the checks; its arguments are complete."""
     complete = with_defaults(operator, arguments)
     outputs = dict.fromkeys(operator.signature.output_names)
-    return check(operator.signature, {**complete, **outputs}, product, outputs_needed=False)
+    call = check(operator.signature, {**complete, **outputs}, product, outputs_needed=False)
+    arrays = {name: on_host(complete[name]) for name in call.views}
+    return replace(call, arguments={**call.arguments, **arrays})
 
 
 def with_defaults(operator: Operator, arguments: Mapping[str, Any]) -> dict[str, Any]:
