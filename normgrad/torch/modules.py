@@ -18,8 +18,8 @@ Compiled = Literal["auto", "normgrad"]
 class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
     """``torch.nn.LayerNorm``: the same arguments, parameters and state dict.
 
-    The backward pass is normgrad's, with statistics that are float32 whatever the data is. float64, and devices
-    other than CPU and CUDA, are PyTorch's.
+    Both passes run on normgrad's kernels where these are faster, with statistics that are float32 whatever the data
+    is. Small tensors, float64, and devices other than CPU and CUDA are PyTorch's.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
 class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
     """``torch.nn.GroupNorm``: the same arguments, parameters and state dict.
 
-    The backward pass is normgrad's, with statistics that are float32 whatever the data is; data in channels_last
-    stays so. float64, and devices other than CPU and CUDA, are PyTorch's.
+    Both passes run on normgrad's kernels where these are faster, with statistics that are float32 whatever the data
+    is; data in channels_last stays so. Small tensors, float64, and devices other than CPU and CUDA are PyTorch's.
 
     Parameters
     ----------

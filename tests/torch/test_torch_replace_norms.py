@@ -165,3 +165,11 @@ def test_a_model_that_keeps_what_was_replaced_can_be_copied(copied: Callable[[An
 def test_anything_but_a_module_is_refused() -> None:
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, not list"):
         replace_norms([])
+
+
+def test_repr_says_that_it_was_undone() -> None:
+    done = replace_norms(torch.nn.LayerNorm(4))
+    assert repr(done) == "<Replacement: 1 LayerNorm>"
+    done.undo()
+    assert repr(done) == "<Replacement: 1 LayerNorm; undone>"
+    assert repr(replace_norms(torch.nn.Linear(1, 1))) == "<Replacement: nothing>"
