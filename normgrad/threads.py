@@ -44,7 +44,7 @@ def _checked(n: int) -> int:
 
 
 def get_num_threads() -> int:
-    """How many threads a call may use.
+    """Return how many threads a call may use.
 
     By default what ``NORMGRAD_NUM_THREADS`` says, or else the cores that this process may run on. Where PyTorch is
     imported, a call uses no more threads than ``torch.get_num_threads()`` says either.

@@ -37,7 +37,7 @@ _NEEDS_BASELINE = "cann-double"
 _TAKES_BASELINE = (_NEEDS_BASELINE, "bitwise")
 _STDOUT = Path("-")
 
-#: What passes by each standard, in a line; docs/judging.md has the figures.
+#: What passes by each standard, in a line; docs/guides/judging.md has the figures.
 STANDARDS = {
     STRICT: "every element within normgrad's own error bound",
     "cann": "99 % of the elements within CANN's tolerances, and no error beyond its limit",

@@ -88,7 +88,7 @@ def prepare(problem: Problem, backend: Backend) -> Kernel:
 
 
 class Plan:
-    """A checked call with its workspace size; made by an operator's ``plan``.
+    """A checked call with its workspace size, which an operator's ``plan`` returns.
 
     A plan runs once, unless ``repeatable`` is set to True.
     """
@@ -144,7 +144,7 @@ class Plan:
         return self._problem.views
 
     def rebind(self, **arrays: Any) -> None:
-        """Put other memory under parameters: arrays with the layout of those the plan was made for.
+        """Use other memory for parameters: arrays with the layout of those that the plan was made for.
 
         All of them are checked before any is taken.
         """
@@ -184,9 +184,9 @@ class Plan:
         ----------
         workspace : array, optional
             Memory of at least ``workspace_size`` bytes, contiguous and on the tensors' device. By default the
-            library brings it.
+            library allocates it.
         stream : Stream, optional
-            Where to do it. By default on the caller's thread, before the call returns (on a GPU: on the current
+            The stream that does it. By default on the caller's thread, before the call returns (on a GPU: on the current
             CUDA stream).
         """
         with self._lock:

@@ -157,7 +157,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Stream:
-    """Runs work in the order it is given, on a thread of its own; the giver does not wait.
+    """Run work in the order in which it is given, on a thread of its own; the caller does not wait.
 
     Streams run side by side. Any thread may give work and synchronise.
 

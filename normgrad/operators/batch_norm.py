@@ -74,7 +74,7 @@ def batch_norm_elemt_backward(
     out: Array | None = None,
     product: Product | str | None = None,
 ) -> ArrayT:
-    """The last step of synchronised BatchNorm's backward pass: the gradient of the input.
+    """Compute the gradient of the input: the last step of synchronised BatchNorm's backward pass.
 
     With ``n = Σ counter`` (one count per rank) and everything else per channel::
 
@@ -85,7 +85,7 @@ def batch_norm_elemt_backward(
     grad_out, input : array of float32, float16 or bfloat16
         One shape of 2 to 8 dimensions; dimension 1 is the channel. Any mix of dtypes, here and below.
     mean, invstd, sum_dy, sum_dy_xmu : array of float32, float16 or bfloat16
-        Shape ``[C]``: the statistics of the whole batch, and its sums as ``batch_norm_reduce_backward`` makes them.
+        Shape ``[C]``: the statistics of the whole batch, and its sums as ``batch_norm_reduce_backward`` returns them.
     weight : array or None
         Shape ``[C]``.
     counter : array of int32, float16 or float32
@@ -98,7 +98,7 @@ def batch_norm_elemt_backward(
     Returns
     -------
     grad_input
-        Of ``input``'s kind, dtype and shape, on its device.
+        An array of ``input``'s library, dtype and shape, on its device.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def batch_norm_elemt_backward(
 def batch_norm_stats(
     input: ArrayT, eps: float = 1e-5, *, out: Sequence[Array | None] | None = None, product: Product | str | None = None
 ) -> tuple[ArrayT, ArrayT]:
-    """The statistics of each channel over all other dimensions: the first step of BatchNorm, on one rank.
+    """Compute the statistics of each channel over all other dimensions: the first step of BatchNorm, on one rank.
 
     ``mean = Σx/n`` and ``invstd = 1/√(Σ(x − mean)²/n + eps)``.
 
@@ -142,7 +142,7 @@ def batch_norm_stats(
     eps : float
         Added to the variance.
     out : tuple of 2 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 
@@ -199,26 +199,26 @@ def batch_norm_gather_stats_with_counts(
     out: Sequence[Array | None] | None = None,
     product: Product | str | None = None,
 ) -> tuple[ArrayT, ArrayT]:
-    """The statistics of the whole batch from those of its ranks.
+    """Compute the statistics of the whole batch from those of its ranks.
 
     With ``n = Σ counts``, ``mean_all = Σ mean·counts/n``, ``var = 1/invstd² − eps`` and
     ``S = Σ (var + (mean − mean_all)²)·counts``, the result is ``mean_all`` and ``1/√(S/n + eps)``. A rank with
-    count 0 adds nothing, whatever its statistics hold.
+    count 0 adds nothing, whatever its statistics are.
 
     Parameters
     ----------
     input : array of float32, float16 or bfloat16
-        A rank's data, of 2 to 8 dimensions: only its number of channels (dimension 1) and its kind matter.
+        A rank's data, of 2 to 8 dimensions: only its channels (dimension 1) and its array library matter.
     mean, invstd : array of float32, float16 or bfloat16
         Shape ``[ranks, C]``.
     running_mean, running_var : array or None
         Shape ``[C]``; move in place to ``(1 − momentum)·running + momentum·new``, the variance with ``S/(n − 1)``.
     momentum, eps : float
-        As above.
+        The share of the new statistics in the running ones; what was added to the variances.
     counts : array of int32, float16 or float32
         One per rank.
     out : tuple of 2 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 
@@ -263,7 +263,7 @@ def batch_norm_elemt(
     out: Array | None = None,
     product: Product | str | None = None,
 ) -> ArrayT:
-    """The last step of synchronised BatchNorm: ``output = (input − mean)·invstd·weight + bias``.
+    """Compute the output, the last step of synchronised BatchNorm: ``output = (input − mean)·invstd·weight + bias``.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ def batch_norm_elemt(
     Returns
     -------
     output
-        Of ``input``'s kind, dtype and shape, on its device.
+        An array of ``input``'s library, dtype and shape, on its device.
 
     Examples
     --------
@@ -340,7 +340,7 @@ def batch_norm_reduce_backward(
     out: Sequence[Array | None] | None = None,
     product: Product | str | None = None,
 ) -> tuple[ArrayT, ArrayT, ArrayT, ArrayT]:
-    """The sums over a rank's data that BatchNorm's backward pass needs, per channel.
+    """Compute the sums over a rank's data that BatchNorm's backward pass needs, per channel.
 
     ``sum_dy = Σ grad_out``, ``sum_dy_xmu = Σ grad_out·(input − mean)``, ``grad_weight = sum_dy_xmu·invstd``,
     ``grad_bias = sum_dy``.
@@ -354,9 +354,9 @@ def batch_norm_reduce_backward(
     weight : array or None
         Shape ``[C]``; gives the gradients their dtype and takes no part otherwise.
     input_g, weight_g, bias_g : bool
-        Whether the two sums, ``grad_weight`` and ``grad_bias`` are wanted.
+        Whether the two sums, ``grad_weight`` and ``grad_bias`` are requested.
     out : tuple of 4 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 

@@ -119,13 +119,13 @@ def group_norm_backward(
     out: Sequence[Array | None] | None = None,
     product: Product | str | None = None,
 ) -> tuple[ArrayT, ArrayT, ArrayT]:
-    """Gradients of GroupNorm.
+    """Compute the gradients of GroupNorm.
 
     Data is taken in the order ``(N, C, HxW)`` whatever its shape. Per sample and group of ``C/group`` channels,
     with ``x̂ = (input − mean)·rstd``, ``g = weight·grad_out`` and m elements in a group::
 
         grad_input  = rstd·(g − Σg/m − x̂·Σ(g·x̂)/m)      sums over the group
-        grad_weight = Σ grad_out·x̂                       per channel, sums over samples and places
+        grad_weight = Σ grad_out·x̂                       per channel, sums over samples and positions
         grad_bias   = Σ grad_out
 
     Parameters
@@ -137,19 +137,19 @@ def group_norm_backward(
     weight : array or None
         ``mean``'s dtype or ``grad_out``'s, C elements.
     N, C, HxW, group : int
-        Samples, channels, places per channel, groups; ``group`` divides C.
+        Samples, channels, spatial positions per channel, groups; ``group`` divides C.
     output_mask : sequence of 3 bool
-        Which of the results are wanted. Those that are not are None.
+        Which of the outputs are requested. The others are None.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 
     Returns
     -------
     grad_input, grad_weight, grad_bias
-        Of ``input``'s kind, on its device. The last two have ``weight``'s dtype and shape (``mean``'s dtype and ``[C]``
-        without one).
+        Arrays of ``input``'s library, on its device. The last two have ``weight``'s dtype and shape (``mean``'s dtype
+        and ``[C]`` without one).
 
     Raises
     ------
@@ -202,7 +202,7 @@ def group_norm(
     out: Sequence[Array | None] | None = None,
     product: Product | str | None = None,
 ) -> tuple[ArrayT, ArrayT, ArrayT]:
-    """GroupNorm, with the statistics that its backward pass needs.
+    """Compute GroupNorm, with the statistics that its backward pass needs.
 
     Data is taken in the order ``(N, C, HxW)`` whatever its shape. Over the m elements of a sample's group,
     ``mean = Σx/m`` and ``rstd = 1/√(Σ(x − mean)²/m + eps)``; ``output = (x − mean)·rstd·weight + bias`` with weight
@@ -215,19 +215,19 @@ def group_norm(
     weight, bias : array or None
         ``input``'s dtype or float32, one dtype for both, C elements.
     N, C, HxW, group : int
-        Samples, channels, places per channel, groups; ``group`` divides C.
+        Samples, channels, spatial positions per channel, groups; ``group`` divides C.
     eps : float
         Added to the variance.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 
     Returns
     -------
     output, mean, rstd
-        ``output`` as ``input``; the statistics in float32 (``input``'s dtype for a product that wants it), shape
-        ``[N, group]``.
+        ``output`` as ``input``; the statistics in float32 (``input``'s dtype for a product whose documents ask for it),
+        shape ``[N, group]``.
 
     Examples
     --------

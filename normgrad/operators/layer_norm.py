@@ -115,7 +115,7 @@ def layer_norm_backward(
     out: Sequence[Array | None] | None = None,
     product: Product | str | None = None,
 ) -> tuple[ArrayT, ArrayT, ArrayT]:
-    """Gradients of LayerNorm.
+    """Compute the gradients of LayerNorm.
 
     With ``x̂ = (input − mean)·rstd``, ``g = grad_out·weight`` and N elements in a row::
 
@@ -134,17 +134,17 @@ def layer_norm_backward(
     weight, bias : array, optional
         ``input``'s dtype or float32, shape ``normalized_shape``. The bias takes part in no formula.
     output_mask : sequence of 3 bool
-        Which of the results are wanted. Those that are not are None.
+        Which of the outputs are requested. The others are None.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 
     Returns
     -------
     grad_input, grad_weight, grad_bias
-        Of ``input``'s kind, on its device. ``grad_weight`` and ``grad_bias`` have ``weight``'s dtype (``input``'s
-        without one).
+        Arrays of ``input``'s library, on its device. ``grad_weight`` and ``grad_bias`` have ``weight``'s dtype
+        (``input``'s without one).
 
     Raises
     ------
@@ -209,7 +209,7 @@ def layer_norm(
     out: Sequence[Array | None] | None = None,
     product: Product | str | None = None,
 ) -> tuple[ArrayT, ArrayT, ArrayT]:
-    """LayerNorm, with the statistics that its backward pass needs.
+    """Compute LayerNorm, with the statistics that its backward pass needs.
 
     Over the N elements of a row, ``mean = Σx/N``, ``rstd = 1/√(Σ(x − mean)²/N + eps)`` and
     ``output = (x − mean)·rstd·weight + bias``.
@@ -225,7 +225,7 @@ def layer_norm(
     eps : float
         Added to the variance.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to.
+        Arrays to write to; None where the library allocates one.
     product : Product or str, optional
         Check the call as this product's documents do.
 
