@@ -92,7 +92,10 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
         (("--grid", "--quick"), "not allowed with argument"),
         (("--largest", "0"), "0 is not above 0"),
         (("--quick", "--largest", "0.001"), "nothing is left to measure"),
-        (("--quick", "--operators", "layer_norm"), "the set of --quick has no case"),
+        (
+            ("--quick", "--operators", "layer_norm"),
+            "no case of the set is of these operators, dtypes, layouts and sizes; --grid has",
+        ),
         (("--csv", "no_such_folder/b.csv"), "no_such_folder/b.csv: cannot be written"),
         (("--json", f"{'long' * 99}.json"), ".json: cannot be written: File name too long"),
         (("--plot", "b.txt"), "must end in .png, .svg, .pdf"),

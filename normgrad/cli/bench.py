@@ -178,11 +178,13 @@ def execute(arguments: argparse.Namespace) -> int:
         every = (QUICK_PATTERN_SETS if arguments.quick else PATTERN_SETS)[arguments.device]
     else:
         every = SETS[arguments.device]["grid" if arguments.grid else "quick" if arguments.quick else "default"]
-    which = f"the set of --{'grid' if arguments.grid else 'quick'}" if arguments.grid or arguments.quick else "the set"
     largest = None if arguments.largest is None else int(arguments.largest * _MEGABYTE)
     chosen = selected(cases(every), arguments.operators, arguments.dtypes, arguments.layouts, largest)
     if not chosen:
-        raise BadInput(f"nothing is left to measure: {which} has no case of these operators, dtypes, layouts and sizes")
+        hint = "" if arguments.data or arguments.grid else "; --grid has all operators"
+        raise BadInput(
+            f"nothing is left to measure: no case of the set is of these operators, dtypes, layouts and sizes{hint}"
+        )
     _prepare_process(arguments.device, arguments.threads)
     return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
 

@@ -186,8 +186,8 @@ class Plan:
             Memory of at least ``workspace_size`` bytes, contiguous and on the tensors' device. By default the
             library allocates it.
         stream : Stream, optional
-            The stream that does it. By default on the caller's thread, before the call returns (on a GPU: on the current
-            CUDA stream).
+            The stream that does it. By default it is done on the caller's thread before the call returns, on a GPU on
+            the current CUDA stream.
         """
         with self._lock:
             self._refuse_if_spent()
