@@ -600,6 +600,15 @@ def test_a_result_that_went_through_16_bits(narrow: str) -> None:
     assert found_in("layer_norm_backward", change)["rounded"] == f"all of them are the exact value rounded to {narrow}"
 
 
+def test_zeros_where_the_variance_is_0_are_zeros() -> None:
+    case = one_case("layer_norm", "constant")
+    results = right_results(case)
+    results["rstd"][:] = 0
+    found = found_of(judge("layer_norm", case.arguments, results), "rstd")
+    assert found["zero"] == "all of them are 0"
+    assert "statistic" not in found
+
+
 def test_terms_that_were_not_divided() -> None:
     """Computed with a counter of 1: the error grows with the term."""
     case = one_case("batch_norm_elemt_backward")

@@ -176,7 +176,7 @@ def _eps(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Clus
 
 def _statistic(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Cluster | None:
     """The variance, its root, or a variance divided by N − 1, in place of 1/√(variance + eps)."""
-    if "eps" not in parts.terms:
+    if "eps" not in parts.terms or not np.any(values.actual):
         return None
     _, terms = parts.at(wrong)
     variance = sum(term for name, term in terms.items() if name != "eps")
