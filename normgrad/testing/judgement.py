@@ -181,7 +181,7 @@ def judge(
     operator : str
         The operator's name.
     arguments : mapping
-        The call's arguments by parameter name.
+        The call's arguments by parameter name, arrays as the operators take them. Tensors on a GPU are copied.
     actual : mapping
         The results by name; running statistics, which move in place, under their own.
     standard, level : str
