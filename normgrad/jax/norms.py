@@ -24,7 +24,7 @@ def layer_norm(
     bias: ArrayLike | None = None,
     eps: float = 1e-5,
 ) -> jax.Array:
-    """LayerNorm on the CPU, under ``jit``, ``grad`` and ``vmap``.
+    """Compute LayerNorm on the CPU, under ``jit``, ``grad`` and ``vmap``.
 
     Over the elements of a row, ``output = (x − mean)·rstd·weight + bias`` with ``rstd = 1/√(variance + eps)``.
 
@@ -49,7 +49,7 @@ def layer_norm(
     ContractError
         For a broken rule, when the function is called or traced.
     NotImplementedError
-        Where the program is compiled for another platform.
+        Where the program is compiled for a platform other than the CPU.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def group_norm(
     bias: ArrayLike | None = None,
     eps: float = 1e-5,
 ) -> jax.Array:
-    """GroupNorm on the CPU, under ``jit``, ``grad`` and ``vmap``.
+    """Compute GroupNorm on the CPU, under ``jit``, ``grad`` and ``vmap``.
 
     Over a sample's group of ``C/group`` channels, ``output = (x − mean)·rstd·weight + bias`` with
     ``rstd = 1/√(variance + eps)`` and weight and bias per channel.
@@ -100,7 +100,7 @@ def group_norm(
     ContractError
         For a broken rule, when the function is called or traced.
     NotImplementedError
-        Where the program is compiled for another platform.
+        Where the program is compiled for a platform other than the CPU.
 
     Examples
     --------

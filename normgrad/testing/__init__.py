@@ -1,4 +1,4 @@
-"""For those who judge results: the oracle, the bound on its distance, and a comparison that says what is wrong.
+"""Judge results: the oracle, the bound on its distance, and a comparison that says what is wrong.
 
 >>> import numpy as np
 >>> from normgrad.testing import compare, oracle

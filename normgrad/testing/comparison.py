@@ -29,7 +29,7 @@ class Report:
     Attributes
     ----------
     passed : bool
-        Whether the result is right by the standard.
+        Whether the result passes by the standard.
     wrong : int
         How many elements are beyond what the standard allows an element.
     worst : float
@@ -70,7 +70,7 @@ def compare(
     Parameters
     ----------
     actual : array
-        The result, of any kind that the operators take, on the CPU.
+        The result, an array as the operators take them. A tensor on a GPU is copied.
     expected : array
         The exact values in float64, from the oracle.
     terms : array or Magnitude, optional

@@ -114,7 +114,16 @@ class OutputJudgement:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on the results of one call."""
+    """The verdict on the results of one call; true where all results pass.
+
+    Attributes
+    ----------
+    operator, standard : str
+        The operator's name, and the standard's.
+    outputs : list of OutputJudgement
+        For each requested output its ``name``, whether it ``passed``, the ``report``, and the ``errors`` with their
+        patterns and worst elements.
+    """
 
     operator: str
     standard: str
@@ -192,6 +201,11 @@ def judge(
         Check the call as this product's documents do.
     worst : int
         How many of the worst elements to describe.
+
+    Returns
+    -------
+    Judgement
+        The verdict; ``print`` shows it in words.
 
     Raises
     ------

@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def ulp(values: ArrayLike, dtype: str) -> Array:
-    """The distance between neighbours of a dtype at these values."""
+    """Return the distance between neighbours of a dtype at these values."""
     digits, least = _FORMATS[dtype]
     fraction, exponent = np.frexp(np.asarray(values, np.float64))
     exponent = np.where(fraction == 0, least, np.maximum(exponent - 1, least))  # frexp gives 0 the exponent of 1/2
