@@ -542,6 +542,13 @@ def test_one_value_in_place_of_all() -> None:
     assert found_in("layer_norm", put("output", np.s_[2:4], 65504), "float16")["constant"] == "all of them are 65504"
 
 
+def test_results_that_were_clipped() -> None:
+    def change(results: dict[str, np.ndarray]) -> None:
+        results["grad_input"] = np.clip(results["grad_input"], -1, 1)
+
+    assert found_in("batch_norm_elemt_backward", change)["constant"] == "all of them are 1 or −1"
+
+
 def test_constants_are_written_out() -> None:
     found = found_in("layer_norm_backward", scaled("grad_input", np.s_[:], 515))
     assert found["factor"] == "all of them are 515 times the exact value"

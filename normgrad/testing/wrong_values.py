@@ -82,6 +82,8 @@ def _constant(values: _Values, those: str) -> Cluster | None:
         return Cluster("zero", f"{those} are 0")
     if np.all(actual == actual[0]) and np.any(exact != exact[0]):
         return Cluster("constant", f"{those} are {actual[0]:.9g}")
+    if np.all(np.abs(actual) == np.abs(actual[0])) and np.any(np.abs(exact) != np.abs(exact[0])):  # a clipped result
+        return Cluster("constant", f"{those} are {np.abs(actual[0]):.9g} or −{np.abs(actual[0]):.9g}")
     factor = _factor(values)
     if factor == "-1":
         return Cluster("sign", f"{those} have the wrong sign")
