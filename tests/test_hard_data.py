@@ -138,6 +138,25 @@ def test_weights_near_the_largest_number(backend: str, order: str, samples: int)
 
 
 @pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("weight_size", [3e-44, 1e-40, 1e-38])
+@pytest.mark.parametrize("invstd_size", [1e20, 1e30, 1e38])
+def test_subnormal_weights_with_a_large_invstd(
+    backend: str, order: str, weight_size: float, invstd_size: float
+) -> None:
+    """A subnormal weight has few bits, but they are exact: invstd·weight is an ordinary number."""
+    generator = np.random.default_rng(0)
+    x = _in_order(generator.normal(size=(4, 40, 9)).astype(np.float32), order)
+    mean, weight = (generator.normal(size=40).astype(np.float32) for _ in range(2))
+    weight *= np.float32(weight_size)
+    invstd, sums = np.full(40, invstd_size, np.float32), np.full(40, invstd_size**-2, np.float32)
+    _check("batch_norm_elemt", input=x, weight=weight, bias=None, mean=mean, invstd=invstd)
+    _check(
+        "batch_norm_elemt_backward", grad_out=x, input=x, mean=mean, invstd=invstd, weight=weight, sum_dy=mean,
+        sum_dy_xmu=sums, counter=np.array([9], np.int32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
 def test_large_terms_that_cancel_overflow_only_where_the_result_does(backend: str, order: str) -> None:
     """In float16, whose range is short: gradients are all alike, and what is left of them is small."""
     generator = np.random.default_rng(0)

@@ -147,6 +147,20 @@ def test_an_export_beyond_all_memory() -> None:
     assert "where no memory can be" in str(_refusal(Forged(strides=strides)))
 
 
+def test_a_device_without_a_backend() -> None:
+    for device_type in (7, 10, 0):
+        with pytest.raises(ContractError, match=f"there is no backend for DLPack device {device_type}:0") as caught:
+            normgrad.batch_norm_stats(Forged(device_type=device_type))
+        assert caught.value.status == 561003
+
+
+def test_an_empty_export_whose_other_sizes_are_too_large_for_numpy() -> None:
+    shape = (ctypes.c_int64 * 4)(0, 1 << 40, 1 << 40, 3)
+    with pytest.raises(ContractError, match="there is no memory for the results") as caught:
+        normgrad.layer_norm(Forged(ndim=4, shape=shape, strides=None), [3])
+    assert caught.value.status == 361001
+
+
 def test_a_result_of_the_inputs_kind(backend: str) -> None:
     jax = pytest.importorskip("jax")
     x = jax.numpy.arange(12, dtype=jax.numpy.float32).reshape(4, 3)

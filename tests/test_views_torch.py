@@ -146,3 +146,34 @@ def test_a_leaf_that_needs_a_gradient_can_be_written(backend: str) -> None:
     out = torch.full((4, 3), 7.0, requires_grad=True)
     _elemt(torch.ones(4, 3), out=out)
     assert (out == 0).all()
+
+
+def _replace_data(x: torch.Tensor) -> None:
+    x.data = torch.ones(2, 3)
+
+
+MOVES = {
+    "data": _replace_data,
+    "set": lambda x: x.set_(torch.ones(2, 3)),
+    "resize": lambda x: x.resize_(1000, 1000),
+    "offset": lambda x: x.set_(x.untyped_storage(), 3, (1, 3)),
+    "shrunk storage": lambda x: x.untyped_storage().resize_(12),
+    "freed storage": lambda x: x.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("argument", ["input", "output"])
+@pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
+def test_a_plan_does_not_touch_memory_that_a_tensor_no_longer_has(move: Any, argument: str) -> None:
+    tensors = {"input": torch.ones(2, 3), "output": torch.zeros(2, 3)}
+    plan = normgrad.batch_norm_elemt.plan(tensors["input"], None, None, _VECTOR, _VECTOR, out=tensors["output"])
+    plan.repeatable = True
+    plan.run()
+    move(tensors[argument])
+    with pytest.raises(ContractError, match=f"{argument} has other memory than it had") as caught:
+        plan.run()
+    assert caught.value.status == 161002
+    tensors["output"] = torch.full((2, 3), 7.0)
+    plan.rebind(input=torch.full((2, 3), 5.0), output=tensors["output"])
+    plan.run()
+    assert (tensors["output"] == 4).all()

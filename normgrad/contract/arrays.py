@@ -255,6 +255,22 @@ def _view_torch(tensor: Any) -> View:
     return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory, writable=not negative)
 
 
+def can_move(view: View) -> bool:
+    """Whether the view's array may get other memory: a tensor may, NumPy's arrays cannot while somebody holds them."""
+    return _is_torch(view.storage.owner)
+
+
+def has_moved(view: View) -> bool:
+    """Whether the view's tensor has other memory by now: ``.data = …``, ``set_`` and ``resize_`` give it some."""
+    tensor = view.storage.owner
+    try:
+        storage = tensor.untyped_storage()
+        found = tensor.data_ptr(), storage.data_ptr(), storage.nbytes()
+    except RuntimeError:  # it has none at all
+        return True
+    return found != (view.address, view.storage.address, view.storage.nbytes)
+
+
 def wants_note(array: Any) -> bool:
     """Whether the array's library keeps count of writes."""
     return _is_torch(array) and not array.is_inference()

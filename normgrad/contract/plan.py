@@ -11,7 +11,15 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from normgrad.contract.arrays import NotAnArray, as_view, holds_objects, note_written, wants_note
+from normgrad.contract.arrays import (
+    NotAnArray,
+    as_view,
+    can_move,
+    has_moved,
+    holds_objects,
+    note_written,
+    wants_note,
+)
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
 from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, let_signals_through, quote, shown
@@ -95,7 +103,7 @@ class Plan:
 
     # So that a misspelt ``repeatable`` is an error.
     __slots__ = (
-        *("__weakref__", "_addresses", "_backend", "_kernel", "_lock"),
+        *("__weakref__", "_addresses", "_backend", "_kernel", "_lock", "_movable"),
         *("_problem", "_repeatable", "_signature", "_spent", "_written_owners"),
     )
 
@@ -106,6 +114,7 @@ class Plan:
         self._kernel = prepare(problem, backend)
         self._addresses = problem.addresses
         self._written_owners = _written_owners(problem)
+        self._movable = _movable(problem)
         self._lock = threading.RLock()  # a signal handler may run the plan in the middle of a call
         self._repeatable = False
         self._spent = False
@@ -156,8 +165,9 @@ class Plan:
             check_memory(self._signature, views)
             problem = Problem(self._signature, views, self._problem.attributes)
             kernel, addresses, owners = prepare(problem, self._backend), problem.addresses, _written_owners(problem)
+            changed = problem, kernel, addresses, owners, _movable(problem)
             # In one statement, so that neither a fork nor a signal handler finds the half of it.
-            self._problem, self._kernel, self._addresses, self._written_owners = problem, kernel, addresses, owners
+            self._problem, self._kernel, self._addresses, self._written_owners, self._movable = changed
 
     def _rebound(self, name: str, array: Any) -> View:
         if name not in self._problem.views:
@@ -191,6 +201,7 @@ class Plan:
         """
         with self._lock:
             self._refuse_if_spent()
+            self._refuse_if_moved()
             memory = None if workspace is None else self._given(workspace)
             self._check_stream(stream)
             problem, kernel, addresses = self._problem, self._kernel, self._addresses
@@ -218,6 +229,13 @@ class Plan:
             raise self._signature.error(
                 None, "the plan has run, and runs once; set repeatable = True before the run, or make another plan"
             )
+
+    def _refuse_if_moved(self) -> None:
+        for name, view in self._movable:
+            if has_moved(view):
+                raise self._signature.error(
+                    name, "has other memory than it had when the plan was made, and must have the same: rebind it"
+                )
 
     def _given(self, workspace: Any) -> Memory:
         """The caller's workspace, checked."""
@@ -263,6 +281,11 @@ def _renew_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _movable(problem: Problem) -> list[tuple[str, View]]:
+    """The views whose memory a run has to look at again, by parameter name."""
+    return [(name, view) for name, view in problem.views.items() if view.numel and can_move(view)]
 
 
 def _written_owners(problem: Problem) -> list[Any]:

@@ -103,7 +103,7 @@ class CacheEntry:
         """Allocate outputs, launch the kernel on them and on the arrays at these addresses, and return all outputs."""
         try:
             allocated = [layout.allocate() for layout in self.fresh]
-        except (MemoryError, RuntimeError) as error:  # NumPy's and PyTorch's
+        except (MemoryError, RuntimeError, ValueError) as error:  # NumPy's and PyTorch's
             if type(error).__name__ == "OutOfMemoryError":  # of a GPU, which training loops catch
                 raise
             text = f"there is no memory for the results: {quote(shown_error(error))}"
@@ -213,16 +213,17 @@ class Dispatch:
 
     def _prepare(self, named: Mapping[str, Any], call: Call, product: Product | None) -> CacheEntry:
         """Choose the layouts of outputs, and prepare the kernel."""
+        views = {name: view.disowned() for name, view in call.views.items()}
+        backend = backend_for(Problem(self._signature, views, call.attributes))
+        # Only now: on a device without a backend, no library may be there that could allocate outputs.
         fresh = self._choose_outputs(named, call, product)
         for name, layout in fresh.items():
             if math.prod(layout.shape) * layout.dtype.itemsize > _MAX_BYTES:
                 text = f"has the shape {layout.shape}, and there is no memory for it"
                 raise self._signature.error(name, text, RUNTIME)
         device = next(iter(call.views.values())).device
-        views = {name: view.disowned() for name, view in call.views.items()}
         views |= {name: _unallocated(layout, device, number) for number, (name, layout) in enumerate(fresh.items())}
         problem = Problem(self._signature, views, call.attributes)
-        backend = backend_for(problem)
         kernel = prepare(problem, backend)
         given = [self._given(name, view) for name, view in call.views.items()]
         written = [index for index, one in enumerate(given) if one.written]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import threading
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from normgrad.contract.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT8, DType
 from normgrad.contract.rules import INT64_MAX
 from normgrad.contract.status import Status
-from normgrad.contract.view import Memory, Shape, View, contiguous_strides
+from normgrad.contract.view import Memory, Shape, View
 from normgrad.sdk import native
 from normgrad.sdk.devices import devices
 from normgrad.sdk.errors import Refused
@@ -106,8 +106,9 @@ class Tensor:
 
     @property
     def _storage_nbytes(self) -> int:
-        sound = all(size >= 0 for size in self.storage_shape)
-        return math.prod(self.storage_shape) * self._dtype.itemsize if sound else 0
+        if any(size <= 0 for size in self.storage_shape):
+            return 0
+        return _product(*self.storage_shape, self._dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,18 @@ def _dims(address: int, count: int, name: str) -> Shape:
     return native.read_numbers(address, count, "q")
 
 
+def _product(*factors: int) -> int:
+    """The product of positive numbers, INT64_MAX where it is more: the exact one of a million sizes takes hours."""
+    product = 1
+    for factor in factors:
+        product = min(product * factor, INT64_MAX)
+    return product
+
+
 def _contiguous_strides(shape: Shape) -> Shape:
     """The strides of a contiguous tensor, in 64 bits also where an empty or unsound shape overflows them."""
-    return tuple(min(stride, INT64_MAX) for stride in contiguous_strides(shape))
+    outwards = itertools.accumulate((max(size, 1) for size in reversed(shape[1:])), _product, initial=1)
+    return tuple(outwards)[::-1] if shape else ()
 
 
 @exported("aclCreateTensor")

@@ -50,6 +50,30 @@ for value in range(30):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_million_dimensions_are_refused_at_once(home: Path) -> None:
+    script = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.aclCreateTensor.restype = ctypes.c_void_p
+assert library.aclrtSetDevice(0) == 0
+rank = ctypes.c_uint64(1 << 20)
+dims = (ctypes.c_int64 * rank.value)(*[1 << 62] * rank.value)
+tensor = ctypes.c_void_p(library.aclCreateTensor(dims, rank, 0, None, ctypes.c_int64(0), 2, dims, rank, None))
+size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+results = (ctypes.byref(size), ctypes.byref(executor))
+assert library.aclnnBatchNormStatsGetWorkspaceSize(tensor, ctypes.c_double(1), tensor, tensor, *results) == 161002
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, home / "lib64" / "libopapi.so"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(home, PYTHONPATH=PACKAGES),
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_float16_both_ways(library: ctypes.CDLL) -> None:
     library.aclFloat16ToFloat.restype = ctypes.c_float
     library.aclFloatToFloat16.restype = ctypes.c_uint16

@@ -78,7 +78,8 @@ def gradient_coefficients(dtype, columns, desc):
     _ordered(dtype, columns, desc, desc.weight, 1.0, posts)
     for lane in range(0, desc.padded_channels, 16):
         mean, invstd = widen(vload(F32, shifts, lane)), widen(vload(F32, scales, lane))
-        pre = power_of_two(invstd, splat_f64(0.0))
+        last = widen(vload(F32, posts, lane)) * invstd
+        pre = power_of_two(last, splat_f64(0.0))
         coefficient = invstd * invstd * (widen(vload(F32, factors, lane)) / count) * pre
         scale = power_of_two(coefficient, mean)
         vstore(F32, target, lane, narrow(scale))
@@ -86,7 +87,7 @@ def gradient_coefficients(dtype, columns, desc):
         vstore(F32, factors, lane, narrow(saturated(coefficient / scale)))
         vstore(F32, means, lane, narrow(widen(vload(F32, means, lane)) / count * pre))
         vstore(F32, scales, lane, narrow(pre))
-        vstore(F32, posts, lane, narrow(saturated(widen(vload(F32, posts, lane)) * (invstd / pre))))
+        vstore(F32, posts, lane, narrow(saturated(last / pre)))
 
 
 @device
@@ -99,8 +100,9 @@ def output_coefficients(dtype, columns, desc):
     _ordered(dtype, columns, desc, desc.weight, 1.0, factors)
     _ordered(dtype, columns, desc, desc.bias, 0.0, target + 3 * plane)
     for lane in range(0, desc.padded_channels, 16):
-        mean, invstd = widen(vload(F32, shifts, lane)), widen(vload(F32, target, lane))
-        scale = power_of_two(invstd, mean)
+        mean, coefficient = widen(vload(F32, shifts, lane)), widen(vload(F32, target, lane))
+        coefficient = coefficient * widen(vload(F32, factors, lane))
+        scale = power_of_two(coefficient, mean)
         vstore(F32, target, lane, narrow(scale))
         vstore(F32, shifts, lane, narrow(-(mean * scale)))
-        vstore(F32, factors, lane, narrow(saturated(widen(vload(F32, factors, lane)) * (invstd / scale))))
+        vstore(F32, factors, lane, narrow(saturated(coefficient / scale)))

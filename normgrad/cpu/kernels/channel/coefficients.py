@@ -25,7 +25,8 @@ def gradient(g, x, k):
     """Return (pre*g - ((x - mean)*scale*factor + mean_g))*post, with k = (scale, shift, factor, mean_g, pre, post).
 
     In GroupNorm scale*factor = rstd*mean(g*x_hat), pre = weight and post = rstd. In BatchNorm e is the power of two
-    above invstd, scale*factor = e*invstd^2*sum_dy_xmu/n, mean_g = e*sum_dy/n, pre = e and post = weight*invstd/e.
+    above weight*invstd, scale*factor = e*invstd^2*sum_dy_xmu/n, mean_g = e*sum_dy/n, pre = e and post =
+    weight*invstd/e.
     """
     # The means are usually small. They are added first, so that pre*g is rounded once.
     return fma(k[4], g, -fma(deviation(x, k[0], k[1]), k[2], k[3])) * k[5]
