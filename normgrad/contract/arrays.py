@@ -255,20 +255,14 @@ def _view_torch(tensor: Any) -> View:
     return View(address, tuple(tensor.shape), tensor.stride(), dtype, memory, writable=not negative)
 
 
-def can_move(view: View) -> bool:
-    """Whether the view's array may get other memory: a tensor may, NumPy's arrays cannot while somebody holds them."""
-    return _is_torch(view.storage.owner)
+def memory_of_tensor(view: View) -> tuple[Callable[[], int], Callable[[], int]] | None:
+    """Return functions for the address of a tensor and for the bytes of its storage by now; None for other arrays.
 
-
-def has_moved(view: View) -> bool:
-    """Whether the view's tensor has other memory by now: ``.data = …``, ``set_`` and ``resize_`` give it some."""
+    ``.data = …``, ``set_`` and ``resize_`` give a tensor other memory. NumPy's arrays cannot move while somebody holds
+    them.
+    """
     tensor = view.storage.owner
-    try:
-        storage = tensor.untyped_storage()
-        found = tensor.data_ptr(), storage.data_ptr(), storage.nbytes()
-    except RuntimeError:  # it has none at all
-        return True
-    return found != (view.address, view.storage.address, view.storage.nbytes)
+    return (tensor.data_ptr, tensor.untyped_storage().nbytes) if _is_torch(tensor) else None
 
 
 def wants_note(array: Any) -> bool:

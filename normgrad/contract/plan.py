@@ -5,21 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from normgrad.contract.arrays import (
-    NotAnArray,
-    as_view,
-    can_move,
-    has_moved,
-    holds_objects,
-    note_written,
-    wants_note,
-)
+from normgrad.contract.arrays import NotAnArray, as_view, holds_objects, memory_of_tensor, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
 from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, let_signals_through, quote, shown
@@ -231,8 +223,8 @@ class Plan:
             )
 
     def _refuse_if_moved(self) -> None:
-        for name, view in self._movable:
-            if has_moved(view):
+        for name, address, find_address, nbytes, find_nbytes in self._movable:
+            if find_address() != address or find_nbytes() != nbytes:
                 raise self._signature.error(
                     name, "has other memory than it had when the plan was made, and must have the same: rebind it"
                 )
@@ -283,9 +275,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _movable(problem: Problem) -> list[tuple[str, View]]:
-    """The views whose memory a run has to look at again, by parameter name."""
-    return [(name, view) for name, view in problem.views.items() if view.numel and can_move(view)]
+#: A tensor of a plan: its name, and twice a number that must not have changed and the function that finds it.
+_Movable = tuple[str, int, Callable[[], int], int, Callable[[], int]]
+
+
+def _movable(problem: Problem) -> list[_Movable]:
+    """The tensors whose memory a run has to look at again. The storages are kept, so that their memory stays."""
+    found = []
+    for name, view in problem.views.items():
+        memory = memory_of_tensor(view) if view.numel else None
+        if memory is not None:
+            found.append((name, view.address, memory[0], view.storage.nbytes, memory[1]))
+    return found
 
 
 def _written_owners(problem: Problem) -> list[Any]:
