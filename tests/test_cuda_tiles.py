@@ -28,8 +28,7 @@ from normgrad.cuda.batch_norm.tiles import (
 from normgrad.cuda.chip import Chip, cdiv
 from normgrad.cuda.cta_groups import CtaGroups
 from normgrad.cuda.device.pack16 import FP16X2, UNPACKED
-from normgrad.cuda.group_norm.channels_last_launches import ChannelBlocks
-from normgrad.cuda.group_norm.contiguous_launches import _backward_segments, _vector
+from normgrad.cuda.group_norm.launches import ChannelBlocks, _backward_segments, _vector
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, Sizes, channels_last_tile, group_tile
 from normgrad.cuda.launch import Given
 from normgrad.cuda.layer_norm.tiles import forward_row_tile, forward_segments, row_tile

@@ -8,31 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from normgrad.cuda.chip import Chip, cdiv
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
+from normgrad.cuda.group_norm.tiles import GroupTile
 from normgrad.cuda.helper_kernels import clear_mailbox
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.layer_norm.tiles import RowTile
 from normgrad.cuda.steps import Steps
 
 _CLEAR_BLOCK = 1024
 
-
-class SharedTile(Protocol):
-    """What the tiles of rows and of groups have in common."""
-
-    @property
-    def parts(self) -> int: ...  # CTAs that share a row or group
-
-    @property
-    def warps(self) -> int: ...
-
-    @property
-    def ctas_per_sm(self) -> int: ...
-
-    @property
-    def cluster(self) -> bool: ...  # these CTAs form a cluster
+Tile = RowTile | GroupTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +33,7 @@ class CtaGroups:
     cluster: bool = False
 
     @classmethod
-    def of(cls, parts: int, items: int, tile: SharedTile, chip: Chip) -> CtaGroups:
+    def of(cls, parts: int, items: int, tile: Tile, chip: Chip) -> CtaGroups:
         """Return as many groups as can be resident at once, and no more than there are work items."""
         resident_ctas = chip.multiprocessors * tile.ctas_per_sm
         if parts > 1 and tile.cluster:
@@ -75,7 +63,7 @@ def add_launches(
     steps: Steps,
     cta_groups: CtaGroups,
     mailbox: Mailbox,
-    tile: SharedTile,
+    tile: Tile,
     kernel: Any,
     arguments: Sequence[Argument],
     constants: Mapping[str, Any],

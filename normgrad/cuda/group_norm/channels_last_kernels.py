@@ -1,4 +1,4 @@
-"""The kernels of GroupNorm for contiguous channels; ``channels_last_launches`` launches them.
+"""The kernels of GroupNorm for contiguous channels; ``launches`` launches them.
 
 A group's channels are interleaved with those of other groups, so a CTA that held a whole group would read scattered
 memory. Instead a first launch reduces blocks of contiguous channels, whatever groups they belong to, and a last one

@@ -1,4 +1,4 @@
-"""The kernels of GroupNorm for any strides of sample, channel and position; ``contiguous_launches`` launches them.
+"""The kernels of GroupNorm for any strides of sample, channel and position; ``launches`` launches them.
 
 TILE is a ``tiles.GroupTileSpec``. A tile is [groups, channels, words]: several whole groups of a sample where they are
 small, or the part of one group that a CTA of a CTA group holds. A *work item* is what a CTA group does at a time: the

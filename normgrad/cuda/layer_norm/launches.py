@@ -23,14 +23,7 @@ from normgrad.cuda.layer_norm.tiles import (
     row_tile,
     with_fewer_rows,
 )
-from normgrad.cuda.operands import (
-    Operand,
-    merge_rows,
-    pack_operands,
-    pack_vector,
-    row_vector,
-    strides_in_vectors,
-)
+from normgrad.cuda.operands import Operand, merge_rows, pack_operands, pack_vector, row_vector, strides_in_vectors
 from normgrad.cuda.steps import Steps, backward_steps
 
 # Up to this many rows or columns, the weight gradients of float32 data are summed in float64: one float32 rounding

@@ -8,7 +8,7 @@ M×N that it was chosen on, and its speed there in % of a device copy of the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, fit_stages, next_power_of_2
 from normgrad.cuda.device.pack16 import UNPACKED
@@ -44,7 +44,7 @@ class RowTileSpec(RowTile):
     def of(cls, tile: RowTile, columns: int, vector: int, packing: int, offset64: bool) -> RowTileSpec:
         """Describe a tile of rows with ``columns`` columns."""
         return cls(
-            **{field.name: getattr(tile, field.name) for field in fields(tile)},
+            **asdict(tile),
             words=tile.columns if packing == UNPACKED.value else tile.columns // 2,
             padded_parts=next_power_of_2(tile.parts),
             vector=vector,
