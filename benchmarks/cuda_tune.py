@@ -25,19 +25,12 @@ from normgrad.bench.clock import DeviceClock, measure
 from normgrad.bench.compilation import compile_ahead
 from normgrad.bench.contenders.streaming import DeviceCopy
 from normgrad.bench.workload import Workload, workload
-from normgrad.cuda.batch_norm import launches as batch_norm
-from normgrad.cuda.batch_norm.tiles import (
-    Access,
-    ElementwiseTile,
-    ReduceTile,
-    reduce_tile,
-    segment_choices,
-    tile_shape,
-)
+from normgrad.cuda.batch_norm import tiles as batch_norm
+from normgrad.cuda.batch_norm.tiles import Access, ElementwiseTile, ReduceTile, reduce_tile, segment_choices, tile_shape
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, next_power_of_2
-from normgrad.cuda.group_norm import launches as group_norm
+from normgrad.cuda.group_norm import tiles as group_norm
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
-from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.layer_norm import tiles as layer_norm
 from normgrad.cuda.layer_norm.tiles import RowTile
 
 ROUNDS = 9

@@ -105,7 +105,7 @@ def test_cta_groups_have_several_samples_each_and_no_multiprocessor_is_idle(
 @pytest.fixture
 def by_rows(poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take groups as rows, whatever their sizes are, in memory that starts as NaN."""
-    monkeypatch.setattr("normgrad.cuda.group_norm.launches.prefer_rows", lambda *sizes: True)
+    monkeypatch.setattr("normgrad.cuda.group_norm.tiles.prefer_rows", lambda *sizes: True)
 
 
 @needs_interpreter

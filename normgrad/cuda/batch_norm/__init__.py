@@ -4,6 +4,5 @@
 ``tiles``                tile sizes and the measurements that chose them
 ``addressing``           pointers and masks of a tile, for all kernels on the data
 ``elementwise_kernels``  batch_norm_elemt and batch_norm_elemt_backward
-``reduce_kernels``       batch_norm_reduce_backward and batch_norm_stats, which reduce channels
-``gather_stats_kernel``  batch_norm_gather_stats_with_counts
+``reduce_kernels``       batch_norm_reduce_backward, batch_norm_stats and batch_norm_gather_stats_with_counts
 """

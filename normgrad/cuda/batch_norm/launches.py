@@ -9,22 +9,8 @@ from typing import Any
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.batch_norm import reduce_kernels
+from normgrad.cuda.batch_norm import reduce_kernels, tiles
 from normgrad.cuda.batch_norm.elementwise_kernels import batch_norm_elemt, batch_norm_elemt_backward
-from normgrad.cuda.batch_norm.gather_stats_kernel import batch_norm_gather_stats
-from normgrad.cuda.batch_norm.tiles import (
-    Access,
-    ElementwiseTile,
-    ReduceSpec,
-    ReduceTile,
-    TileSpec,
-    Workload,
-    blocks_per_channel,
-    channels_per_segment,
-    elementwise_tile,
-    reduce_tile,
-    tiles_per_cta,
-)
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.launch import FLOAT64, Argument, Options, Step, float64_bits
 from normgrad.cuda.operands import Operand, all_vector_aligned, present
@@ -106,19 +92,19 @@ class Data:
             return itemsize
         return min(VECTOR_BYTES, itemsize * self.vector)
 
-    def access(self, itemsize: int) -> Access:
+    def access(self, itemsize: int) -> tiles.Access:
         """Return how the elements can be loaded."""
         segment_nbytes = self.as_segments().load_bytes(itemsize) if self.contiguous_samples else 0
-        return Access(self.contiguous_positions, self.load_bytes(itemsize), segment_nbytes)
+        return tiles.Access(self.contiguous_positions, self.load_bytes(itemsize), segment_nbytes)
 
-    def tile_spec(self, tile: ElementwiseTile | ReduceTile) -> TileSpec:
+    def tile_spec(self, tile: tiles.ElementwiseTile | tiles.ReduceTile) -> tiles.TileSpec:
         """Describe a tile of this data, which is ``as_segments`` for a segment tile."""
         N, columns, positions = self.sizes
         segment = tile.segment or tile.columns
         extent = max(
             tile.positions * abs(position) + tile.columns * abs(column) for _, column, position in self.strides
         )
-        return TileSpec(
+        return tiles.TileSpec(
             rows=tile.rows,
             positions=tile.positions,
             columns=tile.columns,
@@ -145,7 +131,7 @@ def _add_elementwise(
     three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
     thread_bytes, ctas_per_sm = (32, 8) if three_float64 else (64, 0)
     N, C, HxW = data.sizes
-    tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
+    tile = tiles.elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
     channel_length = 1
     if tile.segment:
         channel_length = HxW
@@ -159,7 +145,7 @@ def _add_elementwise(
     )
 
 
-def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
+def _halvings(tile: tiles.ReduceTile, width: int) -> tuple[int, int, int]:
     """Return how often a thread adds up its elements two and two: along rows, far positions, adjacent positions.
 
     A thread holds ``width`` adjacent elements at a time: positions, or columns where those are contiguous.
@@ -189,18 +175,20 @@ class _ReduceWork:
         """Return as many parts as can be resident at once."""
         access = data.access(steps.itemsize)
         N, C, HxW = data.sizes
-        tile = reduce_tile(N, C, HxW, steps.itemsize, chip, access)
+        tile = tiles.reduce_tile(N, C, HxW, steps.itemsize, chip, access)
         channel_length, blocks, channels, channel_elements = 1, 1, tile.columns, 1
         if tile.segment:
-            channel_length, blocks = HxW, blocks_per_channel(HxW, tile.segment)
-            channels = next_power_of_2(channels_per_segment(HxW, tile.segment))
+            channel_length, blocks = HxW, tiles.blocks_per_channel(HxW, tile.segment)
+            channels = next_power_of_2(tiles.channels_per_segment(HxW, tile.segment))
             channel_elements = next_power_of_2(min(HxW, tile.segment))
             data = data.as_segments()
         N, columns, positions = data.sizes
         total_rows = N * cdiv(positions, tile.positions)
         column_blocks = cdiv(columns, tile.segment or tile.columns)
-        tiles = cdiv(total_rows, tile.rows)
-        rows_per_part = tile.rows * tiles_per_cta(Workload.of(tile, column_blocks, tiles, steps.itemsize, chip))
+        tile_count = cdiv(total_rows, tile.rows)
+        rows_per_part = tile.rows * tiles.tiles_per_cta(
+            tiles.Workload.of(tile, column_blocks, tile_count, steps.itemsize, chip)
+        )
         parts = cdiv(total_rows, rows_per_part)
         spec, stages = data.tile_spec(tile), tile.stages
         if rows_per_part == tile.rows:  # a CTA has one tile, whose rows are masked with its positions
@@ -213,7 +201,10 @@ class _ReduceWork:
             entries=parts * blocks,
             layout=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
             grid=(parts * column_blocks, 1, 1),
-            constants={"TILE": spec, "REDUCE": ReduceSpec(channels, channel_elements, halvings, stages, parts == 1)},
+            constants={
+                "TILE": spec,
+                "REDUCE": tiles.ReduceSpec(channels, channel_elements, halvings, stages, parts == 1),
+            },
             options=Options(tile.warps, tile.ctas_per_sm),
         )
 
@@ -325,5 +316,5 @@ def gather_stats(problem: Problem, chip: Chip) -> Steps:
     momentum, eps = (float64_bits(problem.attributes[name]) for name in ("momentum", "eps"))
     arguments = [*tensors, ranks, C, momentum, eps, *_strides_of([*running, *outputs])]
     grid = (cdiv(C, _GATHER_TILE["CHANNELS"]), 1, 1)
-    steps.add(Step(batch_norm_gather_stats, grid, arguments, _GATHER_TILE))
+    steps.add(Step(reduce_kernels.batch_norm_gather_stats, grid, arguments, _GATHER_TILE))
     return steps

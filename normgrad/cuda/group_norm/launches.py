@@ -24,21 +24,8 @@ from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
 from normgrad.cuda.device.pack16 import UNPACKED
-from normgrad.cuda.group_norm import channels_last_kernels, contiguous_kernels, rows_kernels
-from normgrad.cuda.group_norm.tiles import (
-    FEW_ELEMENTS,
-    ChannelsLastTile,
-    ChannelsLastTileSpec,
-    EntrySpec,
-    GroupTile,
-    GroupTileSpec,
-    Sizes,
-    channels_last_tile,
-    forward_group_row_tile,
-    group_row_tile,
-    group_tile,
-    prefer_rows,
-)
+from normgrad.cuda.group_norm import channels_last_kernels, contiguous_kernels, rows_kernels, tiles
+from normgrad.cuda.group_norm.tiles import Sizes
 from normgrad.cuda.launch import FLOAT64, INT64, Argument, Options, Scratch, Step, float64_bits
 from normgrad.cuda.layer_norm.tiles import RowTile, RowTileSpec, forward_segments
 from normgrad.cuda.operands import Operand, all_vector_aligned, pack_operands, present, row_vector, strides_in_vectors
@@ -77,7 +64,7 @@ def _layout(sizes: Sizes, steps: Steps, operands: list[Operand], tensors: int) -
 
     The first ``tensors`` of the operands are read: 1 forward, 2 backward. The input is the last of them.
     """
-    if sizes.C * sizes.HxW and prefer_rows(sizes.D, sizes.HxW, steps.itemsize, tensors):
+    if sizes.C * sizes.HxW and tiles.prefer_rows(sizes.D, sizes.HxW, steps.itemsize, tensors):
         rows = as_rows(sizes, operands)
         if rows is not None:
             return "rows", rows
@@ -92,7 +79,7 @@ _MAX_VECTOR = 8  # words of the widest access: of 16-bit elements
 _CHAIN = 16  # float32 elements that a thread adds up one by one at the most: equal ones may all be rounded the same way
 
 
-def _choose_tile(sizes: Sizes, chip: Chip, inputs: Sequence[Operand], itemsize: int, packed: bool) -> GroupTile:
+def _choose_tile(sizes: Sizes, chip: Chip, inputs: Sequence[Operand], itemsize: int, packed: bool) -> tiles.GroupTile:
     """Choose the tile for these inputs, whose elements have ``itemsize`` bytes at the most.
 
     ``packed``: 16-bit elements are loaded in vectors. Otherwise each takes a register, as a float32 one does, and its
@@ -104,8 +91,8 @@ def _choose_tile(sizes: Sizes, chip: Chip, inputs: Sequence[Operand], itemsize: 
         chip = replace(chip, max_active_clusters=None)
     if packed or itemsize == FLOAT32.itemsize:
         mixed = len({operand.pointer.dtype for operand in inputs if operand.pointer is not None}) > 1
-        return group_tile(*dimensions, itemsize, chip, tensors, mixed)
-    tile = group_tile(*dimensions, FLOAT32.itemsize, chip, tensors)
+        return tiles.group_tile(*dimensions, itemsize, chip, tensors, mixed)
+    tile = tiles.group_tile(*dimensions, FLOAT32.itemsize, chip, tensors)
     warps = max(tile.positions * tile.groups * tile.channels // 512, tile.warps)
     return replace(tile, warps=warps, ctas_per_sm=min(tile.ctas_per_sm, max(16 // warps, 1)))
 
@@ -114,7 +101,7 @@ def _positions_strided(operands: Sequence[Operand]) -> bool:
     return any(operand.strides[2] != 1 for operand in operands)
 
 
-def _group_spec(sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[Operand]) -> GroupTileSpec:
+def _group_spec(sizes: Sizes, tile: tiles.GroupTile, packing: int, operands: Sequence[Operand]) -> tiles.GroupTileSpec:
     """Describe a tile of packed operands.
 
     Offsets have 64 bits where those within a tile, or the count of work items or channels a round further, need them.
@@ -127,7 +114,7 @@ def _group_spec(sizes: Sizes, tile: GroupTile, packing: int, operands: Sequence[
     many = sizes.N * sizes.group >= 2**30 or sizes.C >= 2**30
     per_word = 1 if packing == UNPACKED.value else 2
     padded = tile.positions * tile.position_parts, tile.channels * tile.channel_parts
-    return GroupTileSpec(
+    return tiles.GroupTileSpec(
         **asdict(tile),
         D=sizes.D,
         words=tile.positions // per_word,
@@ -150,7 +137,7 @@ def _vector(words: Sequence[int], operands: Sequence[Operand]) -> int:
     return math.gcd(_MAX_VECTOR, *words, *(stride for found in strides for stride in found[:2]))
 
 
-def _backward_segments(tile: GroupTile, itemsize: int, load_bytes: int) -> dict[str, int]:
+def _backward_segments(tile: tiles.GroupTile, itemsize: int, load_bytes: int) -> dict[str, int]:
     """Return how the positions of a tile are summed: a thread adds up no more than sixteen float32 elements in a chain.
 
     ``load_bytes``: of a thread's loads, 0 if unknown. Where these are whole vectors, a thread adds up the elements of a
@@ -164,7 +151,7 @@ def _backward_segments(tile: GroupTile, itemsize: int, load_bytes: int) -> dict[
     return {"SEGMENTS": tile.positions * itemsize // (threads * VECTOR_BYTES), "ADJACENT": 1}
 
 
-def _forward_segments(tile: GroupTile, itemsize: int, contiguous: bool) -> int:
+def _forward_segments(tile: tiles.GroupTile, itemsize: int, contiguous: bool) -> int:
     """Return into how many segments a tile of one group falls, in each of which every thread holds a vector; up to 8.
 
     Not where adjacent lanes may hold different channels (several groups, strided positions): after a sum over segments
@@ -190,7 +177,9 @@ def _contiguous_backward(
     group_blocks = cdiv(sizes.group, tile.groups)
     cta_groups = CtaGroups.of(tile.parts if steps.wants("grad_input") else 1, N * group_blocks, tile, chip)
     # The roundings of few terms are a visible share of the bound, and of strided positions a thread may add up many.
-    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.positions <= FEW_ELEMENTS
+    few = (
+        steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.channels * tile.positions <= tiles.FEW_ELEMENTS
+    )
     float64 = few or strided
     partial = steps.partial_sums(len(outputs), N * tile.position_parts, sizes.C, float64)
     mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
@@ -252,7 +241,7 @@ _STATISTICS_GROUPS = 4  # of a program of the statistics kernel
 class ChannelBlocks:
     """How the data is split into blocks of channels, parts of positions and tiles; see ``channels_last_kernels``."""
 
-    def __init__(self, sizes: Sizes, itemsize: int, tile: ChannelsLastTile) -> None:
+    def __init__(self, sizes: Sizes, itemsize: int, tile: tiles.ChannelsLastTile) -> None:
         D, channels = sizes.D, tile.channels
         self.sizes, self.itemsize, self.tile = sizes, itemsize, tile
         self.blocks = cdiv(sizes.C, channels)  # of channels
@@ -264,20 +253,22 @@ class ChannelBlocks:
         self.blocks_per_group = min(cdiv(D - 1, channels) + 1, self.blocks)
         if channels % D == 0 or D % channels == 0:
             self.blocks_per_group = cdiv(D, channels)
-        self.entries = EntrySpec(D, channels, self.parts, self.blocks_per_group)
+        self.entries = tiles.EntrySpec(D, channels, self.parts, self.blocks_per_group)
         self.entry_count = sizes.N * sizes.group * self.parts * self.blocks_per_group
 
     def entries_at_once(self, groups: int, smallest: int = 1) -> int:
         """Return how many entries of each group a program with ``groups`` groups adds up at a time."""
         return min(max(_ENTRY_TILE // groups, smallest), next_power_of_2(self.parts * self.blocks_per_group))
 
-    def _tile_spec(self, positions: int, steps: int, packing: int, operands: Sequence[Operand]) -> ChannelsLastTileSpec:
+    def _tile_spec(
+        self, positions: int, steps: int, packing: int, operands: Sequence[Operand]
+    ) -> tiles.ChannelsLastTileSpec:
         """Describe tiles of ``positions``, of which a program has so many; ``operands`` are packed."""
         channels = self.tile.channels
         rows = self.tile.warps * 32 * (VECTOR_BYTES // self.itemsize) // channels
         strides = [operand.strides for operand in present(operands)]
         extent = max(positions * abs(position) + channels * abs(channel) for _, channel, position in strides)
-        return ChannelsLastTileSpec(
+        return tiles.ChannelsLastTileSpec(
             D=self.sizes.D,
             channels=channels,
             words=channels if packing == UNPACKED.value else channels // 2,
@@ -324,9 +315,9 @@ def _channels_last_backward(
     """Add launches that reduce, compute grad_input, and add up the partial sums of the weight gradients."""
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
-    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 2))
+    work = ChannelBlocks(sizes, itemsize, tiles.channels_last_tile(C, HxW, group, itemsize, chip, 2))
     one_entry = work.parts * work.blocks_per_group == 1
-    few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= FEW_ELEMENTS
+    few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= tiles.FEW_ELEMENTS
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     partial = steps.partial_sums(len(outputs), N * work.parts, C, float64=few)
     sums = steps.scratch(work.entry_count * (2 if few else 1), INT64)
@@ -352,7 +343,7 @@ def _channels_last_forward(
     """Add launches for the moments of blocks, the statistics of groups, and the output."""
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
-    work = ChannelBlocks(sizes, itemsize, channels_last_tile(C, HxW, group, itemsize, chip, 1))
+    work = ChannelBlocks(sizes, itemsize, tiles.channels_last_tile(C, HxW, group, itemsize, chip, 1))
     moments = steps.scratch(2 * work.entry_count, INT64)
     statistics64 = steps.scratch(2 * N * group, FLOAT64)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
@@ -422,12 +413,12 @@ class RowWork:
         columns = sizes.D * HxW
         room = chip.multiprocessors * tile.ctas_per_sm // tile.parts
         self.groups_at_once = cdiv(group, cdiv(group, max(room, 1)))
-        tiles = cdiv(N, tile.rows)
-        self.per_group = min(max(room // self.groups_at_once, 1), tiles)
+        sample_tiles = cdiv(N, tile.rows)
+        self.per_group = min(max(room // self.groups_at_once, 1), sample_tiles)
         if partial_sums and tile.parts == 1:  # no more than leave no SM idle, or have enough samples each
-            needed = min(max(chip.multiprocessors // self.groups_at_once, 1), tiles)
+            needed = min(max(chip.multiprocessors // self.groups_at_once, 1), sample_tiles)
             self.per_group = min(self.per_group, max(cdiv(N, _MIN_SAMPLES), needed))
-        self.per_group = cdiv(tiles, cdiv(tiles, self.per_group))
+        self.per_group = cdiv(sample_tiles, cdiv(sample_tiles, self.per_group))
         count = self.groups_at_once * self.per_group
         self.cta_groups = replace(CtaGroups.of(parts, N, tile, chip), count=count)
         packing, self.operands = pack_operands(operands, columns)
@@ -443,7 +434,7 @@ def _rows_backward(
     """Add one launch over the rows, and one that adds up the weight gradients over CTA groups and positions."""
     N, C, HxW, group = sizes
     columns = sizes.D * HxW
-    tile = group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
+    tile = tiles.group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
     parts = tile.parts if steps.wants("grad_input") else 1
     work = RowWork(sizes, tile, chip, operands, parts, partial_sums=bool(outputs))
     # Results of float32 data are computed in float64, so its sums take no conversions more.
@@ -489,7 +480,7 @@ def _rows_forward(
     """Add one launch over the rows."""
     N, _, HxW, group = sizes
     columns = sizes.D * HxW
-    tile = forward_group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
+    tile = tiles.forward_group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
     work = RowWork(sizes, tile, chip, operands, tile.parts, partial_sums=False)
     mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
@@ -498,6 +489,6 @@ def _rows_forward(
     tensors = [x, *parameters, output, mean.pointer, rstd.pointer, mailbox.memory]
     counts = [N, group, HxW, columns, eps_bits, work.groups_at_once, work.per_group]
     arguments = [*tensors, *counts, *work.strides, mean.strides[0], rstd.strides[0]]
-    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= FEW_ELEMENTS
+    few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= tiles.FEW_ELEMENTS
     constants = {"TILE": work.spec, "D": sizes.D, "FLOAT64": few, "SEGMENTS": forward_segments(tile, steps.itemsize)}
     add_launches(steps, work.cta_groups, mailbox, tile, rows_kernels.group_norm_forward_rows, arguments, constants)
