@@ -60,13 +60,7 @@ def allow_cluster(driver: Any, function: Any, ctas: int, shared: int) -> None:
 
 
 def launch_config(
-    driver: Any,
-    grid: tuple[int, int, int],
-    threads: int,
-    shared: int,
-    cluster: int = 1,
-    pdl: bool = False,
-    cooperative: bool = False,
+    driver: Any, grid: tuple[int, int, int], threads: int, shared: int, cluster: int, pdl: bool, cooperative: bool
 ) -> Any:
     """Return a ``CUlaunchConfig`` for the default stream, with ``cluster`` CTAs in a cluster."""
     attributes: list[Any] = []
@@ -147,15 +141,8 @@ class DriverLaunches:
         launches = []
         for step, kernel, first in self._steps:
             metadata = kernel.metadata
-            config = launch_config(
-                self._driver,
-                step.grid,
-                32 * metadata.num_warps,
-                metadata.shared,
-                step.options.cluster,
-                metadata.launch_pdl,
-                metadata.launch_cooperative_grid,
-            )
+            size = step.grid, 32 * metadata.num_warps, metadata.shared, step.options.cluster
+            config = launch_config(self._driver, *size, metadata.launch_pdl, metadata.launch_cooperative_grid)
             launches.append((config, self._driver.CUfunction(kernel.function), pointers_at + 8 * first))
         return _Buffers(values, pointers, launches, stream=0)
 
@@ -271,7 +258,7 @@ def _occupancy(device: int, ctas: int, ctas_per_sm: int) -> int:
 def max_active_clusters(driver: Any, function: int, ctas: int, shared: int) -> int:
     """Return how many clusters of a kernel are resident at once; 0 where the driver does not say."""
     handle = driver.CUfunction(function)
-    config = launch_config(driver, (ctas, 1, 1), _OCCUPANCY_THREADS, shared, cluster=ctas)
+    config = launch_config(driver, (ctas, 1, 1), _OCCUPANCY_THREADS, shared, ctas, pdl=False, cooperative=False)
     try:
         allow_cluster(driver, handle, ctas, shared)
     except NotLaunchable:

@@ -119,7 +119,8 @@ class Steps:
         """
         view = self._problem.views[name]
         strides = _strides_in_place(view, sizes, contiguous_columns)
-        overlapped = any(overlap(view, output) and not _identical(view, output) for output in self._outputs)
+        others = (out for out in self._outputs if out.address != view.address or not out.same_layout(view))
+        overlapped = any(overlap(view, output) for output in others)
         if strides is not None and overlapped:  # a copy in the same memory order
             strides = _strides_in_place(_dense(view), sizes, contiguous_columns)
             if strides is not None:
@@ -201,10 +202,6 @@ def _dense(view: View) -> View:
     for axis in sorted(range(view.rank), key=lambda axis: (abs(view.strides[axis]), -axis)):
         strides[axis], below = below, below * view.shape[axis]
     return replace(view, strides=tuple(strides))
-
-
-def _identical(view: View, other: View) -> bool:
-    return view.address == other.address and view.same_layout(other)
 
 
 def _sum_tile(rows: int, columns: int, outputs: int) -> tuple[int, int, int]:
