@@ -26,7 +26,14 @@ from normgrad.bench.compilation import compile_ahead
 from normgrad.bench.contenders.streaming import DeviceCopy
 from normgrad.bench.workload import Workload, workload
 from normgrad.cuda.batch_norm import tiles as batch_norm
-from normgrad.cuda.batch_norm.tiles import Access, ElementwiseTile, ReduceTile, reduce_tile, segment_choices, tile_shape
+from normgrad.cuda.batch_norm.tiles import (
+    DataLayout,
+    ElementwiseTile,
+    ReduceTile,
+    reduce_tile,
+    segment_choices,
+    tile_shape,
+)
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, next_power_of_2
 from normgrad.cuda.group_norm import tiles as group_norm
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
@@ -235,7 +242,7 @@ def segment_cases() -> list[Case]:
             elementwise += [ElementwiseTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
             for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
                 found += [Case(operator, sizes, dtype, tile=tile) for tile in elementwise]
-            reduce = [reduce_tile(N, C, HxW, itemsize, Chip(132), Access(True, math.gcd(16, HxW * itemsize)))]
+            reduce = [reduce_tile(DataLayout(sizes, itemsize, True, math.gcd(16, HxW * itemsize)), Chip(132))]
             for samples, ctas_per_sm, stages in SEGMENT_TILES:
                 width = 2048 // itemsize
                 depth = fit_stages(stages, ctas_per_sm, 2 * samples * 2048, Chip(132))

@@ -26,7 +26,7 @@ _GATHER_TILE = {"ROWS": 16, "CHANNELS": 16}
 class Data:
     """The data of a call as a kernel sees it: sizes [N, columns, positions], and operands with strides over these."""
 
-    sizes: Shape
+    sizes: tuple[int, int, int]
     operands: list[Operand]
 
     @classmethod
@@ -92,10 +92,11 @@ class Data:
             return itemsize
         return min(VECTOR_BYTES, itemsize * self.vector)
 
-    def access(self, itemsize: int) -> tiles.Access:
-        """Return how the elements can be loaded."""
+    def layout(self, itemsize: int) -> tiles.DataLayout:
+        """Return what a tile is chosen by."""
         segment_nbytes = self.as_segments().load_bytes(itemsize) if self.contiguous_samples else 0
-        return tiles.Access(self.contiguous_positions, self.load_bytes(itemsize), segment_nbytes)
+        nbytes = self.load_bytes(itemsize)
+        return tiles.DataLayout(self.sizes, itemsize, self.contiguous_positions, nbytes, segment_nbytes)
 
     def tile_spec(self, tile: tiles.ElementwiseTile | tiles.ReduceTile) -> tiles.TileSpec:
         """Describe a tile of this data, which is ``as_segments`` for a segment tile."""
@@ -126,23 +127,21 @@ def _add_elementwise(
     steps: Steps, chip: Chip, data: Data, kernel: Any, arguments: Sequence[Argument], **constants: Any
 ) -> None:
     """Add the launch of an elementwise kernel, which takes a tile a program; ``arguments``: those before the sizes."""
-    access = data.access(steps.itemsize)
+    layout = data.layout(steps.itemsize)
     # Float64 elements of three tensors take many registers: with 64 of them a thread, eight CTAs fit on an SM.
-    three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
+    three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not layout.contiguous_positions
     thread_bytes, ctas_per_sm = (32, 8) if three_float64 else (64, 0)
-    N, C, HxW = data.sizes
-    tile = tiles.elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
+    tile = tiles.elementwise_tile(layout, chip, thread_bytes)
     channel_length = 1
     if tile.segment:
-        channel_length = HxW
+        channel_length = data.sizes[2]
         data = data.as_segments()
     N, columns, positions = data.sizes
     rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
     grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
     arguments = [*arguments, *data.sizes, channel_length, *data.strides]
-    steps.add(
-        Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps, ctas_per_sm))
-    )
+    constants["TILE"] = data.tile_spec(tile)
+    steps.add(Step(kernel, grid, arguments, constants, Options(tile.warps, ctas_per_sm)))
 
 
 def _halvings(tile: tiles.ReduceTile, width: int) -> tuple[int, int, int]:
@@ -165,7 +164,9 @@ class _ReduceWork:
     """How the rows of a channel are shared out to CTAs that reduce them, and the launch that does so."""
 
     entries: int  # partial sums of a channel that a second launch combines; 1 where there is none
-    layout: list[Argument]  # sizes, rows of a part, columns of a channel, blocks of a channel, strides
+    arguments: list[
+        Argument
+    ]  # of the launch, after the tensors: sizes, rows of a part, columns of a channel, blocks of a channel, strides
     grid: tuple[int, int, int]
     constants: dict[str, Any]
     options: Options
@@ -173,38 +174,34 @@ class _ReduceWork:
     @classmethod
     def of(cls, steps: Steps, data: Data, chip: Chip) -> _ReduceWork:
         """Return as many parts as can be resident at once."""
-        access = data.access(steps.itemsize)
-        N, C, HxW = data.sizes
-        tile = tiles.reduce_tile(N, C, HxW, steps.itemsize, chip, access)
+        layout = data.layout(steps.itemsize)
+        tile = tiles.reduce_tile(layout, chip)
         channel_length, blocks, channels, channel_elements = 1, 1, tile.columns, 1
         if tile.segment:
-            channel_length, blocks = HxW, tiles.blocks_per_channel(HxW, tile.segment)
+            HxW = channel_length = data.sizes[2]
+            blocks = tiles.blocks_per_channel(HxW, tile.segment)
             channels = next_power_of_2(tiles.channels_per_segment(HxW, tile.segment))
             channel_elements = next_power_of_2(min(HxW, tile.segment))
             data = data.as_segments()
         N, columns, positions = data.sizes
         total_rows = N * cdiv(positions, tile.positions)
         column_blocks = cdiv(columns, tile.segment or tile.columns)
-        tile_count = cdiv(total_rows, tile.rows)
-        rows_per_part = tile.rows * tiles.tiles_per_cta(
-            tiles.Workload.of(tile, column_blocks, tile_count, steps.itemsize, chip)
-        )
+        work = tiles.Workload.of(tile, column_blocks, cdiv(total_rows, tile.rows), steps.itemsize, chip)
+        rows_per_part = tile.rows * tiles.tiles_per_cta(work)
         parts = cdiv(total_rows, rows_per_part)
         spec, stages = data.tile_spec(tile), tile.stages
         if rows_per_part == tile.rows:  # a CTA has one tile, whose rows are masked with its positions
             spec = replace(spec, mask_positions=spec.mask_positions or total_rows % rows_per_part != 0)
             stages = 0
         contiguous = tile.columns > 1 or data.contiguous_positions
-        load_bytes = access.segment_nbytes if tile.segment else access.nbytes
+        load_bytes = layout.segment_nbytes if tile.segment else layout.nbytes
         halvings = _halvings(tile, load_bytes // steps.itemsize if contiguous else 1)
+        reduce = tiles.ReduceSpec(channels, channel_elements, halvings, stages, parts == 1)
         return cls(
             entries=parts * blocks,
-            layout=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
+            arguments=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
             grid=(parts * column_blocks, 1, 1),
-            constants={
-                "TILE": spec,
-                "REDUCE": tiles.ReduceSpec(channels, channel_elements, halvings, stages, parts == 1),
-            },
+            constants={"TILE": spec, "REDUCE": reduce},
             options=Options(tile.warps, tile.ctas_per_sm),
         )
 
@@ -243,7 +240,7 @@ def _add_reduction(
     partial = steps.scratch(values * work.entries * C, FLOAT64) if work.entries > 1 else None
     results = outputs if partial is None else [None] * len(outputs)
     tensors = [*data.pointers, *map(steps.contiguous_input, vectors), partial]
-    steps.add(Step(reduce, work.grid, [*tensors, *results, *work.layout], work.constants, work.options))
+    steps.add(Step(reduce, work.grid, [*tensors, *results, *work.arguments], work.constants, work.options))
     if partial is not None:
         _add_combine(steps, combine, [partial, *outputs], work.entries, C)
 
