@@ -22,7 +22,7 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
-from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
+from normgrad.cuda.cta_groups import CtaGroups
 from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.group_norm import channels_last_kernels, contiguous_kernels, rows_kernels, tiles
 from normgrad.cuda.group_norm.tiles import Sizes
@@ -182,7 +182,7 @@ def _contiguous_backward(
     )
     float64 = few or strided
     partial = steps.partial_sums(len(outputs), N * tile.position_parts, sizes.C, float64)
-    mailbox = Mailbox.of(steps, cta_groups, N * sizes.group)
+    mailbox = cta_groups.mailbox(steps, N * sizes.group)
     grad_out, x, grad_input = operands
     tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial, mailbox.memory]
     spec = _group_spec(sizes, replace(tile, cluster=cta_groups.cluster), packing, operands)
@@ -197,9 +197,7 @@ def _contiguous_backward(
     }
     counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
     arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector)]
-    add_launches(
-        steps, cta_groups, mailbox, tile, contiguous_kernels.group_norm_backward_contiguous, arguments, constants
-    )
+    cta_groups.add_launches(steps, mailbox, contiguous_kernels.group_norm_backward_contiguous, arguments, constants)
     if outputs:
         steps.sum_partials(partial, N * tile.position_parts, sizes.C, outputs)
 
@@ -218,7 +216,7 @@ def _contiguous_forward(
     packing, operands = pack_operands(operands, HxW)
     group_blocks = cdiv(sizes.group, tile.groups)
     cta_groups = CtaGroups.of(tile.parts, N * group_blocks, tile, chip)
-    mailbox = Mailbox.of(steps, cta_groups, 2 * N * sizes.group)
+    mailbox = cta_groups.mailbox(steps, 2 * N * sizes.group)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
     x, output = operands
     mean, rstd = statistics
@@ -227,9 +225,7 @@ def _contiguous_forward(
     constants = {"TILE": spec, "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1)}
     counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
     arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector), mean.strides[0], rstd.strides[0]]
-    add_launches(
-        steps, cta_groups, mailbox, tile, contiguous_kernels.group_norm_forward_contiguous, arguments, constants
-    )
+    cta_groups.add_launches(steps, mailbox, contiguous_kernels.group_norm_forward_contiguous, arguments, constants)
 
 
 # Contiguous channels.
@@ -440,13 +436,13 @@ def _rows_backward(
     # Results of float32 data are computed in float64, so its sums take no conversions more.
     float64 = steps.itemsize == FLOAT32.itemsize
     partial = steps.partial_sums(len(outputs), work.per_group, C * HxW, float64)
-    mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group if float64 else N * group)
+    mailbox = work.cta_groups.mailbox(steps, 2 * N * group if float64 else N * group)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     grad_out, x, grad_input = (operand.pointer for operand in work.operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, N, group, HxW, columns, work.groups_at_once, work.per_group, *work.strides]
     constants = {"TILE": work.spec, "D": sizes.D, "FLOAT64": float64, "WANT": steps.wanted_gradients}
-    add_launches(steps, work.cta_groups, mailbox, tile, rows_kernels.group_norm_backward_rows, arguments, constants)
+    work.cta_groups.add_launches(steps, mailbox, rows_kernels.group_norm_backward_rows, arguments, constants)
     if outputs:
         _add_sums(steps, partial, work.per_group, sizes, outputs)
 
@@ -482,7 +478,7 @@ def _rows_forward(
     columns = sizes.D * HxW
     tile = tiles.forward_group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
     work = RowWork(sizes, tile, chip, operands, tile.parts, partial_sums=False)
-    mailbox = Mailbox.of(steps, work.cta_groups, 2 * N * group)
+    mailbox = work.cta_groups.mailbox(steps, 2 * N * group)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
     x, output = (operand.pointer for operand in work.operands)
     mean, rstd = statistics
@@ -491,4 +487,4 @@ def _rows_forward(
     arguments = [*tensors, *counts, *work.strides, mean.strides[0], rstd.strides[0]]
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= tiles.FEW_ELEMENTS
     constants = {"TILE": work.spec, "D": sizes.D, "FLOAT64": few, "SEGMENTS": forward_segments(tile, steps.itemsize)}
-    add_launches(steps, work.cta_groups, mailbox, tile, rows_kernels.group_norm_forward_rows, arguments, constants)
+    work.cta_groups.add_launches(steps, mailbox, rows_kernels.group_norm_forward_rows, arguments, constants)

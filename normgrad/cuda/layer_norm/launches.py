@@ -10,7 +10,7 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
-from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
+from normgrad.cuda.cta_groups import CtaGroups
 from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.launch import Argument, float64_bits
 from normgrad.cuda.layer_norm import tiles
@@ -67,7 +67,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     partial = steps.partial_sums(len(outputs), cta_groups.count, N, weight_float64)
     vector = row_vector(N, packing, operands)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
-    mailbox = Mailbox.of(steps, cta_groups, 2 * M if tile.float64 else M)
+    mailbox = cta_groups.mailbox(steps, 2 * M if tile.float64 else M)
     grad_out, x, grad_input = (operand.pointer for operand in operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)]
@@ -78,7 +78,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         "WEIGHT_FLOAT64": weight_float64,
         "WANT": steps.wanted_gradients,
     }
-    add_launches(steps, cta_groups, mailbox, tile, layer_norm_backward, arguments, constants)
+    cta_groups.add_launches(steps, mailbox, layer_norm_backward, arguments, constants)
     if outputs:
         steps.sum_partials(partial, cta_groups.count, N, outputs)
     return steps
@@ -101,7 +101,7 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     if segments == 1:
         tile = tiles.with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
     cta_groups = CtaGroups.of(tile.parts, cdiv(M, tile.rows), tile, chip)
-    mailbox = Mailbox.of(steps, cta_groups, 2 * M)
+    mailbox = cta_groups.mailbox(steps, 2 * M)
     packing, operands = pack_operands(operands, N)
     vector = row_vector(N, packing, operands)
     # Packed where weight and bias share the registers with a tile whose results are still to be written.
@@ -118,5 +118,5 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         "SEGMENTS": segments,
         "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
     }
-    add_launches(steps, cta_groups, mailbox, tile, layer_norm_forward, arguments, constants)
+    cta_groups.add_launches(steps, mailbox, layer_norm_forward, arguments, constants)
     return steps
