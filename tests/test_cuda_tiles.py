@@ -131,7 +131,7 @@ def test_channels_last_tiles_fit(chip: Chip, itemsize: int, tensors: int, C: int
 def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], width: int) -> None:
     _, C, HxW, group = sizes
     D = C // group
-    work = ChannelBlocks(Sizes(*sizes), 2, ChannelsLastTile(width, 4, 2, 4, 4, 3, 4, 4, 4))
+    work = ChannelBlocks(Sizes(*sizes), 2, ChannelsLastTile(width, 4, 2, 4, 4, 3, 4, 4, 4), UNPACKED.value)
     assert work.parts * work.part_positions >= HxW
     assert work.blocks * width >= C
     assert max((q * D + D - 1) // width - q * D // width + 1 for q in range(group)) <= work.blocks_per_group

@@ -237,9 +237,9 @@ _STATISTICS_GROUPS = 4  # of a program of the statistics kernel
 class ChannelBlocks:
     """How the data is split into blocks of channels, parts of positions and tiles; see ``channels_last_kernels``."""
 
-    def __init__(self, sizes: Sizes, itemsize: int, tile: tiles.ChannelsLastTile) -> None:
+    def __init__(self, sizes: Sizes, itemsize: int, tile: tiles.ChannelsLastTile, packing: int) -> None:
         D, channels = sizes.D, tile.channels
-        self.sizes, self.itemsize, self.tile = sizes, itemsize, tile
+        self.sizes, self.itemsize, self.tile, self.packing = sizes, itemsize, tile, packing
         self.blocks = cdiv(sizes.C, channels)  # of channels
         self.part_positions = tile.positions * tile.steps  # of a part, which one program reduces
         self.parts = cdiv(sizes.HxW, self.part_positions)  # of a sample's positions
@@ -256,9 +256,7 @@ class ChannelBlocks:
         """Return how many entries of each group a program with ``groups`` groups adds up at a time."""
         return min(max(_ENTRY_TILE // groups, smallest), next_power_of_2(self.parts * self.blocks_per_group))
 
-    def _tile_spec(
-        self, positions: int, steps: int, packing: int, operands: Sequence[Operand]
-    ) -> tiles.ChannelsLastTileSpec:
+    def _tile_spec(self, positions: int, steps: int, operands: Sequence[Operand]) -> tiles.ChannelsLastTileSpec:
         """Describe tiles of ``positions``, of which a program has so many; ``operands`` are packed."""
         channels = self.tile.channels
         rows = self.tile.warps * 32 * (VECTOR_BYTES // self.itemsize) // channels
@@ -267,42 +265,36 @@ class ChannelBlocks:
         return tiles.ChannelsLastTileSpec(
             D=self.sizes.D,
             channels=channels,
-            words=channels if packing == UNPACKED.value else channels // 2,
+            words=channels if self.packing == UNPACKED.value else channels // 2,
             positions=positions,
             groups=self.groups,
             rows=min(max(rows, 1), positions),
             steps=steps,
             stages=self.tile.stages,
-            packing=packing,
+            packing=self.packing,
             masked=self.sizes.HxW % (positions * steps) != 0 or self.sizes.C % channels != 0,
             offset64=max(extent, 2 * self.sizes.C) >= 2**31,
         )
 
     def reduce_step(
-        self, kernel: Any, arguments: Sequence[Argument], packing: int, operands: Sequence[Operand], **constants: Any
+        self, kernel: Any, arguments: Sequence[Argument], operands: Sequence[Operand], **constants: Any
     ) -> Step:
         """Return the launch that computes the entries; ``operands`` are packed."""
         tile = self.tile
-        spec = self._tile_spec(tile.positions, tile.steps, packing, operands)
-        every = {"TILE": spec, "ENTRIES": self.entries, **constants}
+        constants |= {"TILE": self._tile_spec(tile.positions, tile.steps, operands), "ENTRIES": self.entries}
         grid = self.sizes.N * self.parts * self.blocks, 1, 1
-        return Step(
-            kernel,
-            grid,
-            [*arguments, *(operand.strides for operand in operands)],
-            every,
-            Options(tile.warps, tile.ctas_per_sm),
-        )
+        arguments = [*arguments, *(operand.strides for operand in operands)]
+        return Step(kernel, grid, arguments, constants, Options(tile.warps, tile.ctas_per_sm))
 
     def apply_step(
-        self, kernel: Any, arguments: Sequence[Argument], packing: int, operands: Sequence[Operand], **constants: Any
+        self, kernel: Any, arguments: Sequence[Argument], operands: Sequence[Operand], **constants: Any
     ) -> Step:
         """Return the launch that computes the results; ``operands`` are packed."""
         tile = self.tile
-        every = {"TILE": self._tile_spec(tile.apply_positions, 1, packing, operands), **constants}
+        constants["TILE"] = self._tile_spec(tile.apply_positions, 1, operands)
         grid = self.sizes.N * self.apply_tiles * self.blocks, 1, 1
-        options = Options(tile.apply_warps, tile.apply_ctas_per_sm, pdl=True)
-        return Step(kernel, grid, [*arguments, *(operand.strides for operand in operands)], every, options)
+        arguments = [*arguments, *(operand.strides for operand in operands)]
+        return Step(kernel, grid, arguments, constants, Options(tile.apply_warps, tile.apply_ctas_per_sm, pdl=True))
 
 
 def _channels_last_backward(
@@ -311,24 +303,24 @@ def _channels_last_backward(
     """Add launches that reduce, compute grad_input, and add up the partial sums of the weight gradients."""
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
-    work = ChannelBlocks(sizes, itemsize, tiles.channels_last_tile(C, HxW, group, itemsize, chip, 2))
+    packing, operands = pack_operands(operands, C, axis=1)
+    work = ChannelBlocks(sizes, itemsize, tiles.channels_last_tile(C, HxW, group, itemsize, chip, 2), packing)
     one_entry = work.parts * work.blocks_per_group == 1
     few = steps.itemsize == FLOAT32.itemsize and one_entry and sizes.D * work.part_positions <= tiles.FEW_ELEMENTS
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     partial = steps.partial_sums(len(outputs), N * work.parts, C, float64=few)
     sums = steps.scratch(work.entry_count * (2 if few else 1), INT64)
-    packing, operands = pack_operands(operands, C, axis=1)
     grad_out, x, grad_input = operands
     inputs = [grad_out.pointer, x.pointer, *parameters]
     arguments = [*inputs, partial, sums, N, group, work.blocks, HxW]
     kernel = channels_last_kernels.group_norm_backward_channels_last_reduce
-    steps.add(work.reduce_step(kernel, arguments, packing, [grad_out, x], FLOAT64=few, WANT=steps.wanted_gradients))
+    steps.add(work.reduce_step(kernel, arguments, [grad_out, x], FLOAT64=few, WANT=steps.wanted_gradients))
     if steps.wants("grad_input"):
         arguments = [*inputs, grad_input.pointer, sums, group, work.blocks, work.apply_tiles, HxW]
         at_once = work.entries_at_once(work.groups, smallest=16)
         constants = {"ENTRIES": work.entries, "ENTRIES_AT_ONCE": at_once, "FLOAT64": few}
         kernel = channels_last_kernels.group_norm_backward_channels_last_apply
-        steps.add(work.apply_step(kernel, arguments, packing, operands, **constants))
+        steps.add(work.apply_step(kernel, arguments, operands, **constants))
     if outputs:
         steps.sum_partials(partial, N * work.parts, C, outputs)
 
@@ -339,14 +331,14 @@ def _channels_last_forward(
     """Add launches for the moments of blocks, the statistics of groups, and the output."""
     N, C, HxW, group = sizes
     itemsize = steps.narrowest_itemsize
-    work = ChannelBlocks(sizes, itemsize, tiles.channels_last_tile(C, HxW, group, itemsize, chip, 1))
+    packing, operands = pack_operands(operands, C, axis=1)
+    work = ChannelBlocks(sizes, itemsize, tiles.channels_last_tile(C, HxW, group, itemsize, chip, 1), packing)
     moments = steps.scratch(2 * work.entry_count, INT64)
     statistics64 = steps.scratch(2 * N * group, FLOAT64)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
-    packing, operands = pack_operands(operands, C, axis=1)
     x, output = operands
     arguments: list[Argument] = [x.pointer, moments, group, work.blocks, HxW]
-    steps.add(work.reduce_step(channels_last_kernels.group_norm_forward_channels_last_moments, arguments, packing, [x]))
+    steps.add(work.reduce_step(channels_last_kernels.group_norm_forward_channels_last_moments, arguments, [x]))
     mean, rstd = statistics
     arguments = [moments, statistics64, mean.pointer, rstd.pointer, group, HxW, eps_bits]
     constants = {
@@ -359,9 +351,7 @@ def _channels_last_forward(
     kernel = channels_last_kernels.group_norm_forward_channels_last_statistics
     steps.add(Step(kernel, grid, [*arguments, mean.strides[0], rstd.strides[0]], constants, Options(pdl=True)))
     arguments = [x.pointer, *parameters, output.pointer, statistics64, group, work.blocks, work.apply_tiles, HxW]
-    steps.add(
-        work.apply_step(channels_last_kernels.group_norm_forward_channels_last_apply, arguments, packing, operands)
-    )
+    steps.add(work.apply_step(channels_last_kernels.group_norm_forward_channels_last_apply, arguments, operands))
 
 
 # Contiguous rows.
