@@ -204,20 +204,16 @@ def _dense(view: View) -> View:
     return replace(view, strides=tuple(strides))
 
 
-def _sum_tile(rows: int, columns: int, outputs: int) -> tuple[int, int, int]:
-    """Return rows, columns and warps of a tile of ``sum_partials``.
-
-    Few columns where there are few, so that all multiprocessors take part; all rows at once where they are not many;
-    and few warps, since the sums of several warps go through shared memory.
-    """
-    width = min(max(next_power_of_2(cdiv(columns * outputs, _SUM_PROGRAMS)), 8), 256)
-    height = min(next_power_of_2(max(rows, 1)), _SUM_TILE // width)
-    return height, width, min(max(width * height // _SUM_WARP_ELEMENTS, 1), 8)
-
-
 def _sum_step(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
+    """Return the launch of ``sum_partials`` for segments of the rows.
+
+    Its tiles have few columns where there are few, so that all multiprocessors take part; all rows of a segment at once
+    where they are not many; and few warps, since the sums of several warps go through shared memory.
+    """
     first, second = (*outputs, Operand(None, (1,)))[:2]
-    height, width, warps = _sum_tile(segment, columns, len(outputs))
+    width = min(max(next_power_of_2(cdiv(columns * len(outputs), _SUM_PROGRAMS)), 8), 256)
+    height = min(next_power_of_2(segment), _SUM_TILE // width)
+    warps = min(max(width * height // _SUM_WARP_ELEMENTS, 1), 8)
     grid = (cdiv(columns, width), max(cdiv(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
     return Step(sum_partials, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps, pdl=True))
