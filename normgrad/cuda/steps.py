@@ -148,16 +148,16 @@ class Steps:
         if strides is not None:
             return Operand(self._pointer(name), strides, alignment(view.address))
         buffer = self.scratch(view.numel, view.dtype)
-        copy = _copy(view.shape, buffer, contiguous_strides(view.shape), self._pointer(name), view.strides)
-        self._copies_out.append(copy)
+        source, target = Operand(buffer, contiguous_strides(view.shape)), Operand(self._pointer(name), view.strides)
+        self._copies_out.append(_copy(view.shape, source, target))
         return Operand(buffer, contiguous_strides(sizes))
 
     def _copy_in(self, name: str, strides: Shape | None = None) -> Scratch:
         """Copy an input into the workspace, contiguous or with these strides."""
         view = self._problem.views[name]
         buffer = self.scratch(view.numel, view.dtype)
-        target_strides = contiguous_strides(view.shape) if strides is None else strides
-        self.add(_copy(view.shape, self._pointer(name), view.strides, buffer, target_strides))
+        target = Operand(buffer, contiguous_strides(view.shape) if strides is None else strides)
+        self.add(_copy(view.shape, Operand(self._pointer(name), view.strides), target))
         return buffer
 
     def sum_partials(self, partial: Scratch, rows: int, columns: int, outputs: Sequence[Operand]) -> None:
@@ -219,26 +219,23 @@ def _sum_step(partial: Scratch, rows: int, columns: int, segment: int, outputs: 
     return Step(sum_partials, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps, pdl=True))
 
 
-def _copy(
-    shape: Shape, source: Given | Scratch, source_strides: Shape, target: Given | Scratch, target_strides: Shape
-) -> Step:
+def _copy(shape: Shape, source: Operand, target: Operand) -> Step:
     """Return the launch that copies a tensor: ``transpose`` where source and target have different fastest axes."""
+    if not shape:
+        shape, source, target = (1,), replace(source, strides=(1,)), replace(target, strides=(1,))
     count = math.prod(shape)
-    grid, (source_operand, target_operand) = merge_rows(
-        shape or (1,), [Operand(source, source_strides or (1,)), Operand(target, target_strides or (1,))]
-    )
-    sizes = (*grid, shape[-1] if shape else 1)
-    fastest = {_fastest_axis(sizes, operand.strides) for operand in (source_operand, target_operand)}
+    grid, merged = merge_rows(shape, [source, target])
+    sizes = (*grid, shape[-1])
+    fastest = {_fastest_axis(sizes, operand.strides) for operand in merged}
     axes = (*(axis for axis in range(len(sizes)) if axis not in fastest), *sorted(fastest))
-    sizes, *strides = (
-        tuple(values[axis] for axis in axes) for values in (sizes, source_operand.strides, target_operand.strides)
-    )
+    sizes, *strides = (tuple(values[axis] for axis in axes) for values in (sizes, *(each.strides for each in merged)))
+    pointers = source.pointer, target.pointer
     if len(fastest) == 1:
         constants = {"RANK": len(sizes), "BLOCK": _COPY_BLOCK}
-        return Step(copy_strided, (cdiv(count, _COPY_BLOCK), 1, 1), (source, target, count, sizes, *strides), constants)
+        return Step(copy_strided, (cdiv(count, _COPY_BLOCK), 1, 1), (*pointers, count, sizes, *strides), constants)
     *outer, rows, columns = sizes
     tiles = math.prod(outer) * cdiv(rows, _TRANSPOSE_BLOCK) * cdiv(columns, _TRANSPOSE_BLOCK)
-    arguments = (source, target, tuple(outer), rows, columns, *strides)
+    arguments = (*pointers, tuple(outer), rows, columns, *strides)
     constants = {"RANK": len(outer), "BLOCK": _TRANSPOSE_BLOCK}
     return Step(transpose, (tiles, 1, 1), arguments, constants, Options(_TRANSPOSE_WARPS))
 

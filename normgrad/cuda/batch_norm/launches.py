@@ -32,24 +32,19 @@ class Data:
     @classmethod
     def of(cls, problem: Problem, steps: Steps, inputs: Sequence[str], output: str | None = None) -> Data:
         """Return the data with samples and positions merged into one dimension, where they are in every tensor."""
-        shape = problem.views["input"].shape
-        sizes = shape[0], shape[1], math.prod(shape[2:])
-        operands = [steps.strided_input(name, sizes) for name in inputs]
+        N, C, *spatial = problem.views["input"].shape
+        HxW = math.prod(spatial)
+        operands = [steps.strided_input(name, (N, C, HxW)) for name in inputs]
         if output is not None:
-            operands.append(steps.output(output, sizes))
-        return cls(sizes, operands)._merged()
-
-    def _merged(self) -> Data:
-        N, C, HxW = self.sizes
-        if HxW > 1 and any(operand.strides[0] != HxW * operand.strides[2] for operand in self.operands):
-            return self
+            operands.append(steps.output(output, (N, C, HxW)))
+        if HxW > 1 and any(operand.strides[0] != HxW * operand.strides[2] for operand in operands):
+            return cls((N, C, HxW), operands)
 
         def merge(strides: Shape) -> Shape:
             sample, channel, position = strides
             return 0, channel, position if HxW > 1 else sample
 
-        operands = [replace(operand, strides=merge(operand.strides)) for operand in self.operands]
-        return Data((1, C, N * HxW), operands)
+        return cls((1, C, N * HxW), [replace(operand, strides=merge(operand.strides)) for operand in operands])
 
     def as_segments(self) -> Data:
         """Return the data for segment tiles: the elements of a sample as columns, the samples as positions."""
@@ -72,12 +67,6 @@ class Data:
         return self.sizes[2] > 1 and (abs(position) <= abs(channel) or self.sizes[1] == 1)
 
     @property
-    def contiguous_samples(self) -> bool:
-        """The elements of a sample are contiguous, channel by channel."""
-        _, C, HxW = self.sizes
-        return HxW > 1 and C * HxW < 2**29 and all(strides[1:] == (HxW, 1) for strides in self.strides)
-
-    @property
     def vector(self) -> int:
         """Elements, up to 16, that divide the contiguous positions or columns and all other strides."""
         axis = 2 if self.contiguous_positions else 1
@@ -94,8 +83,11 @@ class Data:
 
     def layout(self, itemsize: int) -> tiles.DataLayout:
         """Return what a tile is chosen by."""
-        segment_nbytes = self.as_segments().load_bytes(itemsize) if self.contiguous_samples else 0
-        nbytes = self.load_bytes(itemsize)
+        _, C, HxW = self.sizes
+        nbytes, segment_nbytes = self.load_bytes(itemsize), 0
+        contiguous_samples = all(strides[1:] == (HxW, 1) for strides in self.strides)
+        if contiguous_samples and HxW > 1 and C * HxW < 2**29:
+            segment_nbytes = self.as_segments().load_bytes(itemsize)
         return tiles.DataLayout(self.sizes, itemsize, self.contiguous_positions, nbytes, segment_nbytes)
 
     def tile_spec(self, tile: tiles.ElementwiseTile | tiles.ReduceTile) -> tiles.TileSpec:
