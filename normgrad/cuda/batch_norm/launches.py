@@ -151,21 +151,13 @@ def _halvings(tile: tiles.ReduceTile, width: int) -> tuple[int, int, int]:
     return rows.bit_length() - 1, positions.bit_length() - 1, adjacent.bit_length() - 1
 
 
-@dataclass(frozen=True)
 class _ReduceWork:
-    """How the rows of a channel are shared out to CTAs that reduce them, and the launch that does so."""
+    """How the rows of a channel are shared out to CTAs that reduce them, and the launch that does so.
 
-    entries: int  # partial sums of a channel that a second launch combines; 1 where there is none
-    arguments: list[
-        Argument
-    ]  # of the launch, after the tensors: sizes, rows of a part, columns of a channel, blocks of a channel, strides
-    grid: tuple[int, int, int]
-    constants: dict[str, Any]
-    options: Options
+    There are as many parts as can be resident at once.
+    """
 
-    @classmethod
-    def of(cls, steps: Steps, data: Data, chip: Chip) -> _ReduceWork:
-        """Return as many parts as can be resident at once."""
+    def __init__(self, steps: Steps, data: Data, chip: Chip) -> None:
         layout = data.layout(steps.itemsize)
         tile = tiles.reduce_tile(layout, chip)
         channel_length, blocks, channels, channel_elements = 1, 1, tile.columns, 1
@@ -189,13 +181,12 @@ class _ReduceWork:
         load_bytes = layout.segment_nbytes if tile.segment else layout.nbytes
         halvings = _halvings(tile, load_bytes // steps.itemsize if contiguous else 1)
         reduce = tiles.ReduceSpec(channels, channel_elements, halvings, stages, parts == 1)
-        return cls(
-            entries=parts * blocks,
-            arguments=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
-            grid=(parts * column_blocks, 1, 1),
-            constants={"TILE": spec, "REDUCE": reduce},
-            options=Options(tile.warps, tile.ctas_per_sm),
-        )
+        self.entries = parts * blocks  # partial sums of a channel that a second launch combines; 1 where there is none
+        self.grid = parts * column_blocks, 1, 1
+        # Those after the tensors: sizes, rows of a part, columns of a channel, blocks of a channel, strides.
+        self.arguments: list[Argument] = [*data.sizes, rows_per_part, channel_length, blocks, *data.strides]
+        self.constants = {"TILE": spec, "REDUCE": reduce}
+        self.options = Options(tile.warps, tile.ctas_per_sm)
 
 
 def _add_combine(steps: Steps, kernel: Any, arguments: Sequence[Argument], entries: int, C: int) -> None:
@@ -228,7 +219,7 @@ def _add_reduction(
         _add_combine(steps, combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
         return
     data = Data.of(problem, steps, inputs)
-    work = _ReduceWork.of(steps, data, chip)
+    work = _ReduceWork(steps, data, chip)
     partial = steps.scratch(values * work.entries * C, FLOAT64) if work.entries > 1 else None
     results = outputs if partial is None else [None] * len(outputs)
     tensors = [*data.pointers, *map(steps.contiguous_input, vectors), partial]

@@ -20,7 +20,6 @@ from typing import Any
 
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.cta_groups import CtaGroups
 from normgrad.cuda.device.pack16 import UNPACKED
@@ -384,13 +383,6 @@ def _register_bytes(steps: Steps, operands: Sequence[Operand], columns: int) -> 
 class RowWork:
     """What both passes have in common: how groups and samples are shared out to CTA groups, packing and strides."""
 
-    groups_at_once: int  # groups that have CTA groups at the same time
-    per_group: int  # CTA groups of a group, which share its samples
-    cta_groups: CtaGroups
-    operands: list[Operand]  # packed
-    strides: list[Shape]  # in vectors
-    spec: RowTileSpec
-
     def __init__(
         self, sizes: Sizes, tile: RowTile, chip: Chip, operands: Sequence[Operand], parts: int, partial_sums: bool
     ) -> None:
@@ -398,13 +390,13 @@ class RowWork:
         N, _, HxW, group = sizes
         columns = sizes.D * HxW
         room = chip.multiprocessors * tile.ctas_per_sm // tile.parts
-        self.groups_at_once = cdiv(group, cdiv(group, max(room, 1)))
+        self.groups_at_once = cdiv(group, cdiv(group, max(room, 1)))  # groups that have CTA groups at the same time
         sample_tiles = cdiv(N, tile.rows)
-        self.per_group = min(max(room // self.groups_at_once, 1), sample_tiles)
+        per_group = min(max(room // self.groups_at_once, 1), sample_tiles)
         if partial_sums and tile.parts == 1:  # no more than leave no SM idle, or have enough samples each
             needed = min(max(chip.multiprocessors // self.groups_at_once, 1), sample_tiles)
-            self.per_group = min(self.per_group, max(cdiv(N, _MIN_SAMPLES), needed))
-        self.per_group = cdiv(sample_tiles, cdiv(sample_tiles, self.per_group))
+            per_group = min(per_group, max(cdiv(N, _MIN_SAMPLES), needed))
+        self.per_group = cdiv(sample_tiles, cdiv(sample_tiles, per_group))  # CTA groups that share a group's samples
         count = self.groups_at_once * self.per_group
         self.cta_groups = replace(CtaGroups.of(parts, N, tile, chip), count=count)
         packing, self.operands = pack_operands(operands, columns)
