@@ -46,8 +46,13 @@ class _Kernel:
         named = dict(zip(self.names, addresses, strict=True))
         with np.errstate(all="ignore"):  # NaN and Inf pass through without a warning, as on the GPU
             for step in self.steps:
-                arguments = [_on_host(argument, named, aligned(workspace)) for argument in step.arguments]
-                step.kernel[step.grid](*arguments, **step.constants)
+                interpret(step, named, aligned(workspace))
+
+
+def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
+    """Run a step on host memory."""
+    arguments = [_on_host(argument, addresses, workspace) for argument in step.arguments]
+    step.kernel[step.grid](*arguments, **step.constants)
 
 
 def _on_host(argument: Argument, addresses: Mapping[str, int], workspace: int) -> Any:
