@@ -25,9 +25,9 @@ from normgrad.bench.clock import DeviceClock, measure
 from normgrad.bench.compilation import compile_ahead
 from normgrad.bench.contenders.streaming import DeviceCopy
 from normgrad.bench.workload import Workload, workload
-from normgrad.cuda.batch_norm import launches as batch_norm
+from normgrad.cuda.batch_norm import tiles as batch_norm
 from normgrad.cuda.batch_norm.tiles import (
-    Access,
+    DataLayout,
     ElementwiseTile,
     ReduceTile,
     reduce_tile,
@@ -35,9 +35,9 @@ from normgrad.cuda.batch_norm.tiles import (
     tile_shape,
 )
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, next_power_of_2
-from normgrad.cuda.group_norm import channels_last_launches, contiguous_launches
+from normgrad.cuda.group_norm import tiles as group_norm
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
-from normgrad.cuda.layer_norm import launches as layer_norm
+from normgrad.cuda.layer_norm import tiles as layer_norm
 from normgrad.cuda.layer_norm.tiles import RowTile
 
 ROUNDS = 9
@@ -129,8 +129,8 @@ def chosen_tile(case: Case) -> Iterator[None]:
     """Put the case's tile in place of the package's choice."""
     module, name = {
         RowTile: (layer_norm, "row_tile" if case.operator == "layer_norm_backward" else "forward_row_tile"),
-        GroupTile: (contiguous_launches, "group_tile"),
-        ChannelsLastTile: (channels_last_launches, "channels_last_tile"),
+        GroupTile: (group_norm, "group_tile"),
+        ChannelsLastTile: (group_norm, "channels_last_tile"),
         ElementwiseTile: (batch_norm, "elementwise_tile"),
         ReduceTile: (batch_norm, "reduce_tile"),
     }[type(case.tile)]
@@ -191,7 +191,8 @@ def group_cases() -> list[Case]:
                 for room, warps, ctas_per_sm, stages in CONTIGUOUS_GROUPS:
                     positions = min(next_power_of_2(HxW), room)
                     channels = min(next_power_of_2(D), room // positions)
-                    shape = positions, 1, channels, cdiv(HxW, positions), cdiv(D, channels)
+                    position_parts = cdiv(HxW, positions)
+                    shape = positions, 1, channels, position_parts, position_parts * cdiv(D, channels)
                     found.append(Case(operator, sizes, dtype, tile=GroupTile(*shape, warps, ctas_per_sm, stages)))
     return found
 
@@ -241,7 +242,7 @@ def segment_cases() -> list[Case]:
             elementwise += [ElementwiseTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
             for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
                 found += [Case(operator, sizes, dtype, tile=tile) for tile in elementwise]
-            reduce = [reduce_tile(N, C, HxW, itemsize, Chip(132), Access(True, math.gcd(16, HxW * itemsize)))]
+            reduce = [reduce_tile(DataLayout(sizes, itemsize, True, math.gcd(16, HxW * itemsize)), Chip(132))]
             for samples, ctas_per_sm, stages in SEGMENT_TILES:
                 width = 2048 // itemsize
                 depth = fit_stages(stages, ctas_per_sm, 2 * samples * 2048, Chip(132))

@@ -45,7 +45,7 @@ def _machine(
     *gpus: tuple[str, tuple[int, int]],
     cuda: str | None = "13.0",
     hip: str | None = None,
-    has_triton: bool = True,
+    missing: str = "",
     has_driver: bool = True,
 ) -> None:
     """Let PyTorch be built for something and see these GPUs."""
@@ -59,7 +59,7 @@ def _machine(
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *rest: None if name == "triton" and not has_triton else find_spec(name, *rest),
+        lambda name, *rest: None if name == missing else find_spec(name, *rest),
     )
 
     def load(name: str) -> None:
@@ -76,7 +76,8 @@ MACHINES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str | None]] = {
     "ROCm": ((H200,), {"cuda": None, "hip": "6.4"}, "PyTorch is built for ROCm 6.4, and must be built for CUDA"),
     "no CUDA": ((), {"cuda": None}, "PyTorch is built without CUDA"),
     "no GPU": ((), {}, "PyTorch finds no GPU"),
-    "no Triton": ((H200,), {"has_triton": False}, r"Triton is not installed: pip install 'normgrad\[cuda\]'"),
+    "no Triton": ((H200,), {"missing": "triton"}, r"Triton is not installed: pip install 'normgrad\[cuda\]'"),
+    "no cuda-bindings": ((H200,), {"missing": "cuda.bindings"}, "cuda-bindings is not installed: pip install"),
     "no driver": ((H200,), {"has_driver": False}, r"the driver library libcuda.so.1 cannot be loaded"),
 }
 every_machine = pytest.mark.parametrize(("gpus", "options", "problem"), MACHINES.values(), ids=MACHINES)
@@ -95,6 +96,10 @@ def _matches(pattern: str | None, text: str | None) -> bool:
 def test_the_reason(gpus: Any, options: Any, problem: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, *gpus, **options)
     assert _matches(problem, devices.problem(0))
+
+
+def test_a_module_without_its_package_is_not_installed() -> None:
+    assert not devices._is_installed("no_such_package.module")
 
 
 def test_every_gpu_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +12,17 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 import torch
+import triton
 
 from normgrad.contract.dtypes import FLOAT32
-from normgrad.cuda import backend, cluster_occupancy, driver_launch
-from normgrad.cuda.cluster_occupancy import max_active_clusters
-from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, allow_cluster, load_driver
+from normgrad.cuda.driver_launch import (
+    DriverLaunches,
+    NotLaunchable,
+    allow_cluster,
+    cluster_occupancy,
+    max_active_clusters,
+    unchecked,
+)
 from normgrad.cuda.launch import Given, Options, Scratch, Step
 from support.driver import INVALID_CONTEXT, STRUCTURES, Driver, kernel, step
 
@@ -129,14 +131,21 @@ def test_an_empty_grid_is_no_launch() -> None:
         (SIZES, {"profile_scratch_size": 128}),
     ],
 )
-def test_a_kernel_that_takes_something_else_is_left_to_triton(sizes: tuple[int, ...], changed: dict[str, int]) -> None:
+def test_a_kernel_that_takes_something_else_is_not_launched(sizes: tuple[int, ...], changed: dict[str, int]) -> None:
     with pytest.raises(NotLaunchable):
         launches_of(Driver(*sizes), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, **changed)))
 
 
-def test_a_type_that_is_not_known_is_left_to_triton() -> None:
+def test_a_type_that_is_not_known_is_not_launched() -> None:
     with pytest.raises(NotLaunchable, match="fp32"):
         launches_of(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE | {"c": "fp32"})))
+
+
+def test_what_another_triton_compiled_is_not_launched() -> None:
+    compiled = kernel(SIGNATURE)
+    del compiled.metadata.launch_pdl
+    with pytest.raises(NotLaunchable, match=r"another Triton or driver than was tried \(AttributeError: .*launch_pdl"):
+        launches_of(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), compiled))
 
 
 def test_the_first_refusal_ends_the_launches() -> None:
@@ -208,36 +217,13 @@ def test_a_launch_in_the_middle_of_another() -> None:
     assert found == [(2, 10), (6, 50), (6, 50), (2, 10)]
 
 
-# Without cuda-bindings
-
-
-@pytest.fixture
-def no_bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
-        monkeypatch.setitem(sys.modules, name, None)
-    load_driver.cache_clear()
-    yield
-    load_driver.cache_clear()
-
-
-@pytest.mark.usefixtures("no_bindings")
-def test_without_cuda_bindings_one_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="normgrad"):
-        assert load_driver() is None
-        assert load_driver() is None
-    assert [record.name for record in caplog.records] == ["normgrad"]
-    assert "pip install cuda-bindings" in caplog.text
-
-
-@pytest.mark.usefixtures("no_bindings")
-def test_without_cuda_bindings_there_are_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_are_used_on_one_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert cluster_occupancy.cluster_occupancy(0) is None
-    monkeypatch.setattr(cluster_occupancy, "load_driver", Driver)
-    assert cluster_occupancy.cluster_occupancy(0) is not None
+    assert cluster_occupancy(0) is not None
     for capability in ((8, 9), (10, 0), (12, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert cluster_occupancy.cluster_occupancy(0) is None
+        assert cluster_occupancy(0) is None
 
 
 @pytest.mark.parametrize(
@@ -252,23 +238,4 @@ def test_without_cuda_bindings_there_are_no_clusters(monkeypatch: pytest.MonkeyP
 def test_clusters_are_used_only_where_they_were_checked(
     capability: tuple[int, int], version: str, problem: str | None
 ) -> None:
-    assert cluster_occupancy.unchecked(capability, version) == problem
-
-
-@pytest.mark.usefixtures("no_bindings")
-def test_without_cuda_bindings_triton_launches(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps: Any = SimpleNamespace(steps=[step(ARGUMENTS, {"G": 64})])
-    assert backend._driver_launches(steps, NAMES, 0) is None
-    # And where a kernel is not as expected.
-    backend._log_fallback.cache_clear()
-    monkeypatch.setattr(backend, "load_driver", Driver)
-    monkeypatch.setattr(driver_launch, "load_driver", Driver)
-    monkeypatch.setattr(backend, "compiled", lambda step, device: kernel(SIGNATURE, num_ctas=2))
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="normgrad"):
-        for _ in range(2):
-            assert backend._driver_launches(steps, NAMES, 0) is None
-    assert len(caplog.records) == 1
-    assert "launched by Triton, without clusters: NotLaunchable" in caplog.text
+    assert unchecked(capability, version) == problem

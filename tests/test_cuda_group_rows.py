@@ -24,8 +24,8 @@ pytest.importorskip("torch")
 
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.chip import Chip
-from normgrad.cuda.group_norm import rows_launches
-from normgrad.cuda.group_norm.rows_launches import RowWork, as_rows
+from normgrad.cuda.group_norm import launches
+from normgrad.cuda.group_norm.launches import RowWork, as_rows
 from normgrad.cuda.group_norm.tiles import Sizes, forward_group_row_tile, group_row_tile, prefer_rows
 from normgrad.cuda.launch import Given
 from normgrad.cuda.operands import Operand
@@ -105,7 +105,7 @@ def test_cta_groups_have_several_samples_each_and_no_multiprocessor_is_idle(
 @pytest.fixture
 def by_rows(poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take groups as rows, whatever their sizes are, in memory that starts as NaN."""
-    monkeypatch.setattr("normgrad.cuda.group_norm.launches.prefer_rows", lambda *sizes: True)
+    monkeypatch.setattr("normgrad.cuda.group_norm.tiles.prefer_rows", lambda *sizes: True)
 
 
 @needs_interpreter
@@ -175,8 +175,8 @@ def test_float32_subnormals(sizes: tuple[int, int, int, int], size: float) -> No
 @pytest.mark.usefixtures("by_rows")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_positions_of_a_channel_are_summed_in_segments(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_launches, "_SUM_TILE", 8)
-    monkeypatch.setattr(rows_launches, "_SUM_SEGMENT", 16)
+    monkeypatch.setattr(launches, "_SUM_TILE", 8)
+    monkeypatch.setattr(launches, "_SUM_SEGMENT", 16)
     sizes = 3, 6, 77, 2
     dy, x = random_data(sizes[:3], dtype, 1), random_data(sizes[:3], dtype, 2)
     check_call("group_norm_backward", dy, x, random_data((3, 2), np.float32, 3), random_rstd((3, 2), 4), None, *sizes)

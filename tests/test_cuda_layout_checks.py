@@ -22,6 +22,7 @@ pytest.importorskip("torch")
 
 from normgrad.cuda import backend as cuda_backend
 from normgrad.cuda.chip import Chip
+from normgrad.cuda.driver_launch import NotLaunchable
 from normgrad.cuda.layout_checks import UnexpectedLayout, check_layouts
 from normgrad.cuda.plain import PlainKernel
 
@@ -151,15 +152,16 @@ def test_the_plain_path_moves_running_statistics() -> None:
     np.testing.assert_allclose(moved, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("error", [UnexpectedLayout, NotLaunchable])
 def test_a_kernel_that_fails_the_check_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First by one without clusters, then by the plain path; each once in the log."""
     tried = []
 
     def prepare(problem: Problem, device: int, chip: Chip) -> None:
         tried.append(chip.max_active_clusters is not None)
-        raise UnexpectedLayout("a reduction over separated threads")
+        raise error("a reduction over separated threads")
 
     cuda_backend._log_fallback.cache_clear()
     monkeypatch.setattr(cuda_backend, "chip", lambda device: Chip(132, max_active_clusters=lambda *_: 1))

@@ -17,7 +17,7 @@ from normgrad.contract.arrays import as_view
 from normgrad.contract.dtypes import FLOAT16
 from normgrad.cuda.batch_norm.launches import Data, _halvings
 from normgrad.cuda.batch_norm.tiles import (
-    Access,
+    DataLayout,
     Workload,
     blocks_per_channel,
     channels_per_segment,
@@ -28,8 +28,7 @@ from normgrad.cuda.batch_norm.tiles import (
 from normgrad.cuda.chip import Chip, cdiv
 from normgrad.cuda.cta_groups import CtaGroups
 from normgrad.cuda.device.pack16 import FP16X2, UNPACKED
-from normgrad.cuda.group_norm.channels_last_launches import ChannelBlocks
-from normgrad.cuda.group_norm.contiguous_launches import _backward_segments, _vector
+from normgrad.cuda.group_norm.launches import ChannelBlocks, _backward_segments, _vector
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, Sizes, channels_last_tile, group_tile
 from normgrad.cuda.launch import Given
 from normgrad.cuda.layer_norm.tiles import forward_row_tile, forward_segments, row_tile
@@ -132,7 +131,7 @@ def test_channels_last_tiles_fit(chip: Chip, itemsize: int, tensors: int, C: int
 def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], width: int) -> None:
     _, C, HxW, group = sizes
     D = C // group
-    work = ChannelBlocks(Sizes(*sizes), 2, ChannelsLastTile(width, 4, 2, 4, 4, 3, 4, 4, 4))
+    work = ChannelBlocks(Sizes(*sizes), 2, ChannelsLastTile(width, 4, 2, 4, 4, 3, 4, 4, 4), UNPACKED.value)
     assert work.parts * work.part_positions >= HxW
     assert work.blocks * width >= C
     assert max((q * D + D - 1) // width - q * D // width + 1 for q in range(group)) <= work.blocks_per_group
@@ -144,11 +143,8 @@ def test_every_block_of_a_group_has_an_entry(sizes: tuple[int, int, int, int], w
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 320, 4096), (1, 64, 100000), (100000, 3, 1), (3, 5, 49)])
 def test_batch_norm_tiles_fit(chip: Chip, contiguous: bool, itemsize: int, sizes: tuple[int, int, int]) -> None:
     for segment_nbytes in (0, itemsize, 16) if contiguous and sizes[2] > 1 else (0,):
-        access = Access(contiguous, itemsize, segment_nbytes)
-        for tile in (
-            elementwise_tile(*sizes, itemsize, chip, access),
-            reduce_tile(*sizes, itemsize, chip, access),
-        ):
+        data = DataLayout(sizes, itemsize, contiguous, itemsize, segment_nbytes)
+        for tile in (elementwise_tile(data, chip), reduce_tile(data, chip)):
             assert 1 <= tile.rows * tile.positions * tile.columns <= chip.max_tile_elements
             assert tile.segment <= tile.columns
             assert tile.segment * itemsize % max(segment_nbytes, 1) == 0
@@ -177,9 +173,6 @@ def test_work_keeps_most_multiprocessors_busy(pieces: int, tiles: int) -> None:
         assert pieces * tiles >= 0.75 * waves * 132 * ctas_per_sm * per_cta
 
 
-CHANNELS_LAST = Access(contiguous_positions=False)
-
-
 @pytest.mark.parametrize(
     ("HxW", "C", "itemsize", "ctas", "second_launch"),
     [
@@ -192,7 +185,7 @@ CHANNELS_LAST = Access(contiguous_positions=False)
 )
 def test_sums_over_rows_of_channels(HxW: int, C: int, itemsize: int, ctas: int, second_launch: bool) -> None:
     """A row of a tile has 64 bytes or more; there are no more CTAs than are resident at once, and nearly as many."""
-    tile = reduce_tile(1, C, HxW, itemsize, Chip(132), CHANNELS_LAST)
+    tile = reduce_tile(DataLayout((1, C, HxW), itemsize, contiguous_positions=False), Chip(132))
     blocks, tiles = cdiv(C, tile.columns), cdiv(HxW, tile.positions)
     parts = cdiv(tiles, tiles_per_cta(Workload.of(tile, blocks, tiles, itemsize, Chip(132))))
     assert (blocks * parts, parts > 1) == (ctas, second_launch)
@@ -213,14 +206,14 @@ def test_sums_over_rows_of_channels(HxW: int, C: int, itemsize: int, ctas: int, 
     ],
 )
 def test_few_short_channels_have_a_cta_each(sizes: tuple[int, int, int], contiguous: bool, short: bool) -> None:
-    tile = reduce_tile(*sizes, 2, Chip(132), Access(contiguous, 2, 16 if contiguous else 0))
+    tile = reduce_tile(DataLayout(sizes, 2, contiguous, 2, 16 if contiguous else 0), Chip(132))
     assert (tile.columns == 1 and tile.rows * tile.positions >= sizes[0] * sizes[2]) == short
 
 
 @pytest.mark.parametrize("sizes", [(1, 16, 128), (16, 256, 81), (4096, 512, 1)])
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_small_data_is_shared_by_many_ctas(sizes: tuple[int, int, int], itemsize: int) -> None:
-    tile = elementwise_tile(*sizes, itemsize, Chip(132), CHANNELS_LAST)
+    tile = elementwise_tile(DataLayout(sizes, itemsize, contiguous_positions=False), Chip(132))
     elements, room = math.prod(sizes), tile.rows * tile.positions * tile.columns
     vectors = 32 * tile.warps * 16 // itemsize
     assert vectors <= room <= 4 * vectors
@@ -229,7 +222,10 @@ def test_small_data_is_shared_by_many_ctas(sizes: tuple[int, int, int], itemsize
 
 @pytest.mark.parametrize("width", [1, 4, 8])
 def test_adjacent_positions_are_added_only_where_a_thread_holds_them(width: int) -> None:
-    contiguous, channels_last = (reduce_tile(16, 32, 4096, 2, Chip(132), Access(found)) for found in (True, False))
+    data = DataLayout((16, 32, 4096), 2, contiguous_positions=True)
+    contiguous, channels_last = (
+        reduce_tile(layout, Chip(132)) for layout in (data, replace(data, contiguous_positions=False))
+    )
     assert 2 ** _halvings(contiguous, width)[2] == width
     assert _halvings(channels_last, width)[2] == 0
     for tile in (contiguous, channels_last):

@@ -16,9 +16,8 @@ Shared by all families, on the host:
 ``operands``           tensors as kernels see them: strides, alignment, packing of 16-bit elements
 ``steps``              the launches of a call while they are collected; copies, workspace, second-stage reductions
 ``cta_groups``         CTAs that share rows or groups: cluster, cooperative launch, or two launches
-``launch``             one launch: how it is compiled and run
-``driver_launch``      all launches of a call through NVIDIA's cuda-bindings
-``cluster_occupancy``  how many clusters fit on a GPU
+``launch``             one launch: how it is compiled
+``driver_launch``      all launches of a call through NVIDIA's cuda-bindings, and how many clusters fit on a GPU
 ``devices``            which GPUs the kernels run on, and why not on others
 ``interpreter``        the backend that runs the kernels in Triton's interpreter
 

@@ -13,10 +13,9 @@ import torch
 from normgrad.contract.plan import Problem
 from normgrad.cuda.batch_norm import launches as batch_norm
 from normgrad.cuda.chip import Chip
-from normgrad.cuda.cluster_occupancy import cluster_occupancy
-from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, load_driver
+from normgrad.cuda.driver_launch import DriverLaunches, NotLaunchable, cluster_occupancy
 from normgrad.cuda.group_norm import launches as group_norm
-from normgrad.cuda.launch import TritonLaunches, compiled
+from normgrad.cuda.launch import compiled
 from normgrad.cuda.layer_norm import launches as layer_norm
 from normgrad.cuda.layout_checks import UnexpectedLayout
 from normgrad.cuda.plain import PlainKernel
@@ -39,7 +38,7 @@ OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
 class _Kernel:
     workspace_size: int
     device: int
-    launches: DriverLaunches | TritonLaunches
+    launches: DriverLaunches
 
     def launch(self, addresses: Sequence[int], workspace: int, stream: Any) -> None:
         """Put the launches on a stream: a PyTorch stream, a raw handle, or by default the device's current one."""
@@ -90,27 +89,19 @@ class _Cuda:
     name = "cuda"
 
     def prepare(self, problem: Problem) -> _Kernel | PlainKernel:
+        """Prepare launches, without clusters if need be, or else the plain path; the log says what is not used."""
         device = int(problem.device.partition(":")[2] or 0)
-        clusters = self._prepare_if_valid(problem, device, chip(device))
-        without = clusters or self._prepare_if_valid(problem, device, replace(chip(device), max_active_clusters=None))
-        return without or PlainKernel(problem)
-
-    def _prepare_if_valid(self, problem: Problem, device: int, chip: Chip) -> _Kernel | None:
-        """Return the kernel; None, with a line in the log, where one of its launches was compiled to a wrong layout."""
-        try:
-            return self._prepare(problem, device, chip)
-        except UnexpectedLayout as error:
-            _log_fallback(f"a kernel of {problem.signature.name} is not used: {error}")
-            return None
+        for properties in (chip(device), replace(chip(device), max_active_clusters=None)):
+            try:
+                return self._prepare(problem, device, properties)
+            except (UnexpectedLayout, NotLaunchable) as error:  # noqa: PERF203 - of two attempts
+                _log_fallback(f"a kernel of {problem.signature.name} is not used: {error}")
+        return PlainKernel(problem)
 
     def _prepare(self, problem: Problem, device: int, chip: Chip) -> _Kernel:
-        plan_launches = OPERATORS[problem.signature.name]
-        steps = plan_launches(problem, chip)
-        names = list(problem.views)
-        launches: DriverLaunches | TritonLaunches | None = _driver_launches(steps, names, device)
-        if launches is None:
-            steps = plan_launches(problem, replace(chip, max_active_clusters=None))
-            launches = TritonLaunches(steps.steps, names, device)
+        steps = OPERATORS[problem.signature.name](problem, chip)
+        kernels = [compiled(step, device) for step in steps.steps]
+        launches = DriverLaunches(steps.steps, kernels, list(problem.views), device)
         return _Kernel(steps.workspace_size, device, launches)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> _Workspace:
@@ -122,19 +113,6 @@ class _Cuda:
             if handle != torch._C._cuda_getCurrentRawStream(where.index):
                 tensor.record_stream(torch.cuda.ExternalStream(handle, device=where))
         return _Workspace(tensor.data_ptr(), tensor)
-
-
-def _driver_launches(steps: Steps, names: Sequence[str], device: int) -> DriverLaunches | None:
-    """Prepare the launches of a problem; None, with a line in the log, where Triton has to launch its kernels."""
-    if load_driver() is None:
-        return None
-    kernels = [compiled(step, device) for step in steps.steps]
-    try:
-        return DriverLaunches(steps.steps, kernels, names, device)
-    except (NotLaunchable, AttributeError, RuntimeError, ValueError, OverflowError) as error:
-        # Another Triton or another driver than was tried.
-        _log_fallback(f"kernels are launched by Triton, without clusters: {type(error).__name__}: {error}")
-        return None
 
 
 @functools.cache

@@ -8,94 +8,74 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from normgrad.cuda.chip import Chip, cdiv
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
+from normgrad.cuda.group_norm.tiles import GroupTile
 from normgrad.cuda.helper_kernels import clear_mailbox
 from normgrad.cuda.launch import INT64, Argument, Options, Scratch, Step
+from normgrad.cuda.layer_norm.tiles import RowTile
 from normgrad.cuda.steps import Steps
 
 _CLEAR_BLOCK = 1024
-
-
-class SharedTile(Protocol):
-    """What the tiles of rows and of groups have in common."""
-
-    @property
-    def parts(self) -> int: ...  # CTAs that share a row or group
-
-    @property
-    def warps(self) -> int: ...
-
-    @property
-    def ctas_per_sm(self) -> int: ...
-
-    @property
-    def cluster(self) -> bool: ...  # these CTAs form a cluster
-
-
-@dataclass(frozen=True, slots=True)
-class CtaGroups:
-    """How many CTA groups there are, how many of their CTAs exchange sums, and in how many launches."""
-
-    count: int
-    parts: int  # CTAs of a group that exchange sums; 1 if none do
-    fused: bool  # one launch computes sums and results
-    cluster: bool = False
-
-    @classmethod
-    def of(cls, parts: int, items: int, tile: SharedTile, chip: Chip) -> CtaGroups:
-        """Return as many groups as can be resident at once, and no more than there are work items."""
-        resident_ctas = chip.multiprocessors * tile.ctas_per_sm
-        if parts > 1 and tile.cluster:
-            assert chip.max_active_clusters is not None
-            resident_clusters = chip.max_active_clusters(parts, tile.ctas_per_sm)
-            return cls(max(min(items, resident_clusters), 1), parts, True, cluster=True)
-        fused = parts == 1 or (chip.cooperative_launch and parts <= resident_ctas)
-        return cls(max(min(items, resident_ctas // tile.parts), 1), parts, fused)
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
     """Workspace for the partial sums of ``device.mailbox``; none where no sums go through global memory."""
 
-    memory: Scratch | None
-    slots: int
+    memory: Scratch | None = None
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CtaGroups:
+    """How many CTA groups there are, how many of their CTAs exchange sums, and in how many launches."""
+
+    tile: RowTile | GroupTile  # that a CTA group holds
+    count: int
+    parts: int  # CTAs of a group that exchange sums; 1 if none do
+    fused: bool  # one launch computes sums and results
+    cluster: bool = False
 
     @classmethod
-    def of(cls, steps: Steps, cta_groups: CtaGroups, slots_per_part: int) -> Mailbox:
-        if cta_groups.parts == 1 or cta_groups.cluster:
-            return cls(None, 0)
-        slots = slots_per_part * cta_groups.parts
-        return cls(steps.scratch(slots, INT64), slots)
+    def of(cls, parts: int, items: int, tile: RowTile | GroupTile, chip: Chip) -> CtaGroups:
+        """Return as many groups as can be resident at once, and no more than there are work items."""
+        resident_ctas = chip.multiprocessors * tile.ctas_per_sm
+        if parts > 1 and tile.cluster:
+            assert chip.max_active_clusters is not None
+            resident_clusters = chip.max_active_clusters(parts, tile.ctas_per_sm)
+            return cls(tile, max(min(items, resident_clusters), 1), parts, True, cluster=True)
+        fused = parts == 1 or (chip.cooperative_launch and parts <= resident_ctas)
+        return cls(tile, max(min(items, resident_ctas // tile.parts), 1), parts, fused)
 
+    def mailbox(self, steps: Steps, slots_per_part: int) -> Mailbox:
+        """Allocate a mailbox, where the groups need one."""
+        if self.parts == 1 or self.cluster:
+            return Mailbox()
+        slots = slots_per_part * self.parts
+        return Mailbox(steps.scratch(slots, INT64), slots)
 
-def add_launches(
-    steps: Steps,
-    cta_groups: CtaGroups,
-    mailbox: Mailbox,
-    tile: SharedTile,
-    kernel: Any,
-    arguments: Sequence[Argument],
-    constants: Mapping[str, Any],
-) -> None:
-    """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE."""
-    options = Options(tile.warps, tile.ctas_per_sm)
-    grid = (cta_groups.count * tile.parts, 1, 1)
+    def add_launches(
+        self, steps: Steps, mailbox: Mailbox, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any]
+    ) -> None:
+        """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE."""
+        options = Options(self.tile.warps, self.tile.ctas_per_sm)
+        grid = (self.count * self.tile.parts, 1, 1)
 
-    def step(phase: Any, options: Options = options) -> Step:
-        return Step(kernel, grid, arguments, {**constants, "PHASE": phase.value}, options)
+        def step(phase: Any, options: Options = options) -> Step:
+            return Step(kernel, grid, arguments, {**constants, "PHASE": phase.value}, options)
 
-    if cta_groups.parts == 1:
-        steps.add(step(FUSED))
-    elif cta_groups.cluster:
-        steps.add(step(FUSED, replace(options, cluster=cta_groups.parts)))
-    elif cta_groups.fused:
-        clear_grid = (cdiv(mailbox.slots, _CLEAR_BLOCK), 1, 1)
-        steps.add(
-            Step(clear_mailbox, clear_grid, [mailbox.memory, mailbox.slots], {"BLOCK": _CLEAR_BLOCK}),
-            step(FUSED, replace(options, cooperative=True, pdl=True)),
-        )
-    else:
-        steps.add(step(REDUCE), step(APPLY))
+        if self.parts == 1:
+            steps.add(step(FUSED))
+        elif self.cluster:
+            steps.add(step(FUSED, replace(options, cluster=self.parts)))
+        elif self.fused:
+            clear_grid = (cdiv(mailbox.slots, _CLEAR_BLOCK), 1, 1)
+            steps.add(
+                Step(clear_mailbox, clear_grid, [mailbox.memory, mailbox.slots], {"BLOCK": _CLEAR_BLOCK}),
+                step(FUSED, replace(options, cooperative=True, pdl=True)),
+            )
+        else:
+            steps.add(step(REDUCE), step(APPLY))

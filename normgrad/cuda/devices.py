@@ -47,11 +47,19 @@ def _build_problem(torch: Any) -> str | None:
         return f"PyTorch is built for ROCm {torch.version.hip}, and must be built for CUDA"
     if torch.version.cuda is None:
         return "PyTorch is built without CUDA"
-    if importlib.util.find_spec("triton") is None:
-        return f"Triton is not installed: {_INSTALL}"
+    for module, name in (("triton", "Triton"), ("cuda.bindings", "cuda-bindings")):
+        if not _is_installed(module):
+            return f"{name} is not installed: {_INSTALL}"
     if torch.cuda.device_count() == 0:
         return "PyTorch finds no GPU"
     return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _driver_problem() -> str | None:

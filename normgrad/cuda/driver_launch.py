@@ -2,25 +2,35 @@
 
 Triton's launcher converts every argument at every launch, and launches no clusters of kernels that are compiled for one
 CTA, as these are. Here the launch configurations and the parameter buffers are built when a plan is made; a run writes
-addresses into the buffers and calls the driver once per launch. The backend falls back to Triton's launcher where
-cuda-bindings is not installed, or a kernel takes other parameters than expected.
+addresses into the buffers and calls the driver once per launch.
+
+The driver also says how many clusters of CTAs are resident on a GPU at once (``cluster_occupancy``, which
+``backend.chip`` asks for): a cluster needs multiprocessors of one GPC with room for all of its CTAs.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+import triton
 
-from normgrad.cuda.launch import Given, Scratch, Step, aligned
+from normgrad.cuda.helper_kernels import clear_mailbox
+from normgrad.cuda.launch import INT64, Given, Scratch, Step, aligned, compiled
+
+#: What the kernels that run in clusters were run with. With others they are launched without clusters.
+CHECKED_CAPABILITY = (9, 0)
+CHECKED_TRITON = "3.6."
 
 _PORTABLE_CLUSTER_SIZE = 8  # CTAs: larger clusters have to be allowed for each kernel
 _MAX_POINTERS = 2  # that Triton adds to a kernel's parameters
+_OCCUPANCY_THREADS = 128
+_RESERVED = 1024  # bytes of shared memory that the hardware takes for a CTA
 _SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}  # bytes
 
 
@@ -30,16 +40,9 @@ class NotLaunchable(Exception):
 
 @cache
 def load_driver() -> Any:
-    """Return ``cuda.bindings.driver``; None, with a line in the log, where cuda-bindings is not installed."""
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        logging.getLogger("normgrad").warning(
-            "cuda-bindings cannot be imported (%s): kernels are launched by Triton, without clusters, and each launch "
-            "takes longer; pip install cuda-bindings",
-            error,
-        )
-        return None
+    """Return ``cuda.bindings.driver``, imported when the first plan is made."""
+    from cuda.bindings import driver
+
     return driver
 
 
@@ -57,41 +60,30 @@ def allow_cluster(driver: Any, function: Any, ctas: int, shared: int) -> None:
 
 
 def launch_config(
-    driver: Any, grid: tuple[int, int, int], threads: int, shared: int, attributes: Sequence[Any] = ()
+    driver: Any, grid: tuple[int, int, int], threads: int, shared: int, cluster: int, pdl: bool, cooperative: bool
 ) -> Any:
-    """Return a ``CUlaunchConfig`` for the default stream."""
+    """Return a ``CUlaunchConfig`` for the default stream, with ``cluster`` CTAs in a cluster."""
+    attributes: list[Any] = []
+
+    def add_attribute(name: str) -> Any:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+        attributes.append(attribute)
+        return attribute.value
+
+    if pdl:
+        add_attribute("PROGRAMMATIC_STREAM_SERIALIZATION").programmaticStreamSerializationAllowed = 1
+    if cooperative:
+        add_attribute("COOPERATIVE").cooperative = 1
+    if cluster > 1:
+        size = add_attribute("CLUSTER_DIMENSION").clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared
-    config.attrs, config.numAttrs = list(attributes), len(attributes)
+    config.attrs, config.numAttrs = attributes, len(attributes)
     return config
-
-
-def cluster_attribute(driver: Any, ctas: int) -> Any:
-    """Return the launch attribute for clusters of so many CTAs."""
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    size = attribute.value.clusterDim
-    size.x, size.y, size.z = ctas, 1, 1
-    return attribute
-
-
-def _attributes(driver: Any, step: Step, kernel: Any) -> list[Any]:
-    identifiers, found = driver.CUlaunchAttributeID, []
-    if kernel.metadata.launch_pdl:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = identifiers.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        found.append(attribute)
-    if kernel.metadata.launch_cooperative_grid:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = identifiers.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        attribute.value.cooperative = 1
-        found.append(attribute)
-    if step.options.cluster > 1:
-        found.append(cluster_attribute(driver, step.options.cluster))
-    return found
 
 
 @dataclass(slots=True)
@@ -112,17 +104,18 @@ class DriverLaunches:
     ) -> None:
         """Prepare the launches of compiled kernels; ``names`` are those of the tensors, in the order of addresses."""
         self._driver = load_driver() if driver is None else driver
-        if self._driver is None:
-            raise NotLaunchable("cuda-bindings is not installed")
         self._device = device
         self._values: list[int] = []
         self._given: list[tuple[int, int]] = []  # which value is the address of which tensor
         self._scratch: list[tuple[int, int]] = []  # which value is an address in the workspace, at which offset
-        self._steps: list[tuple[Step, Any, int, int]] = []  # step, kernel, its first value, the values' end
-        for step, kernel in zip(steps, kernels, strict=True):
-            if all(step.grid):
-                self._add(step, kernel, names)
-        self._free = [self._new_buffers()]
+        self._steps: list[tuple[Step, Any, int]] = []  # step, kernel, its first value
+        try:
+            for step, kernel in zip(steps, kernels, strict=True):
+                if all(step.grid):
+                    self._add(step, kernel, names)
+            self._free = [self._new_buffers()]
+        except (AttributeError, RuntimeError, ValueError, OverflowError) as error:
+            raise NotLaunchable(f"another Triton or driver than was tried ({type(error).__name__}: {error})") from error
 
     def _add(self, step: Step, kernel: Any, names: Sequence[str]) -> None:
         function = self._driver.CUfunction(kernel.function)
@@ -137,7 +130,7 @@ class DriverLaunches:
             elif isinstance(value, Scratch):
                 self._scratch.append((index, value.offset))
         self._values += [value if isinstance(value, int) else 0 for _, value in parameters] + [0] * extra
-        self._steps.append((step, kernel, first, len(self._values)))
+        self._steps.append((step, kernel, first))
 
     def _new_buffers(self) -> _Buffers:
         # Every value has 8 bytes: of a smaller parameter the driver reads the first ones.
@@ -146,10 +139,10 @@ class DriverLaunches:
         pointers = array("q", range(base, base + 8 * len(values), 8))
         pointers_at, _ = pointers.buffer_info()
         launches = []
-        for step, kernel, first, _ in self._steps:
+        for step, kernel, first in self._steps:
             metadata = kernel.metadata
-            attributes = _attributes(self._driver, step, kernel)
-            config = launch_config(self._driver, step.grid, 32 * metadata.num_warps, metadata.shared, attributes)
+            size = step.grid, 32 * metadata.num_warps, metadata.shared, step.options.cluster
+            config = launch_config(self._driver, *size, metadata.launch_pdl, metadata.launch_cooperative_grid)
             launches.append((config, self._driver.CUfunction(kernel.function), pointers_at + 8 * first))
         return _Buffers(values, pointers, launches, stream=0)
 
@@ -225,3 +218,50 @@ def _extra_pointers(driver: Any, kernel: Any, function: Any, sizes: Sequence[int
 def _error_text(driver: Any, status: Any) -> str:
     _, text = driver.cuGetErrorString(status)
     return text.decode() if text else f"error {int(status)}"
+
+
+def cluster_occupancy(device: int) -> Callable[[int, int], int] | None:
+    """Return a function of CTAs per cluster and CTAs per SM to the number of resident clusters.
+
+    None on a GPU without clusters, and with a GPU or a Triton that they were not checked with.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (9, 0):
+        return None
+    problem = unchecked(capability, triton.__version__)
+    if problem is not None:
+        logging.getLogger("normgrad").warning("kernels are launched without clusters: %s", problem)
+        return None
+    return partial(_occupancy, device)
+
+
+def unchecked(capability: tuple[int, int], triton_version: str) -> str | None:
+    """Return why clusters are not used with a GPU and a Triton, or None where they were checked."""
+    if capability != CHECKED_CAPABILITY:
+        found, checked = (".".join(map(str, version)) for version in (capability, CHECKED_CAPABILITY))
+        return f"compute capability {found} was not checked with them, {checked} was"
+    if not triton_version.startswith(CHECKED_TRITON):
+        return f"Triton {triton_version} was not checked with them, {CHECKED_TRITON}x was"
+    return None
+
+
+@cache
+def _occupancy(device: int, ctas: int, ctas_per_sm: int) -> int:
+    """Ask for a kernel with so much shared memory that ``ctas_per_sm`` CTAs fit on an SM; 0 without an answer."""
+    kernel = compiled(Step(clear_mailbox, (1, 1, 1), [Scratch(0, INT64), 1], {"BLOCK": 1024}), device)
+    properties = torch.cuda.get_device_properties(device)
+    shared = properties.shared_memory_per_multiprocessor // (ctas_per_sm + 1) + _RESERVED
+    with torch.cuda.device(device):
+        return max_active_clusters(load_driver(), kernel.function, ctas, shared)
+
+
+def max_active_clusters(driver: Any, function: int, ctas: int, shared: int) -> int:
+    """Return how many clusters of a kernel are resident at once; 0 where the driver does not say."""
+    handle = driver.CUfunction(function)
+    config = launch_config(driver, (ctas, 1, 1), _OCCUPANCY_THREADS, shared, ctas, pdl=False, cooperative=False)
+    try:
+        allow_cluster(driver, handle, ctas, shared)
+    except NotLaunchable:
+        return 0
+    status, found = driver.cuOccupancyMaxActiveClusters(handle, config)
+    return 0 if status else int(found)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from triton.runtime import interpreter as triton_interpreter
 
+from normgrad.contract.arrays import bytes_at
 from normgrad.contract.plan import Problem, allocate_host
 from normgrad.contract.view import Memory
 from normgrad.cuda.backend import OPERATORS
 from normgrad.cuda.chip import Chip
 from normgrad.cuda.device.indexing import INTERPRETED
-from normgrad.cuda.launch import Step, aligned, interpret
+from normgrad.cuda.launch import TORCH_DTYPES, Argument, Given, Scratch, Step, aligned
 
 if not INTERPRETED:
     raise ImportError("Triton's interpreter is off; set TRITON_INTERPRET=1 before Triton is imported")
@@ -45,6 +47,26 @@ class _Kernel:
         with np.errstate(all="ignore"):  # NaN and Inf pass through without a warning, as on the GPU
             for step in self.steps:
                 interpret(step, named, aligned(workspace))
+
+
+def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
+    """Run a step on host memory."""
+    arguments = [_on_host(argument, addresses, workspace) for argument in step.arguments]
+    step.kernel[step.grid](*arguments, **step.constants)
+
+
+def _on_host(argument: Argument, addresses: Mapping[str, int], workspace: int) -> Any:
+    """Return an argument as the interpreter takes it, tensors and buffers at these addresses.
+
+    As a tensor of one element: the interpreter computes addresses from there as a kernel does.
+    """
+    if not isinstance(argument, Given | Scratch):
+        return argument
+    address = addresses[argument.name] if isinstance(argument, Given) else workspace + argument.offset
+    dtype = TORCH_DTYPES[argument.dtype]
+    if address == 0:  # of a tensor without elements
+        return torch.empty(1, dtype=dtype)
+    return torch.frombuffer(bytes_at(Memory(address, argument.dtype.itemsize)), dtype=dtype)
 
 
 class _Interpreter:

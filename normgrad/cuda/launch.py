@@ -1,7 +1,7 @@
-"""One kernel launch: its kernel, grid, arguments and options; how it is compiled, launched and interpreted.
+"""One kernel launch: its kernel, grid, arguments and options, and how it is compiled.
 
-``steps.Steps`` collects the launches (``Step``) of an operator call. The backend compiles them when a plan is prepared
-and launches them, through ``driver_launch`` or one by one, when it runs; ``interpreter`` runs them on the host.
+``steps.Steps`` collects the launches (``Step``) of an operator call. The backend compiles them when a plan is prepared,
+and ``driver_launch`` launches them when it runs; ``interpreter`` runs them on the host.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from normgrad.contract.arrays import bytes_at, torch_dtypes
+from normgrad.contract.arrays import torch_dtypes
 from normgrad.contract.dtypes import DType
-from normgrad.contract.view import Memory
 from normgrad.cuda.device.pdl import PDL_AVAILABLE
 from normgrad.cuda.layout_checks import check_layouts
 
@@ -23,7 +22,7 @@ ALIGNMENT = 256  # bytes: of every workspace buffer, as from cudaMalloc
 INT64 = DType("int64", 8)
 FLOAT64 = DType("float64", 8)
 
-_TORCH = torch_dtypes() | {INT64: torch.int64, FLOAT64: torch.float64}
+TORCH_DTYPES = torch_dtypes() | {INT64: torch.int64, FLOAT64: torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,30 +97,26 @@ class _Pointer:
         return self.address
 
 
-_compiled: dict[Any, Any] = {}
+def _stand_in(argument: Argument) -> Any:
+    match argument:
+        case Given(_, dtype, aligned):
+            return _Pointer(TORCH_DTYPES[dtype], 0 if aligned else dtype.itemsize)
+        case Scratch(_, dtype):
+            return _Pointer(TORCH_DTYPES[dtype], 0)
+    return argument
 
 
 def _traits(argument: Argument) -> Any:
     """Return what Triton specializes a kernel on: dtype and alignment of pointers, divisibility of integers."""
     match argument:
-        case Given(_, dtype, aligned):
-            return dtype, aligned
-        case Scratch(_, dtype):
-            return dtype, True
         case int():
             return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
         case tuple():
             return tuple(_traits(item) for item in argument)
-    return argument
+    return _stand_in(argument)
 
 
-def _stand_in(argument: Argument) -> Any:
-    match argument:
-        case Given(_, dtype, aligned):
-            return _Pointer(_TORCH[dtype], 0 if aligned else dtype.itemsize)
-        case Scratch(_, dtype):
-            return _Pointer(_TORCH[dtype], 0)
-    return argument
+_compiled: dict[Any, Any] = {}
 
 
 def compiled(step: Step, device: int) -> Any:
@@ -138,48 +133,6 @@ def compiled(step: Step, device: int) -> Any:
             kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
         _compiled[key] = kernel
     return kernel
-
-
-class TritonLaunches:
-    """The launches of a plan through Triton's launcher, where the driver cannot be called directly."""
-
-    def __init__(self, steps: Sequence[Step], names: Sequence[str], device: int) -> None:
-        """Compile the kernels; ``names`` are those of the tensors, in the order of addresses."""
-        self._names = list(names)
-        self._launches = [(compiled(step, device)[step.grid], step.parameters) for step in steps]
-
-    def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
-        """Put the launches for tensors at these addresses on a stream."""
-        named, base = dict(zip(self._names, addresses, strict=True)), aligned(workspace)
-        for run, parameters in self._launches:
-            run(*(_placed(parameter, named, base) for parameter in parameters), stream=stream)
-
-
-def _placed(argument: Any, addresses: Mapping[str, int], workspace: int) -> Any:
-    """Return an argument of a launch: the address of a tensor or buffer, or the argument itself."""
-    match argument:
-        case Given(name, _, _):
-            return addresses[name]
-        case Scratch(offset, _):
-            return workspace + offset
-    return argument
-
-
-def interpret(step: Step, addresses: Mapping[str, int], workspace: int) -> None:
-    """Run a step in Triton's interpreter, on host memory."""
-
-    def on_host(argument: Argument) -> Any:
-        placed = _placed(argument, addresses, workspace)
-        return _host_tensor(placed, argument.dtype) if isinstance(argument, Given | Scratch) else placed
-
-    step.kernel[step.grid](*map(on_host, step.arguments), **step.constants)
-
-
-def _host_tensor(address: int, dtype: DType) -> torch.Tensor:
-    """Return a tensor of one element at an address: the interpreter computes addresses from there as a kernel does."""
-    if address == 0:  # of a tensor without elements
-        return torch.empty(1, dtype=_TORCH[dtype])
-    return torch.frombuffer(bytes_at(Memory(address, dtype.itemsize)), dtype=_TORCH[dtype])
 
 
 def aligned(workspace: int) -> int:

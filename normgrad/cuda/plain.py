@@ -1,7 +1,7 @@
 """The plain path: an operator's formula in PyTorch's own operations, in float64; slow, and right with any compiler.
 
 The backend takes it where no kernel may be launched, because Triton compiled them to layouts that they do not work with
-(``layout_checks``).
+(``layout_checks``) or to other parameters than expected (``driver_launch``).
 """
 
 from __future__ import annotations
@@ -57,22 +57,12 @@ class PlainKernel:
             if name in tensors:
                 tensors[name].copy_(result.reshape(tensors[name].shape))
         if signature.name == "batch_norm_gather_stats_with_counts":
-            _update_running(tensors, arguments, attributes, *results)
-
-
-def _update_running(
-    tensors: Mapping[str, Tensor],
-    arguments: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-    mean: Tensor,
-    invstd: Any,
-) -> None:
-    """Move the running statistics towards those of the whole batch, in place."""
-    count, momentum = arguments["counts"].sum(), attributes["momentum"]
-    variance = (invstd**-2 - attributes["eps"]) * count / (count - 1)
-    for name, new in (("running_mean", mean), ("running_var", variance)):
-        if name in tensors:
-            tensors[name].copy_((1 - momentum) * arguments[name] + momentum * new)
+            mean, invstd = results
+            count, momentum = arguments["counts"].sum(), attributes["momentum"]
+            variance = (invstd**-2 - attributes["eps"]) * count / (count - 1)
+            for name, new in (("running_mean", mean), ("running_var", variance)):
+                if name in tensors:  # moves towards the statistics of the whole batch, in place
+                    tensors[name].copy_((1 - momentum) * arguments[name] + momentum * new)
 
 
 class _Array:

@@ -119,7 +119,8 @@ class Steps:
         """
         view = self._problem.views[name]
         strides = _strides_in_place(view, sizes, contiguous_columns)
-        overlapped = any(overlap(view, output) and not _identical(view, output) for output in self._outputs)
+        others = (out for out in self._outputs if out.address != view.address or not out.same_layout(view))
+        overlapped = any(overlap(view, output) for output in others)
         if strides is not None and overlapped:  # a copy in the same memory order
             strides = _strides_in_place(_dense(view), sizes, contiguous_columns)
             if strides is not None:
@@ -147,16 +148,16 @@ class Steps:
         if strides is not None:
             return Operand(self._pointer(name), strides, alignment(view.address))
         buffer = self.scratch(view.numel, view.dtype)
-        copy = _copy(view.shape, buffer, contiguous_strides(view.shape), self._pointer(name), view.strides)
-        self._copies_out.append(copy)
+        source, target = Operand(buffer, contiguous_strides(view.shape)), Operand(self._pointer(name), view.strides)
+        self._copies_out.append(_copy(view.shape, source, target))
         return Operand(buffer, contiguous_strides(sizes))
 
     def _copy_in(self, name: str, strides: Shape | None = None) -> Scratch:
         """Copy an input into the workspace, contiguous or with these strides."""
         view = self._problem.views[name]
         buffer = self.scratch(view.numel, view.dtype)
-        target_strides = contiguous_strides(view.shape) if strides is None else strides
-        self.add(_copy(view.shape, self._pointer(name), view.strides, buffer, target_strides))
+        target = Operand(buffer, contiguous_strides(view.shape) if strides is None else strides)
+        self.add(_copy(view.shape, Operand(self._pointer(name), view.strides), target))
         return buffer
 
     def sum_partials(self, partial: Scratch, rows: int, columns: int, outputs: Sequence[Operand]) -> None:
@@ -203,49 +204,38 @@ def _dense(view: View) -> View:
     return replace(view, strides=tuple(strides))
 
 
-def _identical(view: View, other: View) -> bool:
-    return view.address == other.address and view.same_layout(other)
-
-
-def _sum_tile(rows: int, columns: int, outputs: int) -> tuple[int, int, int]:
-    """Return rows, columns and warps of a tile of ``sum_partials``.
-
-    Few columns where there are few, so that all multiprocessors take part; all rows at once where they are not many;
-    and few warps, since the sums of several warps go through shared memory.
-    """
-    width = min(max(next_power_of_2(cdiv(columns * outputs, _SUM_PROGRAMS)), 8), 256)
-    height = min(next_power_of_2(max(rows, 1)), _SUM_TILE // width)
-    return height, width, min(max(width * height // _SUM_WARP_ELEMENTS, 1), 8)
-
-
 def _sum_step(partial: Scratch, rows: int, columns: int, segment: int, outputs: Sequence[Operand]) -> Step:
+    """Return the launch of ``sum_partials`` for segments of the rows.
+
+    Its tiles have few columns where there are few, so that all multiprocessors take part; all rows of a segment at once
+    where they are not many; and few warps, since the sums of several warps go through shared memory.
+    """
     first, second = (*outputs, Operand(None, (1,)))[:2]
-    height, width, warps = _sum_tile(segment, columns, len(outputs))
+    width = min(max(next_power_of_2(cdiv(columns * len(outputs), _SUM_PROGRAMS)), 8), 256)
+    height = min(next_power_of_2(segment), _SUM_TILE // width)
+    warps = min(max(width * height // _SUM_WARP_ELEMENTS, 1), 8)
     grid = (cdiv(columns, width), max(cdiv(rows, segment), 1), len(outputs))
     arguments = [partial, first.pointer, second.pointer, rows, columns, segment, first.strides[0], second.strides[0]]
     return Step(sum_partials, grid, arguments, {"ROWS": height, "COLUMNS": width}, Options(warps, pdl=True))
 
 
-def _copy(
-    shape: Shape, source: Given | Scratch, source_strides: Shape, target: Given | Scratch, target_strides: Shape
-) -> Step:
+def _copy(shape: Shape, source: Operand, target: Operand) -> Step:
     """Return the launch that copies a tensor: ``transpose`` where source and target have different fastest axes."""
+    if not shape:
+        shape, source, target = (1,), replace(source, strides=(1,)), replace(target, strides=(1,))
     count = math.prod(shape)
-    grid, (source_operand, target_operand) = merge_rows(
-        shape or (1,), [Operand(source, source_strides or (1,)), Operand(target, target_strides or (1,))]
-    )
-    sizes = (*grid, shape[-1] if shape else 1)
-    fastest = {_fastest_axis(sizes, operand.strides) for operand in (source_operand, target_operand)}
+    grid, merged = merge_rows(shape, [source, target])
+    sizes = (*grid, shape[-1])
+    fastest = {_fastest_axis(sizes, operand.strides) for operand in merged}
     axes = (*(axis for axis in range(len(sizes)) if axis not in fastest), *sorted(fastest))
-    sizes, *strides = (
-        tuple(values[axis] for axis in axes) for values in (sizes, source_operand.strides, target_operand.strides)
-    )
+    sizes, *strides = (tuple(values[axis] for axis in axes) for values in (sizes, *(each.strides for each in merged)))
+    pointers = source.pointer, target.pointer
     if len(fastest) == 1:
         constants = {"RANK": len(sizes), "BLOCK": _COPY_BLOCK}
-        return Step(copy_strided, (cdiv(count, _COPY_BLOCK), 1, 1), (source, target, count, sizes, *strides), constants)
+        return Step(copy_strided, (cdiv(count, _COPY_BLOCK), 1, 1), (*pointers, count, sizes, *strides), constants)
     *outer, rows, columns = sizes
     tiles = math.prod(outer) * cdiv(rows, _TRANSPOSE_BLOCK) * cdiv(columns, _TRANSPOSE_BLOCK)
-    arguments = (source, target, tuple(outer), rows, columns, *strides)
+    arguments = (*pointers, tuple(outer), rows, columns, *strides)
     constants = {"RANK": len(outer), "BLOCK": _TRANSPOSE_BLOCK}
     return Step(transpose, (tiles, 1, 1), arguments, constants, Options(_TRANSPOSE_WARPS))
 

@@ -166,17 +166,6 @@ def test_data_that_is_not_aligned_has_the_same_bits():
         assert all(map(torch.equal, found, expected))
 
 
-def test_launches_by_triton_have_the_bits_of_launches_by_the_driver(monkeypatch):
-    x, dy = (torch.randn(128, 768, device="cuda") for _ in range(2))
-    _, mean, rstd = normgrad.layer_norm(x, [768])
-    expected = normgrad.layer_norm_backward(dy, x, [768], mean, rstd)
-    monkeypatch.setattr("normgrad.cuda.backend._driver_launches", lambda *_: None)
-    out = tuple(torch.full_like(result, torch.nan) for result in expected)
-    normgrad.layer_norm_backward.plan(dy, x, [768], mean, rstd, out=out).run()
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, out, expected))
-
-
 def test_more_than_2_to_the_31_elements():
     rows, columns = 2**20 + 64, 2048
     x = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_()

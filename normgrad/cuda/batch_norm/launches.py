@@ -9,22 +9,8 @@ from typing import Any
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
-from normgrad.cuda.batch_norm import reduce_kernels
+from normgrad.cuda.batch_norm import reduce_kernels, tiles
 from normgrad.cuda.batch_norm.elementwise_kernels import batch_norm_elemt, batch_norm_elemt_backward
-from normgrad.cuda.batch_norm.gather_stats_kernel import batch_norm_gather_stats
-from normgrad.cuda.batch_norm.tiles import (
-    Access,
-    ElementwiseTile,
-    ReduceSpec,
-    ReduceTile,
-    TileSpec,
-    Workload,
-    blocks_per_channel,
-    channels_per_segment,
-    elementwise_tile,
-    reduce_tile,
-    tiles_per_cta,
-)
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, next_power_of_2
 from normgrad.cuda.launch import FLOAT64, Argument, Options, Step, float64_bits
 from normgrad.cuda.operands import Operand, all_vector_aligned, present
@@ -40,30 +26,25 @@ _GATHER_TILE = {"ROWS": 16, "CHANNELS": 16}
 class Data:
     """The data of a call as a kernel sees it: sizes [N, columns, positions], and operands with strides over these."""
 
-    sizes: Shape
+    sizes: tuple[int, int, int]
     operands: list[Operand]
 
     @classmethod
     def of(cls, problem: Problem, steps: Steps, inputs: Sequence[str], output: str | None = None) -> Data:
         """Return the data with samples and positions merged into one dimension, where they are in every tensor."""
-        shape = problem.views["input"].shape
-        sizes = shape[0], shape[1], math.prod(shape[2:])
-        operands = [steps.strided_input(name, sizes) for name in inputs]
+        N, C, *spatial = problem.views["input"].shape
+        HxW = math.prod(spatial)
+        operands = [steps.strided_input(name, (N, C, HxW)) for name in inputs]
         if output is not None:
-            operands.append(steps.output(output, sizes))
-        return cls(sizes, operands)._merged()
-
-    def _merged(self) -> Data:
-        N, C, HxW = self.sizes
-        if HxW > 1 and any(operand.strides[0] != HxW * operand.strides[2] for operand in self.operands):
-            return self
+            operands.append(steps.output(output, (N, C, HxW)))
+        if HxW > 1 and any(operand.strides[0] != HxW * operand.strides[2] for operand in operands):
+            return cls((N, C, HxW), operands)
 
         def merge(strides: Shape) -> Shape:
             sample, channel, position = strides
             return 0, channel, position if HxW > 1 else sample
 
-        operands = [replace(operand, strides=merge(operand.strides)) for operand in self.operands]
-        return Data((1, C, N * HxW), operands)
+        return cls((1, C, N * HxW), [replace(operand, strides=merge(operand.strides)) for operand in operands])
 
     def as_segments(self) -> Data:
         """Return the data for segment tiles: the elements of a sample as columns, the samples as positions."""
@@ -86,12 +67,6 @@ class Data:
         return self.sizes[2] > 1 and (abs(position) <= abs(channel) or self.sizes[1] == 1)
 
     @property
-    def contiguous_samples(self) -> bool:
-        """The elements of a sample are contiguous, channel by channel."""
-        _, C, HxW = self.sizes
-        return HxW > 1 and C * HxW < 2**29 and all(strides[1:] == (HxW, 1) for strides in self.strides)
-
-    @property
     def vector(self) -> int:
         """Elements, up to 16, that divide the contiguous positions or columns and all other strides."""
         axis = 2 if self.contiguous_positions else 1
@@ -106,19 +81,23 @@ class Data:
             return itemsize
         return min(VECTOR_BYTES, itemsize * self.vector)
 
-    def access(self, itemsize: int) -> Access:
-        """Return how the elements can be loaded."""
-        segment_nbytes = self.as_segments().load_bytes(itemsize) if self.contiguous_samples else 0
-        return Access(self.contiguous_positions, self.load_bytes(itemsize), segment_nbytes)
+    def layout(self, itemsize: int) -> tiles.DataLayout:
+        """Return what a tile is chosen by."""
+        _, C, HxW = self.sizes
+        nbytes, segment_nbytes = self.load_bytes(itemsize), 0
+        contiguous_samples = all(strides[1:] == (HxW, 1) for strides in self.strides)
+        if contiguous_samples and HxW > 1 and C * HxW < 2**29:
+            segment_nbytes = self.as_segments().load_bytes(itemsize)
+        return tiles.DataLayout(self.sizes, itemsize, self.contiguous_positions, nbytes, segment_nbytes)
 
-    def tile_spec(self, tile: ElementwiseTile | ReduceTile) -> TileSpec:
+    def tile_spec(self, tile: tiles.ElementwiseTile | tiles.ReduceTile) -> tiles.TileSpec:
         """Describe a tile of this data, which is ``as_segments`` for a segment tile."""
         N, columns, positions = self.sizes
         segment = tile.segment or tile.columns
         extent = max(
             tile.positions * abs(position) + tile.columns * abs(column) for _, column, position in self.strides
         )
-        return TileSpec(
+        return tiles.TileSpec(
             rows=tile.rows,
             positions=tile.positions,
             columns=tile.columns,
@@ -140,26 +119,24 @@ def _add_elementwise(
     steps: Steps, chip: Chip, data: Data, kernel: Any, arguments: Sequence[Argument], **constants: Any
 ) -> None:
     """Add the launch of an elementwise kernel, which takes a tile a program; ``arguments``: those before the sizes."""
-    access = data.access(steps.itemsize)
+    layout = data.layout(steps.itemsize)
     # Float64 elements of three tensors take many registers: with 64 of them a thread, eight CTAs fit on an SM.
-    three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not access.contiguous_positions
+    three_float64 = len(data.operands) == 3 and steps.itemsize == 4 and not layout.contiguous_positions
     thread_bytes, ctas_per_sm = (32, 8) if three_float64 else (64, 0)
-    N, C, HxW = data.sizes
-    tile = elementwise_tile(N, C, HxW, steps.itemsize, chip, access, thread_bytes)
+    tile = tiles.elementwise_tile(layout, chip, thread_bytes)
     channel_length = 1
     if tile.segment:
-        channel_length = HxW
+        channel_length = data.sizes[2]
         data = data.as_segments()
     N, columns, positions = data.sizes
     rows = cdiv(N * cdiv(positions, tile.positions), tile.rows)
     grid = rows * cdiv(columns, tile.segment or tile.columns), 1, 1
     arguments = [*arguments, *data.sizes, channel_length, *data.strides]
-    steps.add(
-        Step(kernel, grid, arguments, {"TILE": data.tile_spec(tile), **constants}, Options(tile.warps, ctas_per_sm))
-    )
+    constants["TILE"] = data.tile_spec(tile)
+    steps.add(Step(kernel, grid, arguments, constants, Options(tile.warps, ctas_per_sm)))
 
 
-def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
+def _halvings(tile: tiles.ReduceTile, width: int) -> tuple[int, int, int]:
     """Return how often a thread adds up its elements two and two: along rows, far positions, adjacent positions.
 
     A thread holds ``width`` adjacent elements at a time: positions, or columns where those are contiguous.
@@ -174,48 +151,42 @@ def _halvings(tile: ReduceTile, width: int) -> tuple[int, int, int]:
     return rows.bit_length() - 1, positions.bit_length() - 1, adjacent.bit_length() - 1
 
 
-@dataclass(frozen=True)
 class _ReduceWork:
-    """How the rows of a channel are shared out to CTAs that reduce them, and the launch that does so."""
+    """How the rows of a channel are shared out to CTAs that reduce them, and the launch that does so.
 
-    entries: int  # partial sums of a channel that a second launch combines; 1 where there is none
-    layout: list[Argument]  # sizes, rows of a part, columns of a channel, blocks of a channel, strides
-    grid: tuple[int, int, int]
-    constants: dict[str, Any]
-    options: Options
+    There are as many parts as can be resident at once.
+    """
 
-    @classmethod
-    def of(cls, steps: Steps, data: Data, chip: Chip) -> _ReduceWork:
-        """Return as many parts as can be resident at once."""
-        access = data.access(steps.itemsize)
-        N, C, HxW = data.sizes
-        tile = reduce_tile(N, C, HxW, steps.itemsize, chip, access)
+    def __init__(self, steps: Steps, data: Data, chip: Chip) -> None:
+        layout = data.layout(steps.itemsize)
+        tile = tiles.reduce_tile(layout, chip)
         channel_length, blocks, channels, channel_elements = 1, 1, tile.columns, 1
         if tile.segment:
-            channel_length, blocks = HxW, blocks_per_channel(HxW, tile.segment)
-            channels = next_power_of_2(channels_per_segment(HxW, tile.segment))
+            HxW = channel_length = data.sizes[2]
+            blocks = tiles.blocks_per_channel(HxW, tile.segment)
+            channels = next_power_of_2(tiles.channels_per_segment(HxW, tile.segment))
             channel_elements = next_power_of_2(min(HxW, tile.segment))
             data = data.as_segments()
         N, columns, positions = data.sizes
         total_rows = N * cdiv(positions, tile.positions)
         column_blocks = cdiv(columns, tile.segment or tile.columns)
-        tiles = cdiv(total_rows, tile.rows)
-        rows_per_part = tile.rows * tiles_per_cta(Workload.of(tile, column_blocks, tiles, steps.itemsize, chip))
+        work = tiles.Workload.of(tile, column_blocks, cdiv(total_rows, tile.rows), steps.itemsize, chip)
+        rows_per_part = tile.rows * tiles.tiles_per_cta(work)
         parts = cdiv(total_rows, rows_per_part)
         spec, stages = data.tile_spec(tile), tile.stages
         if rows_per_part == tile.rows:  # a CTA has one tile, whose rows are masked with its positions
             spec = replace(spec, mask_positions=spec.mask_positions or total_rows % rows_per_part != 0)
             stages = 0
         contiguous = tile.columns > 1 or data.contiguous_positions
-        load_bytes = access.segment_nbytes if tile.segment else access.nbytes
+        load_bytes = layout.segment_nbytes if tile.segment else layout.nbytes
         halvings = _halvings(tile, load_bytes // steps.itemsize if contiguous else 1)
-        return cls(
-            entries=parts * blocks,
-            layout=[*data.sizes, rows_per_part, channel_length, blocks, *data.strides],
-            grid=(parts * column_blocks, 1, 1),
-            constants={"TILE": spec, "REDUCE": ReduceSpec(channels, channel_elements, halvings, stages, parts == 1)},
-            options=Options(tile.warps, tile.ctas_per_sm),
-        )
+        reduce = tiles.ReduceSpec(channels, channel_elements, halvings, stages, parts == 1)
+        self.entries = parts * blocks  # partial sums of a channel that a second launch combines; 1 where there is none
+        self.grid = parts * column_blocks, 1, 1
+        # Those after the tensors: sizes, rows of a part, columns of a channel, blocks of a channel, strides.
+        self.arguments: list[Argument] = [*data.sizes, rows_per_part, channel_length, blocks, *data.strides]
+        self.constants = {"TILE": spec, "REDUCE": reduce}
+        self.options = Options(tile.warps, tile.ctas_per_sm)
 
 
 def _add_combine(steps: Steps, kernel: Any, arguments: Sequence[Argument], entries: int, C: int) -> None:
@@ -248,11 +219,11 @@ def _add_reduction(
         _add_combine(steps, combine, [steps.scratch(1, FLOAT64), *outputs], 0, C)
         return
     data = Data.of(problem, steps, inputs)
-    work = _ReduceWork.of(steps, data, chip)
+    work = _ReduceWork(steps, data, chip)
     partial = steps.scratch(values * work.entries * C, FLOAT64) if work.entries > 1 else None
     results = outputs if partial is None else [None] * len(outputs)
     tensors = [*data.pointers, *map(steps.contiguous_input, vectors), partial]
-    steps.add(Step(reduce, work.grid, [*tensors, *results, *work.layout], work.constants, work.options))
+    steps.add(Step(reduce, work.grid, [*tensors, *results, *work.arguments], work.constants, work.options))
     if partial is not None:
         _add_combine(steps, combine, [partial, *outputs], work.entries, C)
 
@@ -325,5 +296,5 @@ def gather_stats(problem: Problem, chip: Chip) -> Steps:
     momentum, eps = (float64_bits(problem.attributes[name]) for name in ("momentum", "eps"))
     arguments = [*tensors, ranks, C, momentum, eps, *_strides_of([*running, *outputs])]
     grid = (cdiv(C, _GATHER_TILE["CHANNELS"]), 1, 1)
-    steps.add(Step(batch_norm_gather_stats, grid, arguments, _GATHER_TILE))
+    steps.add(Step(reduce_kernels.batch_norm_gather_stats, grid, arguments, _GATHER_TILE))
     return steps

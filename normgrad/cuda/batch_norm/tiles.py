@@ -68,9 +68,11 @@ class ReduceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """How the elements of a call can be loaded."""
+class DataLayout:
+    """What a tile is chosen by, beside the GPU: the sizes of a call, and how its elements can be loaded."""
 
+    sizes: tuple[int, int, int]  # N, C, HxW
+    itemsize: int
     contiguous_positions: bool  # the positions of a channel are adjacent; else its channels are
     nbytes: int = VECTOR_BYTES  # of a load within a channel, or across channels where those are contiguous
     segment_nbytes: int = 0  # of a load of a segment tile; 0 where the elements of a sample are not contiguous
@@ -91,22 +93,22 @@ def tile_shape(N: int, C: int, HxW: int, room: int, contiguous_positions: bool) 
     return min(next_power_of_2(N), room // (columns * positions)), positions, columns
 
 
-def elementwise_tile(
-    N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Access, thread_bytes: int = 64
-) -> ElementwiseTile:
+def elementwise_tile(data: DataLayout, chip: Chip, thread_bytes: int = 64) -> ElementwiseTile:
     """Choose the tile of the elementwise kernels: ``thread_bytes`` of each tensor a thread.
 
     Fewer where multiprocessors would be idle, but at least a vector.
     """
     warps = 4
-    room = min(32 * warps * thread_bytes // itemsize, chip.max_tile_elements)
-    while room > 32 * warps * VECTOR_BYTES // itemsize and room // 2 * chip.multiprocessors >= N * C * HxW:
+    N, _, HxW = data.sizes
+    room = min(32 * warps * thread_bytes // data.itemsize, chip.max_tile_elements)
+    smallest = 32 * warps * VECTOR_BYTES // data.itemsize
+    while room > smallest and room // 2 * chip.multiprocessors >= math.prod(data.sizes):
         room //= 2
-    narrow = access.segment_nbytes and access.nbytes < VECTOR_BYTES and HxW <= _FEW_POSITIONS
-    if access.segment_nbytes > access.nbytes or narrow:
+    narrow = data.segment_nbytes and data.nbytes < VECTOR_BYTES and HxW <= _FEW_POSITIONS
+    if data.segment_nbytes > data.nbytes or narrow:
         width = room // 16  # 32 bytes a thread
         return ElementwiseTile(1, min(next_power_of_2(N), 8), width, warps, width)
-    return ElementwiseTile(*tile_shape(N, C, HxW, room, access.contiguous_positions), warps)
+    return ElementwiseTile(*tile_shape(*data.sizes, room, data.contiguous_positions), warps)
 
 
 def blocks_per_channel(HxW: int, segment: int) -> int:
@@ -127,12 +129,13 @@ def segment_choices(HxW: int, itemsize: int, width: int, nbytes: int) -> list[in
 
 
 @functools.cache
-def segment_reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, nbytes: int) -> ReduceTile:
+def segment_reduce_tile(data: DataLayout, chip: Chip) -> ReduceTile:
     """Choose the segment tile of a reduction: each thread loads one vector of each sample.
 
     So a thread's sums meet no other thread's before those of a channel are added up at the end.
     """
     warps = 4
+    (N, C, HxW), itemsize = data.sizes, data.itemsize
     samples, ctas_per_sm, stages = (8, 2, 4) if itemsize == 2 else (4, 3, 4)
     width = min(32 * warps * VECTOR_BYTES // itemsize, chip.max_tile_elements // samples)
     stages = fit_stages(stages, ctas_per_sm, 2 * samples * width * itemsize, chip)
@@ -143,11 +146,12 @@ def segment_reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, nby
         return work.cost(tiles_per_cta(work)) + (_SECOND_LAUNCH if blocks_per_channel(HxW, segment) > 1 else 0)
 
     widest = ReduceTile(1, min(next_power_of_2(N), samples), width, warps, ctas_per_sm, stages, 16, width)
-    return replace(widest, segment=min(segment_choices(HxW, itemsize, width, nbytes), key=cost))
+    return replace(widest, segment=min(segment_choices(HxW, itemsize, width, data.segment_nbytes), key=cost))
 
 
-def _fewer_columns(tile: ReduceTile, C: int, HxW: int, itemsize: int, chip: Chip) -> ReduceTile:
+def _fewer_columns(tile: ReduceTile, data: DataLayout, chip: Chip) -> ReduceTile:
     """Return a tile of fewer contiguous channels, where one launch then suffices and is faster."""
+    (_, C, HxW), itemsize = data.sizes, data.itemsize
 
     def workload(tile: ReduceTile) -> Workload:
         return Workload.of(tile, cdiv(C, tile.columns), cdiv(HxW, tile.positions), itemsize, chip)
@@ -160,20 +164,19 @@ def _fewer_columns(tile: ReduceTile, C: int, HxW: int, itemsize: int, chip: Chip
     return min(found, key=lambda tile: workload(tile).cost(tiles_per_cta(workload(tile))))
 
 
-def _whole_channel_tile(
-    N: int, C: int, HxW: int, itemsize: int, chip: Chip, contiguous_positions: bool
-) -> ReduceTile | None:
+def _whole_channel_tile(data: DataLayout, chip: Chip) -> ReduceTile | None:
     """Return a tile of a whole channel, where channels are so few and short that only the latency of a CTA matters."""
+    N, C, HxW = data.sizes
     rows, positions = next_power_of_2(N), next_power_of_2(HxW)
     room = min(_SHORT_CHANNEL, chip.max_tile_elements)
-    per_sector = 1 if contiguous_positions else _SECTOR // itemsize  # elements that are read with each one
+    per_sector = 1 if data.contiguous_positions else _SECTOR // data.itemsize  # elements that are read with each one
     if rows * positions > room or 4 * chip.multiprocessors < C or C * HxW * per_sector > _FEW_ELEMENTS:
         return None
     warps = max(min(rows * positions // 1024, 4), 1)
     return ReduceTile(rows, positions, 1, warps, 4, 1, 16)
 
 
-def reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Access) -> ReduceTile:
+def reduce_tile(data: DataLayout, chip: Chip) -> ReduceTile:
     """Choose the tile of a reduction: 64 bytes of each tensor a thread.
 
     A segment tile, where its loads are wider or it has room for whole channels. Where channels are contiguous, a CTA
@@ -183,24 +186,25 @@ def reduce_tile(N: int, C: int, HxW: int, itemsize: int, chip: Chip, access: Acc
     79, 99; sums in 16 bits 89, 74, 97, in float32 94, 85, 102. With contiguous channels: 65, 54, 82 and 75, 67, 94; 72,
     66, 92 and 87, 76, 100.
     """
-    contiguous_positions = access.contiguous_positions
-    small = _whole_channel_tile(N, C, HxW, itemsize, chip, contiguous_positions)
+    (N, _, HxW), itemsize = data.sizes, data.itemsize
+    small = _whole_channel_tile(data, chip)
     if small is not None:
         return small
-    if access.segment_nbytes:
-        tile = segment_reduce_tile(N, C, HxW, itemsize, chip, access.segment_nbytes)
-        segment = segment_choices(HxW, itemsize, tile.columns, access.segment_nbytes)[0]
-        if access.segment_nbytes > access.nbytes or segment % HxW == 0:
+    if data.segment_nbytes:
+        tile = segment_reduce_tile(data, chip)
+        segment = segment_choices(HxW, itemsize, tile.columns, data.segment_nbytes)[0]
+        if data.segment_nbytes > data.nbytes or segment % HxW == 0:
             return tile
     warps = 4
     room = min(warps * 2048 // itemsize, chip.max_tile_elements)
-    if not contiguous_positions:
+    if not data.contiguous_positions:
         ctas_per_sm, stages = 2, 6
     else:
-        ctas_per_sm, stages = (3, 4) if access.nbytes > itemsize else (4, 3)
+        ctas_per_sm, stages = (3, 4) if data.nbytes > itemsize else (4, 3)
     stages = fit_stages(stages, ctas_per_sm, 2 * room * itemsize, chip)
-    tile = ReduceTile(*tile_shape(N, C, HxW, room, contiguous_positions), warps, ctas_per_sm, stages, 16)
-    return tile if contiguous_positions or N > 1 else _fewer_columns(tile, C, HxW, itemsize, chip)
+    shape = tile_shape(*data.sizes, room, data.contiguous_positions)
+    tile = ReduceTile(*shape, warps, ctas_per_sm, stages, 16)
+    return tile if data.contiguous_positions or N > 1 else _fewer_columns(tile, data, chip)
 
 
 _SHORT_CHANNEL = 2048  # elements

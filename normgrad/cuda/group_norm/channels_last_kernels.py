@@ -1,4 +1,4 @@
-"""The kernels of GroupNorm for contiguous channels; ``channels_last_launches`` launches them.
+"""The kernels of GroupNorm for contiguous channels; ``launches`` launches them.
 
 A group's channels are interleaved with those of other groups, so a CTA that held a whole group would read scattered
 memory. Instead a first launch reduces blocks of contiguous channels, whatever groups they belong to, and a last one
@@ -17,19 +17,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device import mailbox
+from normgrad.cuda.device import mailbox, pack16
 from normgrad.cuda.device.formulas import divide, input_gradient, nan_where_infinite, normalize
 from normgrad.cuda.device.indexing import float64, float64_from_bits, int64, tile_offsets
-from normgrad.cuda.device.pack16 import (
-    UNPACKED,
-    store_elements,
-    store_rounded,
-    to_float32,
-    unpack,
-    unpack16_low,
-    unpack_acc_dtype,
-    unpack_float32,
-)
+from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 from normgrad.cuda.device.sums import compensated_add, compensated_total, finite_median, sum_pair
 
@@ -82,7 +73,7 @@ def element_mask(positions_left, block, C, SIZE: tl.constexpr, TILE: tl.constexp
 @triton.jit
 def load_channels(pointer, index, inside):
     """Load a parameter or a statistic of each channel of a block, float32 [1, channels]."""
-    return to_float32(tl.load(pointer + index, mask=inside, other=0.0))[None, :]
+    return pack16.to_float32(tl.load(pointer + index, mask=inside, other=0.0))[None, :]
 
 
 @triton.jit
@@ -193,8 +184,8 @@ def group_norm_backward_channels_last_reduce(
         mask = element_mask(left, block, C, TILE.words, TILE)
         x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
         dy = tl.load(dy_pointers + int64(step) * TILE.positions * grad_out_strides[2], mask=mask, other=0)
-        g = unpack(dy, TILE.packing, FLOAT64)
-        x_hat = (unpack(x, TILE.packing, FLOAT64) - channel_mean) * channel_rstd
+        g = pack16.unpack(dy, TILE.packing, FLOAT64)
+        x_hat = (pack16.unpack(x, TILE.packing, FLOAT64) - channel_mean) * channel_rstd
         if TILE.masked:  # 0·Inf must not reach the sums
             x_hat = tl.where(element_mask(left, block, C, CHANNELS, TILE), x_hat, 0.0)
         sum_g, sum_gx = sum_within_threads(g, g * x_hat, TILE)
@@ -210,7 +201,7 @@ def group_norm_backward_channels_last_reduce(
         tl.store(target, sum_g, mask=channel_inside)
     if WANT.input:
         if weight is not None:
-            w = to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))
+            w = pack16.to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))
             sum_g = sum_g.to(tl.float64) * w
             sum_gx = sum_gx.to(tl.float64) * w
         sum_g, sum_gx = sum_by_group(sum_g, sum_gx, block, TILE)
@@ -275,10 +266,10 @@ def group_norm_backward_channels_last_apply(
     sum_g, sum_gx = sum_pair(total_g, total_gx, 1)
     mean_g = expand_to_channels(sum_g * reciprocal_count, block, TILE)[None, :]
     mean_gx = expand_to_channels(sum_gx * reciprocal_count, block, TILE)[None, :]
-    dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
+    dy_values, x_values = pack16.unpack_acc_dtype(dy, TILE.packing), pack16.unpack_acc_dtype(x, TILE.packing)
     result = input_gradient(dy_values, x_values, channel_mean, channel_rstd, w, mean_g, mean_gx)
     start = tile_start(grad_input, sample, position, block, grad_input_strides, TILE)
-    store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, TILE.packing)
+    pack16.store_elements(start + offsets_in_tile(grad_input_strides, TILE), result, mask, TILE.packing)
 
 
 @triton.jit
@@ -286,10 +277,10 @@ def _load_first_element(start, groups, block, mask, channel_stride, TILE: tl.con
     """Load the first element that each group has in a block at one position, as float32."""
     first = tl.maximum(groups * TILE.D - block * TILE.channels, 0)
     if TILE.packing == UNPACKED:
-        element = to_float32(tl.load(start + first * channel_stride, mask=mask, other=0))
+        element = pack16.to_float32(tl.load(start + first * channel_stride, mask=mask, other=0))
     else:
         word = tl.load(start + first // 2 * channel_stride, mask=mask, other=0)
-        element = unpack16_low(word >> (first % 2 * 16).to(tl.int32), TILE.packing)
+        element = pack16.unpack16_low(word >> (first % 2 * 16).to(tl.int32), TILE.packing)
     return element
 
 
@@ -354,7 +345,7 @@ def group_norm_forward_channels_last_moments(
         mask = element_mask(left, block, C, TILE.words, TILE)
         x = tl.load(x_pointers + int64(step) * TILE.positions * input_strides[2], mask=mask, other=0)
         # In float64, since an output near the mean is only as accurate as the mean is.
-        shifted = unpack_float32(x, TILE.packing).to(tl.float64) - shift
+        shifted = pack16.unpack_float32(x, TILE.packing).to(tl.float64) - shift
         if TILE.masked:
             shifted = tl.where(element_mask(left, block, C, CHANNELS, TILE), shifted, 0.0)
         sums, squares = sum_within_threads(shifted, shifted * shifted, TILE)
@@ -429,8 +420,8 @@ def group_norm_forward_channels_last_statistics(
     variance = nan_where_infinite(tl.sum(total, axis=1)) / count
     group_rstd = 1.0 / tl.sqrt(variance + float64_from_bits(eps_bits))
     statistic = int64(sample) * group + groups
-    store_rounded(mean + statistic * mean_stride, group_mean, group_inside)
-    store_rounded(rstd + statistic * rstd_stride, group_rstd, group_inside)
+    pack16.store_rounded(mean + statistic * mean_stride, group_mean, group_inside)
+    pack16.store_rounded(rstd + statistic * rstd_stride, group_rstd, group_inside)
     tl.store(statistics + statistic * 2, group_mean, mask=group_inside)
     tl.store(statistics + statistic * 2 + 1, group_rstd, mask=group_inside)
 
@@ -468,6 +459,6 @@ def group_norm_forward_channels_last_apply(
     channel_rstd = tl.load(statistics + statistic * 2 + 1, mask=channel_inside, other=0.0)[None, :]
     w = load_channels(weight, channels, channel_inside) if weight is not None else None
     b = load_channels(bias, channels, channel_inside) if bias is not None else None
-    result = normalize(unpack_acc_dtype(x, TILE.packing), channel_mean, channel_rstd, w, b)
+    result = normalize(pack16.unpack_acc_dtype(x, TILE.packing), channel_mean, channel_rstd, w, b)
     start = tile_start(output, sample, position, block, output_strides, TILE)
-    store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, TILE.packing)
+    pack16.store_elements(start + offsets_in_tile(output_strides, TILE), result, mask, TILE.packing)

@@ -1,4 +1,4 @@
-"""The kernels of GroupNorm for any strides of sample, channel and position; ``contiguous_launches`` launches them.
+"""The kernels of GroupNorm for any strides of sample, channel and position; ``launches`` launches them.
 
 TILE is a ``tiles.GroupTileSpec``. A tile is [groups, channels, words]: several whole groups of a sample where they are
 small, or the part of one group that a CTA of a CTA group holds. A *work item* is what a CTA group does at a time: the
@@ -14,16 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device import cluster_exchange, mailbox
+from normgrad.cuda.device import cluster_exchange, formulas, mailbox
 from normgrad.cuda.device.compiler_barriers import block_rematerialization, opaque_zero
-from normgrad.cuda.device.formulas import (
-    divide,
-    input_gradient,
-    nan_where_infinite,
-    normalize,
-    remainder_term,
-    split_mean,
-)
 from normgrad.cuda.device.indexing import INTERPRETED, float64, float64_from_bits, int64
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
@@ -314,7 +306,7 @@ def group_norm_backward_contiguous(
             dy_values = tl.reshape(unpack_acc_dtype(dy, TILE.packing), FOLDED)
             x_values = tl.reshape(unpack_acc_dtype(x, TILE.packing), FOLDED)
             x_mean, x_rstd = expand_groups(group_mean), expand_groups(group_rstd)
-            result = input_gradient(dy_values, x_values, x_mean, x_rstd, channel_w, mean_g, mean_gx)
+            result = formulas.input_gradient(dy_values, x_values, x_mean, x_rstd, channel_w, mean_g, mean_gx)
             result = tl.reshape(result, (GROUPS, CHANNELS, POSITIONS))
             pointers, mask = tile_pointers(output_tensor, sample, channel, group_inside, cta, TILE)
             store_elements(pointers, result, mask, TILE.packing)
@@ -373,16 +365,16 @@ def normalize_groups(x, mean, rstd, w, b, SHARED: tl.constexpr):
     float32's range.
     """
     if x.dtype != tl.float64 and SHARED and w is not None:
-        rounded_mean, remainder = split_mean(mean, tl.float32)
+        rounded_mean, remainder = formulas.split_mean(mean, tl.float32)
         power, reciprocal = _power_of_two(rstd.to(tl.float32), rounded_mean)
-        term = remainder_term(remainder, rstd)[:, None, None] * w
+        term = formulas.remainder_term(remainder, rstd)[:, None, None] * w
         term = tl.where(tl.abs(term) < float("inf"), term, 0.0)
         if b is not None:
             term = term + b
         factor = (rstd * reciprocal).to(tl.float32)[:, None, None] * w
         result = (x * power[:, None, None] - (rounded_mean * power)[:, None, None]) * factor + term
     else:
-        result = normalize(x, mean[:, None, None], rstd[:, None, None], w, b)
+        result = formulas.normalize(x, mean[:, None, None], rstd[:, None, None], w, b)
     return result
 
 
@@ -413,7 +405,7 @@ def _moments_from_cluster(received, HxW, count, TILE: tl.constexpr):
         part_sum, part_squares = cluster_exchange.received_from(part, received)
         total += part_sum
         squares += part_squares
-    group_mean = divide(total, count[0], count[1])
+    group_mean = formulas.divide(total, count[0], count[1])
     for part in tl.static_range(PARTS):
         part_sum, _ = cluster_exchange.received_from(part, received)
         part_count = _part_count(int64(part), HxW, TILE)
@@ -497,9 +489,9 @@ def group_norm_forward_contiguous(
             total = _group_sums(unpack(x, TILE.packing, FLOAT64).to(tl.float64))
             if GROUPS == 1:  # or Triton would convert the tile to the layout of the sum
                 total = block_rematerialization(total)
-            group_mean = divide(total, part_count, reciprocal_part_count)
+            group_mean = formulas.divide(total, part_count, reciprocal_part_count)
             values = unpack(x, TILE.packing, FLOAT64)
-            rounded_mean, remainder = split_mean(group_mean, values.dtype)
+            rounded_mean, remainder = formulas.split_mean(group_mean, values.dtype)
             deviation = values - rounded_mean[:, None, None]
             if TILE.masked:
                 deviation = tl.where(in_group, deviation, 0.0)
@@ -532,7 +524,7 @@ def group_norm_forward_contiguous(
             elif MAILBOX:
                 slot, inside = mailbox.part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 2)
                 group_mean, squares = mailbox.receive_moments(slot, inside, part_counts, group_count, PHASE == FUSED)
-            group_rstd = _rsqrt_float64(nan_where_infinite(squares) * group_count[1] + eps)
+            group_rstd = _rsqrt_float64(formulas.nan_where_infinite(squares) * group_count[1] + eps)
             w = _load_parameter(weight, channels, channel_inside) if weight is not None else None
             b = _load_parameter(bias, channels, channel_inside) if bias is not None else None
             result = normalize_groups(

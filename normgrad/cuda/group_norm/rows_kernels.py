@@ -1,4 +1,4 @@
-"""The kernels of GroupNorm where a group of a sample is one contiguous row; ``rows_launches`` launches them.
+"""The kernels of GroupNorm where a group of a sample is one contiguous row; ``launches`` launches them.
 
 CTA groups stay with one group and walk over the samples, a tile of rows at a time, as LayerNorm's do over rows. Rows
 begin at even addresses where channels of an odd number of positions do not, so they can be loaded in vectors.

@@ -1,4 +1,4 @@
-"""Tile sizes of GroupNorm, for each of its three memory layouts; called by the ``*_launches`` modules.
+"""Tile sizes of GroupNorm, for each of its three memory layouts; called by ``launches``.
 
 ``group_tile``          contiguous positions: a tile holds whole groups, or a part of one
 ``channels_last_tile``  contiguous channels: a tile holds a block of channels, whatever groups they belong to
@@ -45,42 +45,34 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupTile:
-    """A tile [groups, channels, positions], and into how many parts a group is split along either dimension."""
+    """A tile [groups, channels, positions], and into how many parts a group is split."""
 
     positions: int
     groups: int  # whole groups of a sample; 1 where a group is split
     channels: int  # of a group
     position_parts: int
-    channel_parts: int
+    parts: int  # CTAs that share a group: position parts × channel parts, the position parts fastest
     warps: int
     ctas_per_sm: int
     stages: int = 1  # of Triton's software pipeline through shared memory
-    cluster: bool = False  # the CTAs that share a group form a cluster
+    cluster: bool = False  # the CTAs that share a group form a cluster; the next tile is prefetched into registers
 
     @property
-    def parts(self) -> int:
-        """CTAs that share a group."""
-        return self.position_parts * self.channel_parts
+    def channel_parts(self) -> int:
+        return self.parts // self.position_parts
 
 
-@dataclass(frozen=True)
-class GroupTileSpec:
-    """The constexpr TILE of the kernels for contiguous positions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTileSpec(GroupTile):
+    """The constexpr TILE of the kernels for contiguous positions: a tile, and how it maps to memory."""
 
     D: int  # channels of a group
-    groups: int  # of a tile
-    channels: int  # of a tile
-    positions: int  # of a tile
     words: int  # positions in words: elements, or packed pairs of them
-    position_parts: int
-    parts: int  # CTAs that share a group: position parts × channel parts, the position parts fastest
     padded_parts: int  # the next power of two
     vector: int  # words that divide a channel's words and the strides of samples and channels, counted in vectors
     packing: int  # of ``device.pack16``
     masked: bool  # the tiles exceed the groups
     offset64: bool  # offsets within a tile, or the number of work items, need 64 bits
-    stages: int  # of the software pipeline through shared memory; 1 for none
-    cluster: bool  # the CTAs that share a group are a cluster; the next tile is prefetched into registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +166,11 @@ def group_tile(
         if tile is not None:
             return tile
     groups = min(next_power_of_2(group), max(room // (positions * channels) // 2, 1)) if fits else 1
-    parts = cdiv(HxW, positions), cdiv(D, channels)
+    position_parts = cdiv(HxW, positions)
+    parts = position_parts * cdiv(D, channels)
     nbytes = groups * channels * (tensors * positions * itemsize + 8)  # with a channel's weight and bias
     stages = fit_stages(3, work.ctas_per_sm, nbytes, chip)
-    return GroupTile(positions, groups, channels, *parts, work.warps, work.ctas_per_sm, stages)
+    return GroupTile(positions, groups, channels, position_parts, parts, work.warps, work.ctas_per_sm, stages)
 
 
 def _cluster_tile(D: int, HxW: int, chip: Chip, works: Sequence[CtaWork]) -> GroupTile | None:
@@ -189,11 +182,11 @@ def _cluster_tile(D: int, HxW: int, chip: Chip, works: Sequence[CtaWork]) -> Gro
         return None
     for work, largest in [*((work, MAX_CLUSTER) for work in works), (works[0], MAX_EXCHANGE_CLUSTER)]:
         positions = low_waste_block(HxW, min(work.elements, _MAX_POSITIONS))
-        channels = min(next_power_of_2(D), work.elements // positions)
+        channels, position_parts = min(next_power_of_2(D), work.elements // positions), cdiv(HxW, positions)
         fitting = []
         while channels:
-            parts = cdiv(HxW, positions), cdiv(D, channels)
-            tile = GroupTile(positions, 1, channels, *parts, work.warps, work.ctas_per_sm, cluster=True)
+            shape = positions, 1, channels, position_parts, position_parts * cdiv(D, channels)
+            tile = GroupTile(*shape, work.warps, work.ctas_per_sm, cluster=True)
             if 1 < tile.parts <= largest and chip.max_active_clusters(tile.parts, tile.ctas_per_sm):
                 fitting.append(tile)
             channels //= 2

@@ -11,14 +11,7 @@ from normgrad.cuda.device.compiler_barriers import block_rematerialization, opaq
 from normgrad.cuda.device.formulas import divide, input_gradient, nan_where_infinite, normalize, row_moments
 from normgrad.cuda.device.indexing import block_indices, float64, float64_from_bits, int64
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
-from normgrad.cuda.device.pack16 import (
-    UNPACKED,
-    store_rounded,
-    to_float32,
-    unpack,
-    unpack_acc_dtype,
-    unpack_float32,
-)
+from normgrad.cuda.device.pack16 import UNPACKED, store_rounded, to_float32, unpack, unpack_acc_dtype, unpack_float32
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
 from normgrad.cuda.device.sums import column_sums, sum_pair
 from normgrad.cuda.layer_norm import addressing

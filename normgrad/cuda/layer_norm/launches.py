@@ -10,33 +10,18 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv
-from normgrad.cuda.cta_groups import CtaGroups, Mailbox, add_launches
+from normgrad.cuda.cta_groups import CtaGroups
 from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.launch import Argument, float64_bits
+from normgrad.cuda.layer_norm import tiles
 from normgrad.cuda.layer_norm.kernels import layer_norm_backward, layer_norm_forward
-from normgrad.cuda.layer_norm.tiles import (
-    NARROW,
-    RowTile,
-    RowTileSpec,
-    forward_row_tile,
-    forward_segments,
-    row_tile,
-    with_fewer_rows,
-)
-from normgrad.cuda.operands import (
-    Operand,
-    merge_rows,
-    pack_operands,
-    pack_vector,
-    row_vector,
-    strides_in_vectors,
-)
+from normgrad.cuda.operands import Operand, merge_rows, pack_operands, pack_vector, row_vector, strides_in_vectors
 from normgrad.cuda.steps import Steps, backward_steps
 
 # Up to this many rows or columns, the weight gradients of float32 data are summed in float64: one float32 rounding
 # would be a visible share of the error bound.
 _FEW_ROWS = 64
-_FEW_COLUMNS = NARROW.columns
+_FEW_COLUMNS = tiles.NARROW.columns
 # Where weight gradients are wanted, few rows are shared by half of the multiprocessors: the second-stage reduction then
 # has fewer partial sums (128×768 in float32 on an H200: 8.0 µs, and 10.0 with a CTA for every row).
 _FEW_ROWS_SHARE = 2
@@ -50,7 +35,7 @@ def _row_shape(problem: Problem) -> Shape:
     return (*shape[: len(shape) - len(normalized)], math.prod(normalized))
 
 
-def _needs_offset64(tile: RowTile, row_grid: Shape, operands: Sequence[Operand]) -> bool:
+def _needs_offset64(tile: tiles.RowTile, row_grid: Shape, operands: Sequence[Operand]) -> bool:
     """Return whether offsets within a tile, or row indices, need 64 bits."""
     extent = max(tile.columns * abs(operand.strides[-1]) for operand in operands)
     if len(row_grid) == 1:
@@ -74,26 +59,26 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     ]
     row_grid, operands = merge_rows(shape, operands)
     packing, operands = pack_operands(operands, N)
-    tile = row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
+    tile = tiles.row_tile(N, steps.itemsize, chip, packing == UNPACKED.value)
     share = _FEW_ROWS_SHARE if outputs else 1
-    tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
+    tile = tiles.with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip, share)
     cta_groups = CtaGroups.of(tile.parts if steps.wants("grad_input") else 1, cdiv(M, tile.rows), tile, chip)
     weight_float64 = steps.dtype == FLOAT32 and (M <= _FEW_ROWS or N <= _FEW_COLUMNS)
     partial = steps.partial_sums(len(outputs), cta_groups.count, N, weight_float64)
     vector = row_vector(N, packing, operands)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
-    mailbox = Mailbox.of(steps, cta_groups, 2 * M if tile.float64 else M)
+    mailbox = cta_groups.mailbox(steps, 2 * M if tile.float64 else M)
     grad_out, x, grad_input = (operand.pointer for operand in operands)
     tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
     arguments = [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)]
     tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
-        "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
+        "TILE": tiles.RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "FLOAT64": tile.float64,
         "WEIGHT_FLOAT64": weight_float64,
         "WANT": steps.wanted_gradients,
     }
-    add_launches(steps, cta_groups, mailbox, tile, layer_norm_backward, arguments, constants)
+    cta_groups.add_launches(steps, mailbox, layer_norm_backward, arguments, constants)
     if outputs:
         steps.sum_partials(partial, cta_groups.count, N, outputs)
     return steps
@@ -111,12 +96,12 @@ def forward(problem: Problem, chip: Chip) -> Steps:
         steps.output("output", shape, contiguous_columns=True),
     ]
     row_grid, operands = merge_rows(shape, operands)
-    tile = forward_row_tile(max(N, 1), steps.itemsize, chip)
-    segments = forward_segments(tile, steps.itemsize)
+    tile = tiles.forward_row_tile(max(N, 1), steps.itemsize, chip)
+    segments = tiles.forward_segments(tile, steps.itemsize)
     if segments == 1:
-        tile = with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
+        tile = tiles.with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
     cta_groups = CtaGroups.of(tile.parts, cdiv(M, tile.rows), tile, chip)
-    mailbox = Mailbox.of(steps, cta_groups, 2 * M)
+    mailbox = cta_groups.mailbox(steps, 2 * M)
     packing, operands = pack_operands(operands, N)
     vector = row_vector(N, packing, operands)
     # Packed where weight and bias share the registers with a tile whose results are still to be written.
@@ -129,9 +114,9 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     arguments = [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides]
     tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
-        "TILE": RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
+        "TILE": tiles.RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "SEGMENTS": segments,
         "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
     }
-    add_launches(steps, cta_groups, mailbox, tile, layer_norm_forward, arguments, constants)
+    cta_groups.add_launches(steps, mailbox, layer_norm_forward, arguments, constants)
     return steps

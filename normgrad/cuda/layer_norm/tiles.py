@@ -8,7 +8,7 @@ M×N that it was chosen on, and its speed there in % of a device copy of the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from normgrad.cuda.chip import VECTOR_BYTES, Chip, cdiv, fit_stages, next_power_of_2
 from normgrad.cuda.device.pack16 import UNPACKED
@@ -44,7 +44,7 @@ class RowTileSpec(RowTile):
     def of(cls, tile: RowTile, columns: int, vector: int, packing: int, offset64: bool) -> RowTileSpec:
         """Describe a tile of rows with ``columns`` columns."""
         return cls(
-            **{field.name: getattr(tile, field.name) for field in fields(tile)},
+            **asdict(tile),
             words=tile.columns if packing == UNPACKED.value else tile.columns // 2,
             padded_parts=next_power_of_2(tile.parts),
             vector=vector,
@@ -106,9 +106,9 @@ CLUSTER_ROW_TILES = {
         RowTile(1, 2048, 8, 4, 2, prefetch=True, cluster=True),  # 4096×16001: 49 %
     ),
 }
-# Columns up to which a CTA that holds whole rows is faster, and the padding (tile columns / columns) it may have then.
-_WHOLE_ROWS = {"float32": (4096, 1.2), "packed16": (4096, 1.4), "unpacked16": (1024, 1.4)}
-_CLUSTER_FROM = 1024  # columns
+# Columns up to which a CTA always holds whole rows; columns up to which it does if the padding (tile columns / columns)
+# is no more than the third. It is faster than a cluster there.
+_WHOLE_ROWS = {"float32": (1024, 4096, 1.2), "packed16": (1024, 4096, 1.4), "unpacked16": (1024, 1024, 1.4)}
 # Share of the GPU's tile elements that clusters must at least fill; below it other tiles are faster.
 _MIN_UTILIZATION = 0.7
 # For rows longer still, or on GPUs without clusters: CTAs anywhere on the GPU share them.
@@ -131,12 +131,17 @@ def element_key(itemsize: int, unpacked: bool) -> str:
     return "unpacked16" if unpacked else "packed16"
 
 
-def _cluster_tile(columns: int, tiles: Sequence[RowTile], chip: Chip) -> RowTile | None:
-    """Return the tile for rows that a cluster shares; None where there is none.
+def _cluster_tile(
+    columns: int, whole_rows: tuple[int, int, float], tiles: Sequence[RowTile], chip: Chip
+) -> RowTile | None:
+    """Return the tile for rows that a cluster shares; None for whole rows, or where there is none.
 
     Of all tiles, that with the highest utilization: the share of columns in its own elements, times the share of the
     GPU that clusters of that size fill. A cluster needs SMs of one GPC, so that not all SMs have room for them.
     """
+    always, most, padding = whole_rows
+    if columns <= always or (columns <= most and next_power_of_2(columns) <= padding * columns):
+        return None
     found, best = None, _MIN_UTILIZATION
     for tile in tiles:
         parts = cdiv(columns, tile.columns)
@@ -152,11 +157,9 @@ def row_tile(columns: int, itemsize: int, chip: Chip, unpacked: bool = False) ->
     """Choose the tile of LayerNorm backward: the narrowest that holds whole rows, or parts of one."""
     width = next_power_of_2(columns)
     key = element_key(itemsize, unpacked)
-    most, padding = _WHOLE_ROWS[key]
-    if columns > most or (columns > _CLUSTER_FROM and width > padding * columns):
-        tile = _cluster_tile(columns, CLUSTER_ROW_TILES[key], chip)
-        if tile is not None:
-            return tile
+    tile = _cluster_tile(columns, _WHOLE_ROWS[key], CLUSTER_ROW_TILES[key], chip)
+    if tile is not None:
+        return tile
     whole = ROW_TILES[key]
     if key == "float32":
         whole = (NARROW, *(PARTIAL_ROW_TILES if columns < width <= PARTIAL_ROW_TILES[-1].columns else whole))
@@ -220,7 +223,7 @@ FORWARD_CLUSTER_TILES = (
     RowTile(1, 2048, 8, 2, 6, prefetch=True, cluster=True),  # 3355×10000: 77 and 96
     RowTile(1, 4096, 8, 4, 3, prefetch=True, cluster=True),  # 2048×32768: 74 and 92; 4096×16384 79 and 91
 )
-# By itemsize: columns up to which a CTA always holds whole rows; up to which it does if the padding is below the third.
+# By itemsize: as _WHOLE_ROWS.
 _FORWARD_WHOLE_ROWS = {2: (4096, 16384, 1.4), 4: (4096, 8192, 1.4)}
 
 
@@ -228,11 +231,9 @@ def forward_row_tile(columns: int, itemsize: int, chip: Chip) -> RowTile:
     """Choose the tile of LayerNorm forward: one row a CTA, a warp for every 1024 columns; or parts of a row."""
     width = next_power_of_2(columns)
     largest = 2 * chip.max_tile_elements
-    always, most, padding = _FORWARD_WHOLE_ROWS[itemsize]
-    if columns > most or (columns > always and width > padding * columns):
-        tile = _cluster_tile(columns, FORWARD_CLUSTER_TILES, chip)
-        if tile is not None:
-            return tile
+    tile = _cluster_tile(columns, _FORWARD_WHOLE_ROWS[itemsize], FORWARD_CLUSTER_TILES, chip)
+    if tile is not None:
+        return tile
     if itemsize == 2 and width > largest:  # 63 % of a copy at 2048×32768, 59 at 1024×65536, 51 at 512×262144
         block, warps, ctas_per_sm = (4096, 4, 4) if width <= 65536 else (8192, 8, 2)
         block = min(block, chip.max_tile_elements)
