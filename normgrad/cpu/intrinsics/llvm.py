@@ -1,16 +1,19 @@
-"""LLVM types, conversions and pointers that the intrinsics are built of.
+"""The decorator `emitted`, which makes intrinsics, and the LLVM types, conversions and pointers that they are built of.
 
 Addresses are in bytes, indices in elements.
 """
 
+from functools import wraps
+
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from normgrad.cpu.tags import BF16, F16, F32, I32
 
 LANES = 16
-_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 
 I16_TYPE, I32_TYPE, I64_TYPE = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -21,6 +24,38 @@ class BFloatType(ir.Type):
 
     def _to_string(self):
         return "bfloat"
+
+
+#: Parameters of intrinsics: a tag; and any type, the same wherever this stands.
+TAG, SAME = object(), object()
+
+
+def emitted(result, *parameters):
+    """Make an intrinsic of a function `emit(builder, *values)`, which writes its LLVM code and returns its result.
+
+    The result and the parameters are Numba types, to which arguments are converted, or TAG or SAME. Of a tag the
+    function gets the tag itself; a pair it returns as a sequence.
+    """
+
+    def decorate(emit):
+        @intrinsic
+        @wraps(emit)
+        def define(typingctx, *given):
+            meanings = {SAME: given[parameters.index(SAME)]} if SAME in parameters else {}
+            accepted = (own if each is TAG else meanings.get(each, each) for each, own in zip(parameters, given))
+
+            def codegen(context, builder, sig, args):
+                values = (own.tag if each is TAG else value for each, own, value in zip(parameters, given, args))
+                value = emit(builder, *values)
+                if isinstance(sig.return_type, types.UniTuple):
+                    return context.make_tuple(builder, sig.return_type, value)
+                return context.get_dummy_value() if value is None else value
+
+            return meanings.get(result, result)(*accepted), codegen
+
+        return define
+
+    return decorate
 
 
 #: How elements are stored, by the tag of their dtype.
@@ -73,7 +108,7 @@ def _half_to_float(builder, raw):
     """float16 -> float32. Vectors by an intrinsic that LLVM does not see through: it would merge this and a conversion
     to float64 after it into one instruction, which takes three times as long as the two.
     """
-    if not (_HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
+    if not (HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
         return builder.fpext(raw, same_shape(raw.type, FLOAT_TYPE))
     bits, singles = builder.bitcast(raw, vector_of(I16_TYPE)), vector_of(FLOAT_TYPE)
     usual_rounding = ir.Constant(I32_TYPE, 4)
@@ -101,18 +136,14 @@ def narrowed(builder, tag, value):
     return value
 
 
-def pointer_to(builder, address, index, element, vector_type=None):
-    """Pointer to element `index` after byte `address`."""
+def pointer_to(builder, address, index, element, lanes=1):
+    """Return a pointer to element `index` after byte `address`, or to a vector that begins with it."""
     pointer = builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
-    return pointer if vector_type is None else builder.bitcast(pointer, vector_type.as_pointer())
+    return pointer if lanes == 1 else builder.bitcast(pointer, vector_of(element, lanes).as_pointer())
 
 
 def size_of(element):
     return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[element]
-
-
-def as_i64(context, builder, value, from_type):
-    return context.cast(builder, value, from_type, types.int64)
 
 
 def call_intrinsic(builder, name, return_type, args):

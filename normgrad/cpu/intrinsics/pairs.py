@@ -6,19 +6,20 @@ meet the data lane by lane (weight, weight gradients) are kept in the same order
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba.core import types
-from numba.extending import intrinsic
+from numba.core.types import UniTuple, boolean, float32, int64, void
 
 from normgrad.cpu.intrinsics.llvm import (
     FLOAT_TYPE,
+    HAS_AVX512,
     I16_TYPE,
     I32_TYPE,
     I64_TYPE,
     LANES,
     STORAGE,
+    TAG,
     BFloatType,
-    as_i64,
     call_intrinsic,
+    emitted,
     narrowed,
     pointer_to,
     prefetch,
@@ -33,10 +34,8 @@ from normgrad.cpu.intrinsics.vectors import f32x16
 from normgrad.cpu.tags import BF16, CODES, F16, F32, TAGS
 
 PAIR = 2 * LANES
-_FEATURES = get_host_cpu_features()
-_HAS_AVX512 = bool(_FEATURES.get("avx512f"))
-_ROUNDS_BFLOAT = _HAS_AVX512 and bool(_FEATURES.get("avx512bf16"))
-pair_type = types.UniTuple(f32x16, 2)
+_ROUNDS_BFLOAT = HAS_AVX512 and bool(get_host_cpu_features().get("avx512bf16"))
+pair_type = UniTuple(f32x16, 2)
 
 
 def _lane_order(tag):
@@ -135,65 +134,38 @@ def _store_first_floats(builder, pointer, values, count):
         _masked_store(builder, half, value, lanes, 4)
 
 
-def _masked_load(builder, pointer, element, count):
-    """The first `count` of 32 elements, zeros after."""
-    vector_type = vector_of(element, PAIR)
-    return call_intrinsic(
-        builder,
-        f"llvm.masked.load.{type_suffix(vector_type)}.p0",
-        vector_type,
-        [
-            pointer,
-            ir.Constant(I32_TYPE, size_of(element)),
-            _are_below(builder, list(range(PAIR)), count),
-            ir.Constant(vector_type, None),
-        ],
-    )
+def _pair_pointer(builder, dtype, address, index):
+    return pointer_to(builder, address, index, STORAGE[dtype], PAIR)
 
 
-def _pair_pointer(context, builder, args, arg_types, element):
-    address, index = (as_i64(context, builder, a, t) for a, t in zip(args, arg_types))
-    return pointer_to(builder, address, index, element, vector_of(element, PAIR))
+def _masked_load(builder, dtype, address, index, count):
+    """Load the first `count` of 32 elements, zeros after, and split them."""
+    vector, align = vector_of(STORAGE[dtype], PAIR), ir.Constant(I32_TYPE, size_of(STORAGE[dtype]))
+    pointer, mask = _pair_pointer(builder, dtype, address, index), _are_below(builder, list(range(PAIR)), count)
+    arguments = [pointer, align, mask, ir.Constant(vector, None)]
+    raw = call_intrinsic(builder, f"llvm.masked.load.{type_suffix(vector)}.p0", vector, arguments)
+    return _split(builder, dtype, raw)
 
 
-@intrinsic
-def load_pair(typingctx, dtype, address, index):
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        raw = builder.load(_pair_pointer(context, builder, args[1:], sig.args[1:], element), align=size_of(element))
-        return context.make_tuple(builder, pair_type, _split(builder, dtype.tag, raw))
-
-    return pair_type(dtype, address, index), codegen
+@emitted(pair_type, TAG, int64, int64)
+def load_pair(builder, dtype, address, index):
+    pointer = _pair_pointer(builder, dtype, address, index)
+    return _split(builder, dtype, builder.load(pointer, align=size_of(STORAGE[dtype])))
 
 
-@intrinsic
-def prefetch_pair(typingctx, dtype, address, index):
+@emitted(void, TAG, int64, int64)
+def prefetch_pair(builder, dtype, address, index):
     """Prefetch 32 elements into the L2 cache; any address is safe."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
-        for line in range(0, PAIR, 64 // size_of(element)):
-            at = builder.add(index, ir.Constant(index.type, line))
-            pointer = builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer())
-            prefetch(builder, pointer)
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index), codegen
+    element = STORAGE[dtype]
+    for line in range(0, PAIR, 64 // size_of(element)):
+        at = builder.add(index, ir.Constant(index.type, line))
+        prefetch(builder, builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer()))
 
 
-@intrinsic
-def load_pair_first(typingctx, dtype, address, index, count):
+@emitted(pair_type, TAG, int64, int64, int64)
+def load_pair_first(builder, dtype, address, index, count):
     """Load the first `count` of 32 elements, zeros after; nothing beyond is read."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        return context.make_tuple(
-            builder, pair_type, _split(builder, dtype.tag, _masked_load(builder, pointer, element, args[3]))
-        )
-
-    return pair_type(dtype, address, index, types.int64), codegen
+    return _masked_load(builder, dtype, address, index, count)
 
 
 def _selected(builder, tag, count, first, second):
@@ -203,63 +175,38 @@ def _selected(builder, tag, count, first, second):
     return [builder.select(*each) for each in zip(masks, first, second)]
 
 
-@intrinsic
-def load_pair_or(typingctx, dtype, address, index, count, other):
+@emitted(pair_type, TAG, int64, int64, int64, float32)
+def load_pair_or(builder, dtype, address, index, count, other):
     """Load the first `count` of 32 elements, `other` in the lanes after; nothing beyond is read."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = _masked_load(builder, pointer, element, args[3])
-        filling = [splatted(builder, args[4])] * 2
-        halves = _selected(builder, dtype.tag, args[3], _split(builder, dtype.tag, raw), filling)
-        return context.make_tuple(builder, pair_type, halves)
-
-    return pair_type(dtype, address, index, types.int64, types.float32), codegen
+    loaded, filling = _masked_load(builder, dtype, address, index, count), [splatted(builder, other)] * 2
+    return _selected(builder, dtype, count, loaded, filling)
 
 
-@intrinsic
-def split_pair(typingctx, dtype, columns, first, second):
+@emitted(pair_type, TAG, int64, float32, float32)
+def split_pair(builder, dtype, columns, first, second):
     """Return a pair with one value in the first `columns` elements, another in those after."""
-
-    def codegen(context, builder, sig, args):
-        before, after = ([splatted(builder, value)] * 2 for value in args[2:])
-        halves = _selected(builder, dtype.tag, args[1], before, after)
-        return context.make_tuple(builder, pair_type, halves)
-
-    return pair_type(dtype, types.int64, types.float32, types.float32), codegen
+    before, after = ([splatted(builder, value)] * 2 for value in (first, second))
+    return _selected(builder, dtype, columns, before, after)
 
 
-@intrinsic
-def store_pair(typingctx, dtype, address, index, low, high):
+@emitted(void, TAG, int64, int64, f32x16, f32x16)
+def store_pair(builder, dtype, address, index, low, high):
     """Store 32 elements."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if dtype.tag == F16 and _HAS_AVX512:
-            _store_halves(builder, pointer, args[3:], size_of(element))
-        else:
-            builder.store(_join(builder, dtype.tag, args[3], args[4]), pointer, align=size_of(element))
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16), codegen
+    pointer, align = _pair_pointer(builder, dtype, address, index), size_of(STORAGE[dtype])
+    if dtype == F16 and HAS_AVX512:
+        _store_halves(builder, pointer, (low, high), align)
+    else:
+        builder.store(_join(builder, dtype, low, high), pointer, align=align)
 
 
-@intrinsic
-def store_pair_first(typingctx, dtype, address, index, low, high, count):
+@emitted(void, TAG, int64, int64, f32x16, f32x16, int64)
+def store_pair_first(builder, dtype, address, index, low, high, count):
     """Store the first `count` of 32 elements."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if dtype.tag == F32:
-            _store_first_floats(builder, pointer, args[3:5], args[5])
-        else:
-            _masked_store(builder, pointer, _join(builder, dtype.tag, args[3], args[4]), args[5], size_of(element))
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
+    pointer = _pair_pointer(builder, dtype, address, index)
+    if dtype == F32:
+        _store_first_floats(builder, pointer, (low, high), count)
+    else:
+        _masked_store(builder, pointer, _join(builder, dtype, low, high), count, size_of(STORAGE[dtype]))
 
 
 def _make_non_temporal(builder, stores):
@@ -267,85 +214,54 @@ def _make_non_temporal(builder, stores):
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
 
 
-@intrinsic
-def stream_pair(typingctx, dtype, address, index, low, high):
+@emitted(void, TAG, int64, int64, f32x16, f32x16)
+def stream_pair(builder, dtype, address, index, low, high):
     """Store 32 elements by non-temporal stores; the address must be a multiple of 64."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if dtype.tag == F16 and _HAS_AVX512:
-            stores = _store_halves(builder, pointer, args[3:], 32)
-        else:
-            lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
-            raw = builder.bitcast(_join(builder, dtype.tag, args[3], args[4]), lanes)
-            stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
-        _make_non_temporal(builder, stores)
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16), codegen
+    pointer = _pair_pointer(builder, dtype, address, index)
+    if dtype == F16 and HAS_AVX512:
+        stores = _store_halves(builder, pointer, (low, high), 32)
+    else:
+        lanes = vector_of(FLOAT_TYPE, PAIR * size_of(STORAGE[dtype]) // 4)
+        raw = builder.bitcast(_join(builder, dtype, low, high), lanes)
+        stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
+    _make_non_temporal(builder, stores)
 
 
-@intrinsic
-def stream_vector(typingctx, address, index, value):
+@emitted(void, int64, int64, f32x16)
+def stream_vector(builder, address, index, value):
     """Store 16 float32 by a non-temporal store; the address must be a multiple of 64."""
-
-    def codegen(context, builder, sig, args):
-        address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[:2], sig.args[:2]))
-        stored = builder.store(args[2], pointer_to(builder, address_, index_, FLOAT_TYPE, args[2].type), align=64)
-        _make_non_temporal(builder, [stored])
-        return context.get_dummy_value()
-
-    return types.void(address, index, f32x16), codegen
+    stored = builder.store(value, pointer_to(builder, address, index, FLOAT_TYPE, LANES), align=64)
+    _make_non_temporal(builder, [stored])
 
 
-@intrinsic
-def load_ordered(typingctx, dtype, address, index):
+@emitted(pair_type, TAG, int64, int64)
+def load_ordered(builder, dtype, address, index):
     """Load 32 float32 in the lane order of a dtype's pairs."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
-        low, high = _split(builder, F32, builder.load(pointer, align=4))
-        return context.make_tuple(builder, pair_type, _shuffled_pair(builder, low, high, _lane_order(dtype.tag)))
-
-    return pair_type(dtype, address, index), codegen
+    low, high = _split(builder, F32, builder.load(_pair_pointer(builder, F32, address, index), align=4))
+    return _shuffled_pair(builder, low, high, _lane_order(dtype))
 
 
-@intrinsic
-def store_ordered(typingctx, dtype, address, index, low, high):
+@emitted(void, TAG, int64, int64, f32x16, f32x16)
+def store_ordered(builder, dtype, address, index, low, high):
     """Store 32 float32 that are in the lane order of a dtype's pairs in the order of elements."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
-        low, high = _shuffled_pair(builder, args[3], args[4], _inverse(_lane_order(dtype.tag)))
-        builder.store(_join(builder, F32, low, high), pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16), codegen
+    low, high = _shuffled_pair(builder, low, high, _inverse(_lane_order(dtype)))
+    builder.store(_join(builder, F32, low, high), _pair_pointer(builder, F32, address, index), align=4)
 
 
-@intrinsic
-def is_bfloat16(typingctx, dtype):
-    answer = int(dtype.tag == BF16)
-    return types.boolean(dtype), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), answer)
+@emitted(boolean, TAG)
+def is_bfloat16(builder, dtype):
+    return ir.Constant(ir.IntType(1), int(dtype == BF16))
 
 
-@intrinsic
-def code_of(typingctx, dtype):
+@emitted(int64, TAG)
+def code_of(builder, dtype):
     """Return the number that a dtype has in descriptors."""
-    code = next(CODES[known] for known, tag in TAGS.items() if tag == dtype.tag)
-    return types.int64(dtype), lambda context, builder, sig, args: ir.Constant(I64_TYPE, code)
+    return ir.Constant(I64_TYPE, next(CODES[known] for known, tag in TAGS.items() if tag == dtype))
 
 
-@intrinsic
-def copy_element(typingctx, dtype, source, source_index, target, target_index):
+@emitted(void, TAG, int64, int64, int64, int64)
+def copy_element(builder, dtype, source, source_index, target, target_index):
     """Copy an element bit for bit."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        value = builder.load(pointer_to(builder, args[1], args[2], element), align=size_of(element))
-        builder.store(value, pointer_to(builder, args[3], args[4], element), align=size_of(element))
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(dtype, i, i, i, i), codegen
+    element = STORAGE[dtype]
+    value = builder.load(pointer_to(builder, source, source_index, element), align=size_of(element))
+    builder.store(value, pointer_to(builder, target, target_index, element), align=size_of(element))
