@@ -2,8 +2,9 @@
 
 from normgrad.bench.contenders.stream_fields import BLOCK, Words
 from normgrad.cpu.compile.jit import device, kernel
-from normgrad.cpu.intrinsics.memory import fetch_add, load_i64, store_i64
+from normgrad.cpu.intrinsics.memory import fetch_add, load, store
 from normgrad.cpu.kernels.common.work import finish_phase, take_next
+from normgrad.cpu.tags import I64
 
 
 @device
@@ -24,7 +25,7 @@ def add(desc: Words):
     first, last = _next_block(desc)
     while first < last:
         for i in range(first, last):
-            store_i64(desc.c, i, load_i64(desc.a, i) + load_i64(desc.b, i))
+            store(I64, desc.c, i, load(I64, desc.a, i) + load(I64, desc.b, i))
         done += 1
         first, last = _next_block(desc)
     _finish(desc, done)
@@ -36,7 +37,7 @@ def copy(desc: Words):
     first, last = _next_block(desc)
     while first < last:
         for i in range(first, last):
-            store_i64(desc.b, i, load_i64(desc.a, i))
+            store(I64, desc.b, i, load(I64, desc.a, i))
         done += 1
         first, last = _next_block(desc)
     _finish(desc, done)
@@ -49,7 +50,7 @@ def read(desc: Words):
     while first < last:
         total = 0
         for i in range(first, last):
-            total += load_i64(desc.a, i)
+            total += load(I64, desc.a, i)
         fetch_add(desc.total, total)
         done += 1
         first, last = _next_block(desc)
@@ -63,7 +64,7 @@ def read_two(desc: Words):
     while first < last:
         total = 0
         for i in range(first, last):
-            total += load_i64(desc.a, i) ^ load_i64(desc.b, i)
+            total += load(I64, desc.a, i) ^ load(I64, desc.b, i)
         fetch_add(desc.total, total)
         done += 1
         first, last = _next_block(desc)

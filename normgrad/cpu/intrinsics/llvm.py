@@ -10,7 +10,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from normgrad.cpu.tags import BF16, F16, F32, I32
+from normgrad.cpu.tags import BF16, F16, F32, F64, I32, I64
 
 LANES = 16
 HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
@@ -33,25 +33,29 @@ TAG, SAME = object(), object()
 def emitted(result, *parameters):
     """Make an intrinsic of a function `emit(builder, *values)`, which writes its LLVM code and returns its result.
 
-    The result and the parameters are Numba types, to which arguments are converted, or TAG or SAME. Of a tag the
-    function gets the tag itself; a pair it returns as a sequence.
+    The result and the parameters are Numba types, to which arguments are converted, functions of the tag that return
+    such a type, TAG, or SAME. Of a tag `emit` gets the tag itself; a pair it returns as a sequence.
     """
 
     def decorate(emit):
         @intrinsic
         @wraps(emit)
         def define(typingctx, *given):
-            meanings = {SAME: given[parameters.index(SAME)]} if SAME in parameters else {}
-            accepted = (own if each is TAG else meanings.get(each, each) for each, own in zip(parameters, given))
+            own = dict(zip(parameters, given))
+
+            def meant(each):
+                return (
+                    own[each] if each in (TAG, SAME) else each if isinstance(each, types.Type) else each(own[TAG].tag)
+                )
 
             def codegen(context, builder, sig, args):
-                values = (own.tag if each is TAG else value for each, own, value in zip(parameters, given, args))
+                values = (own[TAG].tag if each is TAG else value for each, value in zip(parameters, args))
                 value = emit(builder, *values)
                 if isinstance(sig.return_type, types.UniTuple):
                     return context.make_tuple(builder, sig.return_type, value)
                 return context.get_dummy_value() if value is None else value
 
-            return meanings.get(result, result)(*accepted), codegen
+            return meant(result)(*map(meant, parameters)), codegen
 
         return define
 
@@ -59,22 +63,18 @@ def emitted(result, *parameters):
 
 
 #: How elements are stored, by the tag of their dtype.
-STORAGE = {F32: FLOAT_TYPE, F16: HALF_TYPE, BF16: I16_TYPE, I32: I32_TYPE}
+STORAGE = {F32: FLOAT_TYPE, F16: HALF_TYPE, BF16: I16_TYPE, F64: DOUBLE_TYPE, I32: I32_TYPE, I64: I64_TYPE}
 
 
 def vector_of(element, lanes=LANES):
     return ir.VectorType(element, lanes)
 
 
-def splat_constant(vector_type, value):
-    return ir.Constant(vector_type, [value] * vector_type.count)
-
-
 def splatted(builder, scalar, lanes=LANES):
     """Return a vector with one value in all lanes."""
     vector_type = vector_of(scalar.type, lanes)
     single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
-    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE, lanes), 0))
+    return builder.shuffle_vector(single, single, constant(vector_of(I32_TYPE, lanes), 0))
 
 
 def same_shape(like, element):
@@ -83,7 +83,7 @@ def same_shape(like, element):
 
 def constant(like, value):
     """Return a constant of a scalar type, or of a vector type in all lanes."""
-    return splat_constant(like, value) if isinstance(like, ir.VectorType) else ir.Constant(like, value)
+    return ir.Constant(like, [value] * like.count if isinstance(like, ir.VectorType) else value)
 
 
 def _bfloat_to_float(builder, raw):
@@ -136,14 +136,21 @@ def narrowed(builder, tag, value):
     return value
 
 
-def pointer_to(builder, address, index, element, lanes=1):
+def size_of(dtype):
+    """Return the bytes of an element."""
+    return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[STORAGE[dtype]]
+
+
+def pointer_to(builder, dtype, address, index, lanes=1):
     """Return a pointer to element `index` after byte `address`, or to a vector that begins with it."""
+    element = STORAGE[dtype]
     pointer = builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
     return pointer if lanes == 1 else builder.bitcast(pointer, vector_of(element, lanes).as_pointer())
 
 
-def size_of(element):
-    return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[element]
+def load_raw(builder, dtype, address, index, lanes=1):
+    """Load an element or several as they are stored; no alignment needed."""
+    return builder.load(pointer_to(builder, dtype, address, index, lanes), align=size_of(dtype))
 
 
 def call_intrinsic(builder, name, return_type, args):

@@ -3,63 +3,36 @@
 from llvmlite import ir
 from numba.core.types import float32, float64, int32, int64, void
 
-from normgrad.cpu.intrinsics.llvm import (
-    DOUBLE_TYPE,
-    FLOAT_TYPE,
-    I32_TYPE,
-    I64_TYPE,
-    STORAGE,
-    TAG,
-    call_math,
-    emitted,
-    narrowed,
-    pointer_to,
-    prefetch,
-    size_of,
-    widened,
-)
-from normgrad.cpu.tags import F32
+from normgrad.cpu.intrinsics import llvm
+from normgrad.cpu.intrinsics.llvm import TAG, emitted
+from normgrad.cpu.tags import F32, F64, I32, I64
 
 
-@emitted(float32, TAG, int64, int64)
+def _loaded(dtype):
+    """Return the type of an element once it is loaded."""
+    return {F64: float64, I64: int64}.get(dtype, float32)
+
+
+@emitted(_loaded, TAG, int64, int64)
 def load(builder, dtype, address, index):
-    """Load an element as float32."""
-    element = STORAGE[dtype]
-    raw = builder.load(pointer_to(builder, address, index, element), align=size_of(element))
-    return widened(builder, dtype, raw)
+    """Load an element; of a dtype with fewer bits than float32 as float32."""
+    return llvm.widened(builder, dtype, llvm.load_raw(builder, dtype, address, index))
 
 
-@emitted(void, TAG, int64, int64, float32)
+@emitted(void, TAG, int64, int64, _loaded)
 def store(builder, dtype, address, index, value):
-    """Store a float32, rounded to the dtype."""
-    element = STORAGE[dtype]
-    raw = narrowed(builder, dtype, value)
-    builder.store(raw, pointer_to(builder, address, index, element), align=size_of(element))
+    """Store a value, rounded to the dtype."""
+    raw = llvm.narrowed(builder, dtype, value)
+    builder.store(raw, llvm.pointer_to(builder, dtype, address, index), align=llvm.size_of(dtype))
 
 
-def _raw_load(element, numba_type):
-    @emitted(numba_type, int64, int64)
-    def raw_load(builder, address, index):
-        return builder.load(pointer_to(builder, address, index, element), align=size_of(element))
-
-    return raw_load
-
-
-def _raw_store(element, numba_type):
-    @emitted(void, int64, int64, numba_type)
-    def raw_store(builder, address, index, value):
-        builder.store(value, pointer_to(builder, address, index, element), align=size_of(element))
-
-    return raw_store
-
-
-load_f64, store_f64 = _raw_load(DOUBLE_TYPE, float64), _raw_store(DOUBLE_TYPE, float64)
-load_i32 = _raw_load(I32_TYPE, int32)
-load_i64, store_i64 = _raw_load(I64_TYPE, int64), _raw_store(I64_TYPE, int64)
+@emitted(int32, int64, int64)
+def load_i32(builder, address, index):
+    return llvm.load_raw(builder, I32, address, index)
 
 
 def _int64_pointer(builder, address):
-    return builder.inttoptr(address, I64_TYPE.as_pointer())
+    return builder.inttoptr(address, llvm.I64_TYPE.as_pointer())
 
 
 @emitted(int64, int64, int64)
@@ -88,7 +61,7 @@ def stack_space(nbytes):
         with builder.goto_entry_block():
             area = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
         area.align = 64
-        return builder.ptrtoint(area, I64_TYPE)
+        return builder.ptrtoint(area, llvm.I64_TYPE)
 
     return space
 
@@ -96,24 +69,24 @@ def stack_space(nbytes):
 @emitted(int64, TAG)
 def item_size(builder, dtype):
     """Return the bytes of an element."""
-    return ir.Constant(I64_TYPE, size_of(STORAGE[dtype]))
+    return ir.Constant(llvm.I64_TYPE, llvm.size_of(dtype))
 
 
 @emitted(void, int64)
 def prefetch_l2(builder, address):
     """Prefetch the cache line at an address into the L2 cache; any address is safe."""
-    prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
+    llvm.prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
 
 
 @emitted(float32, TAG, float64)
 def round_for(builder, dtype, value):
     """float64 -> float32 on the way to `dtype`: to odd before a 16-bit store, the only rounding then."""
-    nearest = builder.fptrunc(value, FLOAT_TYPE)
+    nearest = builder.fptrunc(value, llvm.FLOAT_TYPE)
     if dtype == F32:
         return nearest
-    back = builder.fpext(nearest, DOUBLE_TYPE)
-    sizes = [call_math(builder, "fabs", v) for v in (back, value)]
+    back = builder.fpext(nearest, llvm.DOUBLE_TYPE)
+    sizes = [llvm.call_math(builder, "fabs", v) for v in (back, value)]
     above = builder.fcmp_ordered(">", *sizes)
     inexact = builder.fcmp_ordered("!=", back, value)
-    bits = builder.sub(builder.bitcast(nearest, I32_TYPE), builder.zext(above, I32_TYPE))
-    return builder.bitcast(builder.or_(bits, builder.zext(inexact, I32_TYPE)), FLOAT_TYPE)
+    bits = builder.sub(builder.bitcast(nearest, llvm.I32_TYPE), builder.zext(above, llvm.I32_TYPE))
+    return builder.bitcast(builder.or_(bits, builder.zext(inexact, llvm.I32_TYPE)), llvm.FLOAT_TYPE)

@@ -14,27 +14,9 @@ from numba.core.typing import signature
 from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, register_model
 
-from normgrad.cpu.intrinsics.llvm import (
-    DOUBLE_TYPE,
-    FLOAT_TYPE,
-    I32_TYPE,
-    I64_TYPE,
-    LANES,
-    SAME,
-    STORAGE,
-    TAG,
-    call_math,
-    constant,
-    emitted,
-    narrowed,
-    pointer_to,
-    same_shape,
-    size_of,
-    splatted,
-    vector_of,
-    widened,
-)
-from normgrad.cpu.tags import F32
+from normgrad.cpu.intrinsics import llvm
+from normgrad.cpu.intrinsics.llvm import SAME, TAG, emitted
+from normgrad.cpu.tags import F32, F64
 
 
 class Vector(types.Type):
@@ -45,8 +27,8 @@ class Vector(types.Type):
         super().__init__(name=name)
 
 
-f32x16 = Vector("f32x16", FLOAT_TYPE)
-f64x16 = Vector("f64x16", DOUBLE_TYPE)
+f32x16 = Vector("f32x16", llvm.FLOAT_TYPE)
+f64x16 = Vector("f64x16", llvm.DOUBLE_TYPE)
 
 
 @register_model(Vector)
@@ -54,54 +36,46 @@ class VectorModel(models.PrimitiveModel):
     """Kept in a vector register."""
 
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, ir.VectorType(fe_type.element, LANES))
+        super().__init__(dmm, fe_type, ir.VectorType(fe_type.element, llvm.LANES))
 
 
-@emitted(f32x16, TAG, int64, int64)
+def _loaded(dtype):
+    """Return the type of 16 elements once they are loaded."""
+    return f64x16 if dtype == F64 else f32x16
+
+
+@emitted(_loaded, TAG, int64, int64)
 def vload(builder, dtype, address, index):
-    """16 consecutive elements -> f32x16; no alignment needed."""
-    element = STORAGE[dtype]
-    raw = builder.load(pointer_to(builder, address, index, element, LANES), align=size_of(element))
-    return widened(builder, dtype, raw)
+    """Load 16 consecutive elements; no alignment needed."""
+    return llvm.widened(builder, dtype, llvm.load_raw(builder, dtype, address, index, llvm.LANES))
 
 
-@emitted(void, TAG, int64, int64, f32x16)
+@emitted(void, TAG, int64, int64, _loaded)
 def vstore(builder, dtype, address, index, value):
-    """f32x16 -> 16 consecutive elements, rounded to nearest even."""
-    element = STORAGE[dtype]
-    pointer = pointer_to(builder, address, index, element, LANES)
-    builder.store(narrowed(builder, dtype, value), pointer, align=size_of(element))
-
-
-@emitted(f64x16, int64, int64)
-def vload_f64(builder, address, index):
-    return builder.load(pointer_to(builder, address, index, DOUBLE_TYPE, LANES), align=8)
-
-
-@emitted(void, int64, int64, f64x16)
-def vstore_f64(builder, address, index, value):
-    builder.store(value, pointer_to(builder, address, index, DOUBLE_TYPE, LANES), align=8)
+    """Store 16 consecutive elements, rounded to nearest even."""
+    pointer = llvm.pointer_to(builder, dtype, address, index, llvm.LANES)
+    builder.store(llvm.narrowed(builder, dtype, value), pointer, align=llvm.size_of(dtype))
 
 
 @emitted(f32x16, float32)
 def splat_f32(builder, value):
-    return splatted(builder, value)
+    return llvm.splatted(builder, value)
 
 
 @emitted(f64x16, float64)
 def splat_f64(builder, value):
-    return splatted(builder, value)
+    return llvm.splatted(builder, value)
 
 
 @emitted(f64x16, f32x16)
 def widen(builder, value):
-    return builder.fpext(value, vector_of(DOUBLE_TYPE))
+    return builder.fpext(value, llvm.vector_of(llvm.DOUBLE_TYPE))
 
 
 @emitted(f32x16, f64x16)
 def narrow(builder, value):
     """Round to nearest even."""
-    return builder.fptrunc(value, vector_of(FLOAT_TYPE))
+    return builder.fptrunc(value, llvm.vector_of(llvm.FLOAT_TYPE))
 
 
 @emitted(SAME, SAME, SAME)
@@ -111,49 +85,49 @@ def power_of_two(builder, value, mean):
     For float64 or f64x16. A NaN counts as no limit. Where the mean is no limit, value/p is below 1: its product with a
     weight does not overflow.
     """
-    size, mean_size = (call_math(builder, "fabs", each) for each in (value, mean))
-    largest = constant(size.type, 2.0**126)
-    limited = call_math(builder, "minnum", size, builder.fdiv(largest, mean_size))
-    limited = call_math(builder, "minnum", limited, largest)
-    word = same_shape(size.type, I64_TYPE)
-    exponent = builder.and_(builder.bitcast(limited, word), constant(word, 0x7FF0000000000000))
-    above = builder.fmul(builder.bitcast(exponent, size.type), constant(size.type, 2.0))
-    return call_math(builder, "maxnum", above, constant(size.type, 2.0**-126))
+    size, mean_size = (llvm.call_math(builder, "fabs", each) for each in (value, mean))
+    largest = llvm.constant(size.type, 2.0**126)
+    limited = llvm.call_math(builder, "minnum", size, builder.fdiv(largest, mean_size))
+    limited = llvm.call_math(builder, "minnum", limited, largest)
+    word = llvm.same_shape(size.type, llvm.I64_TYPE)
+    exponent = builder.and_(builder.bitcast(limited, word), llvm.constant(word, 0x7FF0000000000000))
+    above = builder.fmul(builder.bitcast(exponent, size.type), llvm.constant(size.type, 2.0))
+    return llvm.call_math(builder, "maxnum", above, llvm.constant(size.type, 2.0**-126))
 
 
 @emitted(SAME, SAME)
 def saturated(builder, value):
     """Bring a float64 or f64x16 into float32's range: finite values beyond it become its largest, Inf and NaN stay."""
-    size, largest = call_math(builder, "fabs", value), constant(value.type, (2 - 2.0**-23) * 2.0**127)
-    is_finite = builder.fcmp_ordered("<", size, constant(size.type, float("inf")))
+    size, largest = llvm.call_math(builder, "fabs", value), llvm.constant(value.type, (2 - 2.0**-23) * 2.0**127)
+    is_finite = builder.fcmp_ordered("<", size, llvm.constant(size.type, float("inf")))
     beyond = builder.and_(builder.fcmp_ordered(">", size, largest), is_finite)
-    return builder.select(beyond, call_math(builder, "copysign", largest, value), value)
+    return builder.select(beyond, llvm.call_math(builder, "copysign", largest, value), value)
 
 
 @emitted(SAME, SAME, SAME)
 def not_below(builder, value, least):
     """Return the value, or `least` where it is negative: NaN stays; float64 or f64x16."""
-    is_negative = builder.fcmp_ordered("<", value, constant(value.type, 0.0))
+    is_negative = builder.fcmp_ordered("<", value, llvm.constant(value.type, 0.0))
     return builder.select(is_negative, least, value)
 
 
 @emitted(f64x16, f64x16)
 def square_roots(builder, value):
-    return call_math(builder, "sqrt", value)
+    return llvm.call_math(builder, "sqrt", value)
 
 
 @emitted(SAME, SAME, SAME, SAME)
 def fma(builder, a, b, c):
     """a*b + c with one rounding; vectors or scalars, all of one type."""
-    return call_math(builder, "fma", a, b, c)
+    return llvm.call_math(builder, "fma", a, b, c)
 
 
 @emitted(SAME, TAG, SAME, SAME, SAME, SAME)
 def scaled(builder, dtype, value, factor, low, offset):
     """Return value*(factor + low) + offset; before a 16-bit store without `low`, which would not show."""
     if dtype == F32:
-        offset = call_math(builder, "fma", value, low, offset)
-    return call_math(builder, "fma", value, factor, offset)
+        offset = llvm.call_math(builder, "fma", value, low, offset)
+    return llvm.call_math(builder, "fma", value, factor, offset)
 
 
 def _folded(builder, run, vector, other=None):
@@ -162,7 +136,7 @@ def _folded(builder, run, vector, other=None):
     firsts = [start + i for start in range(0, lanes, run) for i in range(run // 2)]
     halves = [
         builder.shuffle_vector(
-            vector, other or vector, ir.Constant(vector_of(I32_TYPE, lanes // 2), [i + shift for i in firsts])
+            vector, other or vector, ir.Constant(llvm.vector_of(llvm.I32_TYPE, lanes // 2), [i + shift for i in firsts])
         )
         for shift in (0, run // 2)
     ]
@@ -178,7 +152,7 @@ def hsum(typingctx, value):
         vector = args[0]
         while vector.type.count > 1:
             vector = _folded(builder, vector.type.count, vector)
-        return builder.extract_element(vector, ir.Constant(I32_TYPE, 0))
+        return builder.extract_element(vector, ir.Constant(llvm.I32_TYPE, 0))
 
     return scalar(value), codegen
 
@@ -189,8 +163,7 @@ def store_sums(builder, address, a, b, c, d):
     a, b, c, d = (_folded(builder, 16, vector) for vector in (a, b, c, d))
     pairs = _folded(builder, 4, _folded(builder, 8, a, b), _folded(builder, 8, c, d))
     sums = _folded(builder, 2, pairs)
-    pointer = pointer_to(builder, address, ir.Constant(I64_TYPE, 0), DOUBLE_TYPE, 4)
-    builder.store(sums, pointer, align=8)
+    builder.store(sums, llvm.pointer_to(builder, F64, address, ir.Constant(llvm.I64_TYPE, 0), 4), align=8)
 
 
 class _VectorOperator(AbstractTemplate):

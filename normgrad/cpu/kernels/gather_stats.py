@@ -4,18 +4,18 @@ from collections import namedtuple
 
 import numpy as np
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, kernel
 from normgrad.cpu.descriptors import GatherStats
-from normgrad.cpu.intrinsics.memory import load_f64, stack_space, store_f64
-from normgrad.cpu.intrinsics.vectors import fma, splat_f64, vload, vload_f64, vstore_f64, widen
+from normgrad.cpu.intrinsics.memory import load, stack_space, store
+from normgrad.cpu.intrinsics.vectors import fma, splat_f64, vload, vstore, widen
 from normgrad.cpu.kernels.common.lanes import load_element, store_element, to_lanes
-from normgrad.cpu.limits import CHANNEL_BLOCK
-from normgrad.cpu.tags import F32
+from normgrad.cpu.tags import F32, F64
 
 #: The statistics of a rank, as `descriptors.Vector`.
 _Row = namedtuple("_Row", "address stride dtype")
 
-_means, _invstds = stack_space(CHANNEL_BLOCK * 4), stack_space(CHANNEL_BLOCK * 4)
+_means, _invstds = stack_space(limits.CHANNEL_BLOCK * 4), stack_space(limits.CHANNEL_BLOCK * 4)
 
 
 @device
@@ -43,26 +43,26 @@ def _moments(desc, first, last, n):
     means, invstds, zero, one, eps = _means(), _invstds(), splat_f64(0.0), splat_f64(1.0), splat_f64(desc.eps)
     totals, squares = desc.results + 8 * first, desc.results + 8 * (desc.padded_channels + first)
     for c in range(0, last - first, 16):
-        vstore_f64(totals, c, zero)
-        vstore_f64(squares, c, zero)
+        vstore(F64, totals, c, zero)
+        vstore(F64, squares, c, zero)
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
             _load(desc.mean, rank, first, last, desc.channels, means)
             for c in range(0, last - first, 16):
-                total = fma(widen(vload(F32, means, c)), splat_f64(count), vload_f64(totals, c))
-                vstore_f64(totals, c, total)
+                total = fma(widen(vload(F32, means, c)), splat_f64(count), vload(F64, totals, c))
+                vstore(F64, totals, c, total)
     for c in range(0, last - first, 16):
-        vstore_f64(totals, c, vload_f64(totals, c) / splat_f64(n))
+        vstore(F64, totals, c, vload(F64, totals, c) / splat_f64(n))
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
             _load(desc.mean, rank, first, last, desc.channels, means)
             _load(desc.invstd, rank, first, last, desc.channels, invstds)
             for c in range(0, last - first, 16):
-                invstd, distance = widen(vload(F32, invstds, c)), widen(vload(F32, means, c)) - vload_f64(totals, c)
+                invstd, distance = widen(vload(F32, invstds, c)), widen(vload(F32, means, c)) - vload(F64, totals, c)
                 square = fma(distance, distance, one / (invstd * invstd) - eps)
-                vstore_f64(squares, c, fma(square, splat_f64(count), vload_f64(squares, c)))
+                vstore(F64, squares, c, fma(square, splat_f64(count), vload(F64, squares, c)))
 
 
 @kernel
@@ -72,15 +72,15 @@ def batch_norm_gather_stats_with_counts(desc: GatherStats):
     n = 0.0
     for rank in range(desc.ranks):
         n += load_element(desc.counts, rank)
-    for first in range(0, pitch, CHANNEL_BLOCK):
-        _moments(desc, first, min(first + CHANNEL_BLOCK, pitch), n)
+    for first in range(0, pitch, limits.CHANNEL_BLOCK):
+        _moments(desc, first, min(first + limits.CHANNEL_BLOCK, pitch), n)
     for c in range(channels):
-        mean, squares = load_f64(results, c), load_f64(results, pitch + c)
-        store_f64(results, pitch + c, 1.0 / np.sqrt(squares / n + desc.eps))
-        store_f64(results, 2 * pitch + c, _updated(desc.running_mean, c, momentum, mean))
-        store_f64(results, 3 * pitch + c, _updated(desc.running_var, c, momentum, squares / (n - 1.0)))
+        mean, squares = load(F64, results, c), load(F64, results, pitch + c)
+        store(F64, results, pitch + c, 1.0 / np.sqrt(squares / n + desc.eps))
+        store(F64, results, 2 * pitch + c, _updated(desc.running_mean, c, momentum, mean))
+        store(F64, results, 3 * pitch + c, _updated(desc.running_var, c, momentum, squares / (n - 1.0)))
     for c in range(channels):
-        store_element(desc.mean_all, c, load_f64(results, c))
-        store_element(desc.invstd_all, c, load_f64(results, pitch + c))
-        store_element(desc.running_mean, c, load_f64(results, 2 * pitch + c))
-        store_element(desc.running_var, c, load_f64(results, 3 * pitch + c))
+        store_element(desc.mean_all, c, load(F64, results, c))
+        store_element(desc.invstd_all, c, load(F64, results, pitch + c))
+        store_element(desc.running_mean, c, load(F64, results, 2 * pitch + c))
+        store_element(desc.running_var, c, load(F64, results, 3 * pitch + c))

@@ -11,11 +11,10 @@ from typing import TypeVar
 
 from normgrad.contract.dtypes import INT32, DType
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import View, contiguous_strides, merge_axes
+from normgrad.contract.view import Shape, View, contiguous_strides, merge_axes
+from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, CopyTensor, Fill, Pointer, Vector
-from normgrad.cpu.limits import COPIED_ELEMENTS, LARGE_FROM
-from normgrad.cpu.prepare.axes import single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel, Workspace
 from normgrad.cpu.tags import CODES
 from normgrad.cpu.threads import pool
@@ -27,9 +26,20 @@ _FILL = Kernel("normgrad.cpu.kernels.copy", "fill")
 _COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32
 
 
+def single_stride(shape: Shape, strides: Shape) -> int | None:
+    """Return the one stride that goes through all elements in order; None if there is none."""
+    sizes, (merged,) = merge_axes(shape, [strides])
+    return None if len(sizes) > 1 else merged[0] if merged else 1
+
+
+def padded(size: int) -> int:
+    """Return a number of columns or channels rounded up to whole pairs of vectors, as arrays in the workspace have."""
+    return -(-size // 32) * 32
+
+
 def is_large(nbytes: int, read: int) -> bool:
     """Return whether a result of so many bytes is too large for the caches beside ``read`` inputs of its size."""
-    return nbytes > LARGE_FROM[read]
+    return nbytes > limits.LARGE_FROM[read]
 
 
 class Operands:
@@ -131,7 +141,7 @@ def _copy_step(view: View, pointer: Pointer, copy: Pointer, dtype: DType, *, out
     descriptor = Copy(
         lines=view.numel // length if length else 0,
         length=length,
-        lines_per_take=max(1, COPIED_ELEMENTS // max(length, 1)),
+        lines_per_take=max(1, limits.COPIED_ELEMENTS // max(length, 1)),
         sizes=(*[1] * missing, *sizes),
         source=source,
         target=target,
