@@ -1,4 +1,5 @@
-"""BatchNorm: the kernels `batch_norm_stats`, `_elemt`, `_reduce_backward` and `_elemt_backward`.
+"""BatchNorm: the kernels `batch_norm_stats`, `_gather_stats_with_counts`, `_elemt`, `_reduce_backward` and
+`_elemt_backward`.
 
 Kernels that reduce sum every chunk, then add the partial sums of 32 channels at a time. Element-wise kernels compute
 the coefficients of all channels, then process every chunk. Statistics are float64, coefficients float32, both in lane
@@ -13,11 +14,13 @@ shift: its squares have 16 bits, and float32 sums 16 of them without a rounding 
 11 times the smallest; but then M2 of these 16 is not much less than their squares.
 """
 
+from collections import namedtuple
+
 import numpy as np
 
 from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline, kernel
-from normgrad.cpu.descriptors import Channel
+from normgrad.cpu.descriptors import Channel, GatherStats
 from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load, stack_space, store
 from normgrad.cpu.intrinsics.pairs import is_bfloat16, load_pair, load_pair_or
 from normgrad.cpu.intrinsics.vectors import (
@@ -34,6 +37,7 @@ from normgrad.cpu.intrinsics.vectors import (
     vstore,
     widen,
 )
+from normgrad.cpu.kernels.channel import columns, rows
 from normgrad.cpu.kernels.channel.access import (
     RowChunk,
     address_of,
@@ -43,19 +47,7 @@ from normgrad.cpu.kernels.channel.access import (
     positions_of,
     quotient,
 )
-from normgrad.cpu.kernels.channel.columns import (
-    add_pair,
-    clear_sums,
-    finish_moments,
-    gradient_columns,
-    output_columns,
-    prefetch_channels,
-    sum_all_channels,
-    sum_columns,
-    sum_moments,
-)
-from normgrad.cpu.kernels.channel.rows import gradient_rows, output_rows, sum_rows
-from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
+from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, merge_partials, moments, sum_partials
 from normgrad.cpu.kernels.common.tensors import load_some
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
@@ -151,9 +143,9 @@ def moments_rows(dtype, desc, chunk):
     sums = partials_of(desc, n, part)
     squares = sums + 8 * desc.padded_channels
     if count >= limits.FLOAT64_COLUMN_TERMS:
-        rows = last - first
-        groups = max((rows + limits.MOMENT_ROWS - 1) // limits.MOMENT_ROWS, rows * count // limits.MOMENT_ELEMENTS)
-        at_once = (rows + groups - 1) // groups
+        number = last - first
+        groups = max((number + limits.MOMENT_ROWS - 1) // limits.MOMENT_ROWS, number * count // limits.MOMENT_ELEMENTS)
+        at_once = (number + groups - 1) // groups
         for c in range(first, last, at_once):
             here = x + (c - first) * step
             _long_rows(dtype, min(at_once, last - c), count, here, step, sums + 8 * c, squares + 8 * c)
@@ -186,7 +178,7 @@ def _channel_shifts(dtype, shifts):
 
 @inline
 def _add_place(dtype, x, ahead, count, m, s):
-    prefetch_channels(dtype, x + ahead)
+    columns.prefetch_channels(dtype, x + ahead)
     v = load_some(dtype, x, 0, count)
     a, b = v[0] - m[0], v[1] - m[1]
     return s[0] + a, s[1] + b, fma(a, a, s[2]), fma(b, b, s[3])
@@ -206,8 +198,8 @@ def _add_columns(dtype, x, step, positions, shifts, sums, squares, count):
     for _ in range(positions % 4):
         a = _add_place(dtype, x, ahead, count, m, a)
         x += step
-    add_pair(sums, 0, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
-    add_pair(squares, 0, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
+    columns.add_pair(sums, 0, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
+    columns.add_pair(squares, 0, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
 
 
 @inline
@@ -226,18 +218,14 @@ def _finish_columns(dtype, desc, count, shifts, sums, squares):
 @device
 def moments_columns(dtype, desc, n, chunk):
     """Compute the sum and M2 of every channel of a chunk of columns, to its partials."""
-    clear_sums(desc, n, chunk)
+    columns.clear_sums(desc, n, chunk)
     if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS:
-        sum_moments(dtype, desc, n, chunk, 0, positions_of(desc, chunk))
-        finish_moments(dtype, desc, n, chunk)
+        columns.add_moments(dtype, desc, n, chunk, 0, positions_of(desc, chunk))
+        columns.finish_moments(dtype, desc, n, chunk)
         return
     size, channels, count, pitch = item_size(dtype), desc.channels, positions_of(desc, chunk), desc.padded_channels
-    step, sums, whole, left = (
-        size * desc.input.position_stride,
-        partials_of(desc, n, chunk),
-        channels & ~31,
-        channels & 31,
-    )
+    step, sums = size * desc.input.position_stride, partials_of(desc, n, chunk)
+    whole, left = channels & ~31, channels & 31
     shifts = desc.coefficients + 4 * (n * desc.chunks + chunk) * pitch
     squares, x = sums + 8 * pitch, address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
     if not is_bfloat16(dtype):
@@ -280,23 +268,23 @@ def reduce_moments(desc, block):
 
 
 @device
-def _ordered(dtype, columns, desc, vector, absent, target):
-    to_lanes(dtype, columns, vector, absent, target, 0, desc.padded_channels, desc.channels)
+def _ordered(dtype, paired, desc, vector, absent, target):
+    to_lanes(dtype, paired, vector, absent, target, 0, desc.padded_channels, desc.channels)
 
 
 @device
-def sum_coefficients(dtype, columns, desc):
+def sum_coefficients(dtype, paired, desc):
     """Store the coefficients of sums of grad_out*(x - mean): scales of 1 and the negative means; and the invstds."""
     target, pitch = desc.coefficients, desc.padded_channels
-    _ordered(dtype, columns, desc, desc.mean, 0.0, target + 4 * pitch)
-    _ordered(dtype, columns, desc, desc.rstd, 0.0, target + 8 * pitch)
+    _ordered(dtype, paired, desc, desc.mean, 0.0, target + 4 * pitch)
+    _ordered(dtype, paired, desc, desc.rstd, 0.0, target + 8 * pitch)
     for lane in range(0, pitch, 16):
         vstore(F32, target, lane, splat_f32(np.float32(1)))
         vstore(F32, target, pitch + lane, -vload(F32, target, pitch + lane))
 
 
 @device
-def gradient_coefficients(dtype, columns, desc):
+def gradient_coefficients(dtype, paired, desc):
     """Store the coefficients of gradients, from the statistics and sums given."""
     target, plane, total = desc.coefficients, 4 * desc.padded_channels, 0.0
     for i in range(desc.counts):
@@ -304,11 +292,11 @@ def gradient_coefficients(dtype, columns, desc):
     count = splat_f64(total)
     shifts, factors, means = target + plane, target + 2 * plane, target + 3 * plane
     scales, posts = target + 4 * plane, target + 5 * plane
-    _ordered(dtype, columns, desc, desc.mean, 0.0, shifts)
-    _ordered(dtype, columns, desc, desc.sum_dy_xmu, 0.0, factors)
-    _ordered(dtype, columns, desc, desc.sum_dy, 0.0, means)
-    _ordered(dtype, columns, desc, desc.rstd, 0.0, scales)
-    _ordered(dtype, columns, desc, desc.weight, 1.0, posts)
+    _ordered(dtype, paired, desc, desc.mean, 0.0, shifts)
+    _ordered(dtype, paired, desc, desc.sum_dy_xmu, 0.0, factors)
+    _ordered(dtype, paired, desc, desc.sum_dy, 0.0, means)
+    _ordered(dtype, paired, desc, desc.rstd, 0.0, scales)
+    _ordered(dtype, paired, desc, desc.weight, 1.0, posts)
     for lane in range(0, desc.padded_channels, 16):
         mean, invstd = widen(vload(F32, shifts, lane)), widen(vload(F32, scales, lane))
         pre = power_of_two(invstd, splat_f64(0.0))
@@ -323,14 +311,14 @@ def gradient_coefficients(dtype, columns, desc):
 
 
 @device
-def output_coefficients(dtype, columns, desc):
+def output_coefficients(dtype, paired, desc):
     """Store the coefficients of outputs, from the statistics given."""
     target, plane = desc.coefficients, 4 * desc.padded_channels
     shifts, factors = target + plane, target + 2 * plane
-    _ordered(dtype, columns, desc, desc.rstd, 0.0, target)
-    _ordered(dtype, columns, desc, desc.mean, 0.0, shifts)
-    _ordered(dtype, columns, desc, desc.weight, 1.0, factors)
-    _ordered(dtype, columns, desc, desc.bias, 0.0, target + 3 * plane)
+    _ordered(dtype, paired, desc, desc.rstd, 0.0, target)
+    _ordered(dtype, paired, desc, desc.mean, 0.0, shifts)
+    _ordered(dtype, paired, desc, desc.weight, 1.0, factors)
+    _ordered(dtype, paired, desc, desc.bias, 0.0, target + 3 * plane)
     for lane in range(0, desc.padded_channels, 16):
         mean, invstd = widen(vload(F32, shifts, lane)), widen(vload(F32, target, lane))
         scale = power_of_two(invstd, mean)
@@ -363,7 +351,7 @@ def _rows_of(desc, i):
 
 def _rows_backward_sums(dtype, layout, direction, desc, i):
     negative_means = desc.coefficients + 4 * desc.padded_channels
-    sum_rows(dtype, desc, _rows_of(desc, i), np.float32(1), np.float32(0), negative_means)
+    rows.compute_sums(dtype, desc, _rows_of(desc, i), np.float32(1), np.float32(0), negative_means)
 
 
 def _rows_forward_sums(dtype, layout, direction, desc, i):
@@ -375,12 +363,12 @@ def _columns_backward_sums(dtype, layout, direction, desc, i):
     positions = positions_of(desc, chunk)
     # The sums are results themselves: few terms are not added in float32.
     run = 1 if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS else positions
-    clear_sums(desc, n, chunk)
+    columns.clear_sums(desc, n, chunk)
     if item_size(dtype) == 4 and desc.channels > limits.ALL_CHANNELS_FROM and run > 1:
-        sum_all_channels(desc, n, chunk, desc.coefficients + 4 * desc.padded_channels)
+        columns.sum_all_channels(desc, n, chunk, desc.coefficients + 4 * desc.padded_channels)
     else:
         for first in range(0, positions, run):
-            sum_columns(dtype, desc, n, chunk, first, first + run, desc.coefficients)
+            columns.add_sums(dtype, desc, n, chunk, first, first + run, desc.coefficients)
 
 
 def _columns_forward_sums(dtype, layout, direction, desc, i):
@@ -388,21 +376,21 @@ def _columns_forward_sums(dtype, layout, direction, desc, i):
 
 
 def _rows_backward(dtype, layout, direction, desc, i):
-    gradient_rows(dtype, desc, _rows_of(desc, i), desc.coefficients)
+    rows.compute_gradients(dtype, desc, _rows_of(desc, i), desc.coefficients)
 
 
 def _rows_forward(dtype, layout, direction, desc, i):
-    output_rows(dtype, desc, _rows_of(desc, i), desc.coefficients)
+    rows.compute_outputs(dtype, desc, _rows_of(desc, i), desc.coefficients)
 
 
 def _columns_backward(dtype, layout, direction, desc, i):
     chunk = i % desc.chunks
-    gradient_columns(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
+    columns.compute_gradients(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
 
 
 def _columns_forward(dtype, layout, direction, desc, i):
     chunk = i % desc.chunks
-    output_columns(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
+    columns.compute_outputs(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
 
 
 choose(
@@ -434,15 +422,15 @@ def _process_all(dtype, layout, direction, desc, slot):
 
 
 @device
-def _write_statistics(dtype, columns, desc):
+def _write_statistics(dtype, paired, desc):
     """Write mean and invstd of every channel, 32 at a time."""
     blocks, done = desc.padded_channels // 32, 0
     block = take_next(desc.output_phase)
     while block < blocks:
         reduce_moments(desc, block)
         first, last, means = 32 * block, min(desc.channels, 32 * (block + 1)), desc.statistics + 256 * block
-        from_lanes(dtype, columns, desc.mean, first, last, means)
-        from_lanes(dtype, columns, desc.rstd, first, last, means + 8 * desc.padded_channels)
+        from_lanes(dtype, paired, desc.mean, first, last, means)
+        from_lanes(dtype, paired, desc.rstd, first, last, means + 8 * desc.padded_channels)
         done += 1
         block = take_next(desc.output_phase)
     finish_phase(desc.output_phase, done, blocks)
@@ -456,7 +444,7 @@ def _weight_gradients(desc, lane):
 
 
 @device
-def _write_sums(dtype, columns, desc):
+def _write_sums(dtype, paired, desc):
     """Write the four outputs. They may alias the inputs, which are all read by now."""
     blocks, pitch, done = desc.padded_channels // 32, desc.padded_channels, 0
     block = take_next(desc.output_phase)
@@ -465,10 +453,10 @@ def _write_sums(dtype, columns, desc):
         sum_partials(sums, desc.samples * desc.chunks, 16 * pitch, pitch)
         _weight_gradients(desc, first)
         _weight_gradients(desc, first + 16)
-        from_lanes(dtype, columns, desc.sum_dy, first, last, sums)
-        from_lanes(dtype, columns, desc.sum_dy_xmu, first, last, sums + 8 * pitch)
-        from_lanes(dtype, columns, desc.grad_weight, first, last, desc.statistics + 256 * block)
-        from_lanes(dtype, columns, desc.grad_bias, first, last, sums)
+        from_lanes(dtype, paired, desc.sum_dy, first, last, sums)
+        from_lanes(dtype, paired, desc.sum_dy_xmu, first, last, sums + 8 * pitch)
+        from_lanes(dtype, paired, desc.grad_weight, first, last, desc.statistics + 256 * block)
+        from_lanes(dtype, paired, desc.grad_bias, first, last, sums)
         done += 1
         block = take_next(desc.output_phase)
     finish_phase(desc.output_phase, done, blocks)
@@ -518,3 +506,79 @@ def batch_norm_elemt(desc: Channel, dtype, layout):
         output_coefficients(dtype, in_columns(layout), desc)
     finish_phase(desc.parameter_phase, mine, 1)
     _process_all(dtype, layout, FORWARD, desc, slot)
+
+
+# Statistics of the whole batch from those of its ranks, on one thread.
+
+#: The statistics of a rank, as `descriptors.Vector`.
+_RankRow = namedtuple("_RankRow", "address stride dtype")
+
+_means, _invstds = stack_space(limits.CHANNEL_BLOCK * 4), stack_space(limits.CHANNEL_BLOCK * 4)
+
+
+@device
+def _updated(vector, c, momentum, new):
+    """Return a running statistic after its update."""
+    if vector.address == 0:
+        return 0.0
+    return (1.0 - momentum) * load_element(vector, c) + momentum * new
+
+
+@device
+def _load_rank(tensor, rank, first, last, channels, target):
+    """Store a rank's statistics of channels [first, last) as float32, with zeros beyond the last channel."""
+    row = _RankRow(tensor.address + rank * tensor.rank_stride, tensor.channel_stride, tensor.dtype)
+    to_lanes(F32, False, row, 0.0, target - 4 * first, first, last, channels)
+
+
+@device
+def _rank_moments(desc, first, last, n):
+    """Store the mean of channels [first, last) over all ranks, and the sum of squares about it.
+
+    Empty ranks add nothing. Every rank's row is read along its channels. Rows that are a power of two apart share the
+    sets of the cache: reading all of them at one channel would evict them before the next.
+    """
+    means, invstds, zero, one, eps = _means(), _invstds(), splat_f64(0.0), splat_f64(1.0), splat_f64(desc.eps)
+    totals, squares = desc.results + 8 * first, desc.results + 8 * (desc.padded_channels + first)
+    for c in range(0, last - first, 16):
+        vstore(F64, totals, c, zero)
+        vstore(F64, squares, c, zero)
+    for rank in range(desc.ranks):
+        count = load_element(desc.counts, rank)
+        if count != 0.0:
+            _load_rank(desc.mean, rank, first, last, desc.channels, means)
+            for c in range(0, last - first, 16):
+                total = fma(widen(vload(F32, means, c)), splat_f64(count), vload(F64, totals, c))
+                vstore(F64, totals, c, total)
+    for c in range(0, last - first, 16):
+        vstore(F64, totals, c, vload(F64, totals, c) / splat_f64(n))
+    for rank in range(desc.ranks):
+        count = load_element(desc.counts, rank)
+        if count != 0.0:
+            _load_rank(desc.mean, rank, first, last, desc.channels, means)
+            _load_rank(desc.invstd, rank, first, last, desc.channels, invstds)
+            for c in range(0, last - first, 16):
+                invstd, distance = widen(vload(F32, invstds, c)), widen(vload(F32, means, c)) - vload(F64, totals, c)
+                square = fma(distance, distance, one / (invstd * invstd) - eps)
+                vstore(F64, squares, c, fma(square, splat_f64(count), vload(F64, squares, c)))
+
+
+@kernel
+def batch_norm_gather_stats_with_counts(desc: GatherStats):
+    """Compute all results, then write them: outputs may alias inputs."""
+    channels, pitch, results, momentum = desc.channels, desc.padded_channels, desc.results, desc.momentum
+    n = 0.0
+    for rank in range(desc.ranks):
+        n += load_element(desc.counts, rank)
+    for first in range(0, pitch, limits.CHANNEL_BLOCK):
+        _rank_moments(desc, first, min(first + limits.CHANNEL_BLOCK, pitch), n)
+    for c in range(channels):
+        mean, squares = load(F64, results, c), load(F64, results, pitch + c)
+        store(F64, results, pitch + c, 1.0 / np.sqrt(squares / n + desc.eps))
+        store(F64, results, 2 * pitch + c, _updated(desc.running_mean, c, momentum, mean))
+        store(F64, results, 3 * pitch + c, _updated(desc.running_var, c, momentum, squares / (n - 1.0)))
+    for c in range(channels):
+        store_element(desc.mean_all, c, load(F64, results, c))
+        store_element(desc.invstd_all, c, load(F64, results, pitch + c))
+        store_element(desc.running_mean, c, load(F64, results, 2 * pitch + c))
+        store_element(desc.running_var, c, load(F64, results, 3 * pitch + c))

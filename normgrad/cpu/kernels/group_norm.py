@@ -30,18 +30,9 @@ from normgrad.cpu.intrinsics.vectors import (
     vstore,
     widen,
 )
+from normgrad.cpu.kernels.channel import columns, rows
 from normgrad.cpu.kernels.channel.access import RowChunk, choose, in_columns, partials_of, positions_of, quotient
 from normgrad.cpu.kernels.channel.coefficients import filled_vectors, whole_vectors
-from normgrad.cpu.kernels.channel.columns import (
-    clear_sums,
-    contiguous_moments,
-    finish_moments,
-    gradient_columns,
-    output_columns,
-    sum_columns,
-    sum_moments,
-)
-from normgrad.cpu.kernels.channel.rows import gradient_rows, moments_rows, output_rows, sum_rows
 from normgrad.cpu.kernels.common.lanes import from_lanes, lane_of, load_element, store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged, sum_partials
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
@@ -84,25 +75,25 @@ def _sum_lane(desc, n, lane, ratio):
 
 
 @device
-def _sum_group(dtype, columns, desc, n, first, last, ratio):
+def _sum_group(dtype, paired, desc, n, first, last, ratio):
     """Return the sums of weight*grad_out and of weight*grad_out*x_hat over a group; x_hat is ratio*deviation."""
-    total, total_x, whole = 0.0, 0.0, whole_vectors(columns, first, last)
+    total, total_x, whole = 0.0, 0.0, whole_vectors(paired, first, last)
     if whole > first:
         sums, sums_x = splat_f64(0.0), splat_f64(0.0)
         for lane in range(first, whole, 16):
             sums, sums_x = _sum_lanes(desc, n, lane, ratio, sums, sums_x)
         total, total_x = hsum(sums), hsum(sums_x)
     for c in range(whole, last):
-        g, gx = _sum_lane(desc, n, lane_of(dtype, columns, c), ratio)
+        g, gx = _sum_lane(desc, n, lane_of(dtype, paired, c), ratio)
         total += g
         total_x += gx
     return total, total_x
 
 
 @device
-def _store_gradient_coefficients(dtype, columns, desc, target, first, last, k):
+def _store_gradient_coefficients(dtype, paired, desc, target, first, last, k):
     """Store the coefficients of a group's gradients: k = (scale, shift, factor, mean_g, rstd), and the weights."""
-    whole, pitch, weights = filled_vectors(columns, desc, first, last), desc.padded_channels, desc.parameter_lanes
+    whole, pitch, weights = filled_vectors(paired, desc, first, last), desc.padded_channels, desc.parameter_lanes
     a, b, c, d, f = splat_f32(k[0]), splat_f32(k[1]), splat_f32(k[2]), splat_f32(k[3]), splat_f32(k[4])
     for lane in range(first, whole, 16):
         vstore(F32, target, lane, a)
@@ -112,7 +103,7 @@ def _store_gradient_coefficients(dtype, columns, desc, target, first, last, k):
         vstore(F32, target, 4 * pitch + lane, vload(F32, weights, lane))
         vstore(F32, target, 5 * pitch + lane, f)
     for channel in range(whole, last):
-        lane = lane_of(dtype, columns, channel)
+        lane = lane_of(dtype, paired, channel)
         store(F32, target, lane, k[0])
         store(F32, target, pitch + lane, k[1])
         store(F32, target, 2 * pitch + lane, k[2])
@@ -122,7 +113,7 @@ def _store_gradient_coefficients(dtype, columns, desc, target, first, last, k):
 
 
 @device
-def reduce_gradients(dtype, columns, desc, n, q, target):
+def reduce_gradients(dtype, paired, desc, n, q, target):
     """Reduce the partial sums of group q of sample n, and store the coefficients of its gradients.
 
     The sums over all positions are left in the partials of the sample's first chunk.
@@ -131,13 +122,13 @@ def reduce_gradients(dtype, columns, desc, n, q, target):
     first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc.positions)
     mean, rstd = load_element(desc.mean, statistic), load_element(desc.rstd, statistic)
     ratio = rstd / power_of_two(rstd, mean)
-    total, total_x = _sum_group(dtype, columns, desc, n, first, last, ratio)
+    total, total_x = _sum_group(dtype, paired, desc, n, first, last, ratio)
     if desc.result.address != 0:
         coefficient = rstd * (total_x / size)
         scale = power_of_two(coefficient, mean)
         shift, factor = np.float32(-(mean * scale)), np.float32(coefficient / scale)
         k = np.float32(scale), shift, factor, np.float32(total / size), np.float32(rstd)
-        _store_gradient_coefficients(dtype, columns, desc, target, first, last, k)
+        _store_gradient_coefficients(dtype, paired, desc, target, first, last, k)
 
 
 @device
@@ -207,10 +198,10 @@ def _merge_channels(dtype, desc, n, first, last):
 
 
 @device
-def _store_output_coefficients(dtype, columns, desc, target, first, last, mean, rstd):
+def _store_output_coefficients(dtype, paired, desc, target, first, last, mean, rstd):
     """Store the coefficients of a group's output. The offset has what rounding the mean to float32 takes off it."""
     weights, biases, pitch = desc.parameter_lanes, bias_lanes(desc), desc.padded_channels
-    high, whole = np.float32(mean), filled_vectors(columns, desc, first, last)
+    high, whole = np.float32(mean), filled_vectors(paired, desc, first, last)
     scale = power_of_two(rstd, np.float64(high))
     shift, ratio, rest = np.float32(-(high * scale)), rstd / scale, (high - mean) * rstd
     for lane in range(first, whole, 16):
@@ -220,7 +211,7 @@ def _store_output_coefficients(dtype, columns, desc, target, first, last, mean, 
         vstore(F32, target, 2 * pitch + lane, narrow(saturated(weight * splat_f64(ratio))))
         vstore(F32, target, 3 * pitch + lane, narrow(fma(splat_f64(rest), weight, widen(vload(F32, biases, lane)))))
     for c in range(whole, last):
-        lane = lane_of(dtype, columns, c)
+        lane = lane_of(dtype, paired, c)
         weight = np.float64(load(F32, weights, lane))
         store(F32, target, lane, np.float32(scale))
         store(F32, target, pitch + lane, shift)
@@ -229,18 +220,18 @@ def _store_output_coefficients(dtype, columns, desc, target, first, last, mean, 
 
 
 @device
-def reduce_moments(dtype, columns, desc, n, q, target):
+def reduce_moments(dtype, paired, desc, n, q, target):
     """Reduce the partial moments of group q of sample n to mean and rstd, and store the coefficients of its output."""
     per_group, statistic = desc.channels // desc.groups, n * desc.groups + q
     first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc.positions)
-    if columns and not desc.is_contiguous:
+    if paired and not desc.is_contiguous:
         total, squares = _merge_channels(dtype, desc, n, first, last)
     else:
         total, squares = _merge_chunks_of_group(desc, n, first, last)
     mean, rstd = total / size, 1.0 / np.sqrt(squares / size + desc.eps)
     store(F64, desc.statistics, 2 * statistic, mean)
     store(F64, desc.statistics, 2 * statistic + 1, rstd)
-    _store_output_coefficients(dtype, columns, desc, target, first, last, mean, rstd)
+    _store_output_coefficients(dtype, paired, desc, target, first, last, mean, rstd)
 
 
 # The steps of a unit, and the outputs of a call. Each is one function per direction, some one per layout too.
@@ -288,18 +279,18 @@ def _rows_of(desc, work):
 
 def _rows_backward(dtype, layout, direction, desc, work, previous):
     if work.unit >= 0:
-        rows = _rows_of(desc, work)
-        scale, shift = sum_coefficients(desc, rows.n, quotient(rows.first, desc.group_channels))
-        sum_rows(dtype, desc, rows, scale, shift, 0)
+        chunk = _rows_of(desc, work)
+        scale, shift = sum_coefficients(desc, chunk.n, quotient(chunk.first, desc.group_channels))
+        rows.compute_sums(dtype, desc, chunk, scale, shift, 0)
     if previous.unit >= 0:
-        gradient_rows(dtype, desc, _rows_of(desc, previous), previous.coefficients)
+        rows.compute_gradients(dtype, desc, _rows_of(desc, previous), previous.coefficients)
 
 
 def _rows_forward(dtype, layout, direction, desc, work, previous):
     if work.unit >= 0:
-        moments_rows(dtype, desc, _rows_of(desc, work))
+        rows.compute_moments(dtype, desc, _rows_of(desc, work))
     if previous.unit >= 0:
-        output_rows(dtype, desc, _rows_of(desc, previous), previous.coefficients)
+        rows.compute_outputs(dtype, desc, _rows_of(desc, previous), previous.coefficients)
 
 
 @device
@@ -310,32 +301,32 @@ def _positions(desc, work):
 def _columns_backward(dtype, layout, direction, desc, work, previous):
     count, other = _positions(desc, work), _positions(desc, previous)
     if work.unit >= 0:
-        clear_sums(desc, work.unit, work.chunk)
+        columns.clear_sums(desc, work.unit, work.chunk)
     for first in range(0, max(count, other), limits.COLUMN_RUN):
         last = first + limits.COLUMN_RUN
         if first < count:
-            sum_columns(dtype, desc, work.unit, work.chunk, first, min(last, count), work.coefficients)
+            columns.add_sums(dtype, desc, work.unit, work.chunk, first, min(last, count), work.coefficients)
         if first < other:
             unit, chunk = previous.unit, previous.chunk
-            gradient_columns(dtype, desc, unit, chunk, first, min(last, other), previous.coefficients)
+            columns.compute_gradients(dtype, desc, unit, chunk, first, min(last, other), previous.coefficients)
 
 
 def _columns_forward(dtype, layout, direction, desc, work, previous):
     count, other = _positions(desc, work), _positions(desc, previous)
     if work.unit >= 0 and desc.is_contiguous:
-        contiguous_moments(dtype, desc, work.unit, work.chunk)
+        columns.contiguous_moments(dtype, desc, work.unit, work.chunk)
         count = 0
     elif work.unit >= 0:
-        clear_sums(desc, work.unit, work.chunk)
+        columns.clear_sums(desc, work.unit, work.chunk)
     for first in range(0, max(count, other), limits.COLUMN_RUN):
         last = first + limits.COLUMN_RUN
         if first < count:
-            sum_moments(dtype, desc, work.unit, work.chunk, first, min(last, count))
+            columns.add_moments(dtype, desc, work.unit, work.chunk, first, min(last, count))
         if first < other:
             unit, chunk = previous.unit, previous.chunk
-            output_columns(dtype, desc, unit, chunk, first, min(last, other), previous.coefficients)
+            columns.compute_outputs(dtype, desc, unit, chunk, first, min(last, other), previous.coefficients)
     if count > 0:
-        finish_moments(dtype, desc, work.unit, work.chunk)
+        columns.finish_moments(dtype, desc, work.unit, work.chunk)
 
 
 @inline
@@ -405,10 +396,10 @@ def _coefficients(desc, number):
 @device
 def _order_parameters(dtype, layout, desc):
     """Store weight and bias in lane order."""
-    mine, columns, pitch = is_first(desc.parameter_phase), in_columns(layout), desc.padded_channels
+    mine, paired, pitch = is_first(desc.parameter_phase), in_columns(layout), desc.padded_channels
     if mine:
-        to_lanes(dtype, columns, desc.weight, 1.0, desc.parameter_lanes, 0, pitch, desc.channels)
-        to_lanes(dtype, columns, desc.bias, 0.0, bias_lanes(desc), 0, pitch, desc.channels)
+        to_lanes(dtype, paired, desc.weight, 1.0, desc.parameter_lanes, 0, pitch, desc.channels)
+        to_lanes(dtype, paired, desc.bias, 0.0, bias_lanes(desc), 0, pitch, desc.channels)
     finish_phase(desc.parameter_phase, mine, 1)
 
 

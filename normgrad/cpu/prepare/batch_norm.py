@@ -18,7 +18,7 @@ _ELEMT = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt")
 _ELEMT_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt_backward")
 _REDUCE_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_reduce_backward")
 _STATS = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_stats")
-_GATHER = Kernel("normgrad.cpu.kernels.gather_stats", "batch_norm_gather_stats_with_counts")
+_GATHER = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_gather_stats_with_counts")
 
 
 def prepare_elemt_backward(problem: Problem) -> SteppedKernel:

@@ -91,7 +91,7 @@ def _sum_columns(dtype, at, positions, sums, pitch, c, coefficients, count):
 
 
 @device
-def sum_columns(dtype, desc, n, chunk, first, last, coefficients):
+def add_sums(dtype, desc, n, chunk, first, last, coefficients):
     """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
@@ -173,7 +173,7 @@ def _add_moments(v, m, s, q):
 
 
 @device
-def sum_moments(dtype, desc, n, chunk, first, last):
+def add_moments(dtype, desc, n, chunk, first, last):
     """Add x - shift and its square at positions of a chunk to its partials; the shift is the chunk's first position."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     sums = partials_of(desc, n, chunk)
@@ -251,7 +251,7 @@ def _gradient_columns(dtype, desc, at, positions, k, count, stream):
 
 
 @device
-def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
+def compute_gradients(dtype, desc, n, chunk, first, last, coefficients):
     """Compute grad_input at positions [first, last) of a chunk."""
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, position = channels & ~31, channels & 31, chunk * desc.chunk_positions
@@ -280,7 +280,7 @@ def _output_columns(dtype, desc, at, positions, k, count, stream):
 
 
 @device
-def output_columns(dtype, desc, n, chunk, first, last, coefficients):
+def compute_outputs(dtype, desc, n, chunk, first, last, coefficients):
     """Compute the output at positions [first, last) of a chunk."""
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)

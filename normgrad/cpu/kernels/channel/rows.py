@@ -57,7 +57,7 @@ def _output_row(dtype, at, count, k, stream):
 
 
 @device
-def gradient_rows(dtype, desc, chunk, coefficients):
+def compute_gradients(dtype, desc, chunk, coefficients):
     """Compute grad_input of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
@@ -67,7 +67,7 @@ def gradient_rows(dtype, desc, chunk, coefficients):
 
 
 @device
-def output_rows(dtype, desc, chunk, coefficients):
+def compute_outputs(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
@@ -77,7 +77,7 @@ def output_rows(dtype, desc, chunk, coefficients):
 
 
 @device
-def moments_rows(dtype, desc, chunk):
+def compute_moments(dtype, desc, chunk):
     """Compute the sum and M2 of all elements of a chunk, to the partials of its first channel."""
     n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
@@ -186,7 +186,7 @@ def _four_short_rows(dtype, at, count, scale, shifts, sums, sums_x):
 
 
 @device
-def sum_rows(dtype, desc, chunk, scale, shift, shifts):
+def compute_sums(dtype, desc, chunk, scale, shift, shifts):
     """Sum grad_out, and grad_out*deviation, over the rows of a chunk, to its partials.
 
     Either all rows have one `shift` (GroupNorm), or `shifts` is the address of one for each channel (BatchNorm, where a
