@@ -23,31 +23,29 @@ _GATHER = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_gather_stats_wit
 
 def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
     """Prepare ``batch_norm_elemt_backward``."""
-    operands = Operands(problem)
-    if problem.views["input"].numel == 0:
-        return operands.kernel()
-    tensors = {"grad_out": "grad_out", "input": "input", "grad_input": "result"}
-    _unite_dtypes(operands, tensors)
-    operands.separate("grad_input", ("grad_out", "input"))
-    layout = _layout(operands, tensors)
-    layout.add_vectors("mean", "weight", "sum_dy", "sum_dy_xmu", "counter", rstd="invstd")
-    layout.desc.counts = problem.views["counter"].numel
-    layout.take_coefficients(COEFFICIENTS)
-    return operands.kernel(layout.step(_ELEMT_BACKWARD))
+    vectors = ("mean", "weight", "sum_dy", "sum_dy_xmu", "counter")
+    return _elementwise(problem, _ELEMT_BACKWARD, ("grad_out", "input"), "grad_input", vectors)
 
 
 def prepare_elemt(problem: Problem) -> SteppedKernel:
     """Prepare ``batch_norm_elemt``."""
+    return _elementwise(problem, _ELEMT, ("input",), "output", ("mean", "weight", "bias"))
+
+
+def _elementwise(
+    problem: Problem, kernel: Kernel, inputs: tuple[str, ...], output: str, vectors: Iterable[str]
+) -> SteppedKernel:
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
         return operands.kernel()
-    tensors = {"input": "input", "output": "result"}
+    tensors = {**dict(zip(inputs, inputs, strict=True)), output: "result"}
     _unite_dtypes(operands, tensors)
-    operands.separate("output", ("input",))
+    operands.separate(output, inputs)
     layout = _layout(operands, tensors)
-    layout.add_vectors("mean", "weight", "bias", rstd="invstd")
+    layout.add_vectors(*vectors, rstd="invstd")
+    layout.desc.counts = problem.views["counter"].numel if "counter" in operands else 0
     layout.take_coefficients(COEFFICIENTS)
-    return operands.kernel(layout.step(_ELEMT))
+    return operands.kernel(layout.step(kernel))
 
 
 def prepare_stats(problem: Problem) -> SteppedKernel:

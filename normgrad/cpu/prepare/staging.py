@@ -95,17 +95,6 @@ class Operands:
         stride = self.with_layout(name, lambda view: single_stride(view.shape, view.strides))
         return Vector(self.pointer(name), stride, CODES[self.view(name).dtype])
 
-    def aliased(self, output: str) -> list[str]:
-        """Return the inputs whose memory an output may reach."""
-        reach = self.view(output).reach
-        inputs = [name for name in self.problem.views if not self.problem.signature.is_output(name)]
-        return [name for name in inputs if name != output and reach.intersects(self.view(name).reach)]
-
-    def is_same(self, output: str, name: str) -> bool:
-        """Return whether an output and an input are the same elements of the same memory."""
-        one, other = self.view(output), self.view(name)
-        return one.address == other.address and one.same_layout(other)
-
     def separate(self, output: str, in_place: tuple[str, ...] = ()) -> bool:
         """Give an output that aliases inputs a copy, unless it is the same as inputs that may be overwritten in place.
 
@@ -113,8 +102,11 @@ class Operands:
         """
         if output not in self or output in self._copies:
             return False
-        aliased = self.aliased(output)
-        if all(name in in_place and self.is_same(output, name) for name in aliased):
+        own, is_output = self.view(output), self.problem.signature.is_output
+        inputs = {name: view for name, view in self.problem.views.items() if name != output and not is_output(name)}
+        aliased = {name: view for name, view in inputs.items() if own.reach.intersects(view.reach)}
+        same = (own.address == view.address and own.same_layout(view) for view in aliased.values())
+        if aliased.keys() <= set(in_place) and all(same):
             return bool(aliased)
         self.copy(output)
         return False
