@@ -53,7 +53,13 @@ from normgrad.cpu.kernels.common.tensors import load_some
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
 from normgrad.cpu.tags import BACKWARD, BACKWARD_SUMS, F32, F64, FORWARD, FORWARD_SUMS
 
+#: The statistics of a rank, as `descriptors.Vector`.
+_RankRow = namedtuple("_RankRow", "address stride dtype")
+
 _lanes, _shifts = stack_space(limits.MOMENT_ROWS * 2 * 16 * 8), stack_space(limits.MOMENT_ROWS * 4)
+_means, _invstds = stack_space(limits.CHANNEL_BLOCK * 4), stack_space(limits.CHANNEL_BLOCK * 4)
+
+# Moments of a chunk.
 
 
 @inline
@@ -327,7 +333,7 @@ def output_coefficients(dtype, paired, desc):
         vstore(F32, factors, lane, narrow(saturated(widen(vload(F32, factors, lane)) * (invstd / scale))))
 
 
-# Chunks.
+# The sums or results of a chunk, and the kernels that go through all chunks.
 
 
 def _process(dtype, layout, direction, desc, i):
@@ -508,12 +514,7 @@ def batch_norm_elemt(desc: Channel, dtype, layout):
     _process_all(dtype, layout, FORWARD, desc, slot)
 
 
-# Statistics of the whole batch from those of its ranks, on one thread.
-
-#: The statistics of a rank, as `descriptors.Vector`.
-_RankRow = namedtuple("_RankRow", "address stride dtype")
-
-_means, _invstds = stack_space(limits.CHANNEL_BLOCK * 4), stack_space(limits.CHANNEL_BLOCK * 4)
+# `batch_norm_gather_stats_with_counts`: the statistics of the whole batch from those of its ranks, on one thread.
 
 
 @device

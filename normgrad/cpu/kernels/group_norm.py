@@ -38,6 +38,11 @@ from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged, 
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
 from normgrad.cpu.tags import BACKWARD, F32, F64, FORWARD
 
+#: A chunk of a unit, with the address of the unit's coefficients; unit -1: none.
+Work = namedtuple("Work", "unit chunk coefficients")
+
+# Partial sums to the statistics and coefficients of a group.
+
 
 @device
 def bias_lanes(desc):
@@ -233,12 +238,6 @@ def reduce_moments(dtype, paired, desc, n, q, target):
     store(F64, desc.statistics, 2 * statistic + 1, rstd)
     _store_output_coefficients(dtype, paired, desc, target, first, last, mean, rstd)
 
-
-# The steps of a unit, and the outputs of a call. Each is one function per direction, some one per layout too.
-
-
-#: A chunk of a unit, with the address of the unit's coefficients; unit -1: none.
-Work = namedtuple("Work", "unit chunk coefficients")
 
 # The steps of a unit, and the outputs of a call. Each is one function per direction, some one per layout too.
 

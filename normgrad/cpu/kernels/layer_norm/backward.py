@@ -34,6 +34,128 @@ NO_STORE, STORE, FETCH, STREAM = range(4)
 GroupRows = namedtuple("GroupRows", "rows count r scratch sums")
 #: How many bytes ahead a tile prefetches: 0 for an input that is in a cache; grad_input for FETCH alone.
 Ahead = namedtuple("Ahead", "grad_out input grad_input")
+#: Columns [first, last) of some rows, and where their partial weight gradients are added up.
+Part = namedtuple("Part", "first last dw db")
+
+_lanes = stack_space(2 * limits.GROUP * 16 * 8)
+
+# Sums along rows.
+
+
+@inline
+def _pair_terms(d, x, weight, j, mean, rstd):
+    g0, g1 = d[0] * vload(F32, weight, j), d[1] * vload(F32, weight, j + 16)
+    return g0 + g1, fma(g1, (x[1] - mean) * rstd[1], g0 * ((x[0] - mean) * rstd[0]))
+
+
+@inline
+def _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead):
+    prefetch_pair(dtype, ahead, j)
+    return _pair_terms(load_pair(dtype, grad_out, j), load_pair(dtype, x, j), weight, j, mean, rstd)
+
+
+@inline
+def _terms_of_128(dtype, grad_out, x, weight, j, mean, rstd, ahead):
+    a0, b0 = _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead)
+    a1, b1 = _terms(dtype, grad_out, x, weight, j + 32, mean, rstd, ahead)
+    a2, b2 = _terms(dtype, grad_out, x, weight, j + 64, mean, rstd, ahead)
+    a3, b3 = _terms(dtype, grad_out, x, weight, j + 96, mean, rstd, ahead)
+    return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
+
+
+@device
+def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
+    """Return sum(g), sum(g*x_hat) over columns in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
+
+    Prefetch the elements of another row.
+    """
+    mean, rstd = statistics
+    vm, vr = splat_f32(mean), (splat_f32(rstd), splat_f32(rstd))
+    s1, s2 = splat_f64(0.0), splat_f64(0.0)
+    j = first
+    while j + 256 <= last:
+        a0, b0 = _terms_of_128(dtype, grad_out, x, weight, j, vm, vr, ahead)
+        a1, b1 = _terms_of_128(dtype, grad_out, x, weight, j + 128, vm, vr, ahead)
+        s1, s2 = s1 + widen(a0 + a1), s2 + widen(b0 + b1)
+        j += 256
+    while j + 32 <= last:
+        a0, b0 = _terms(dtype, grad_out, x, weight, j, vm, vr, ahead)
+        s1, s2 = s1 + widen(a0), s2 + widen(b0)
+        j += 32
+    if j < last:
+        prefetch_pair(dtype, ahead, j)
+        # rstd is 0 in the lanes beyond the last column: (0 - mean)*rstd may overflow where no column's x_hat does.
+        d, v = load_pair_first(dtype, grad_out, j, last - j), load_pair_first(dtype, x, j, last - j)
+        a0, b0 = _pair_terms(d, v, weight, j, vm, split_pair(dtype, last - j, rstd, np.float32(0)))
+        s1, s2 = s1 + widen(a0), s2 + widen(b0)
+    return s1, s2
+
+
+@inline
+def _is_float32(vector):
+    return vector.dtype == CODE_F32 and vector.stride == 1
+
+
+@device
+def load_statistics(desc, row, rows, scratch, r):
+    """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
+    if rows == limits.GROUP and _is_float32(desc.mean) and _is_float32(desc.rstd):
+        vstore(F32, scratch + MEANS, r, vload(F32, desc.mean.address, row))
+        vstore(F32, scratch + RSTDS, r, vload(F32, desc.rstd.address, row))
+        return
+    for i in range(rows):
+        store(F32, scratch + MEANS, r + i, np.float32(load_element(desc.mean, row + i)))
+        store(F32, scratch + RSTDS, r + i, np.float32(load_element(desc.rstd, row + i)))
+
+
+@device
+def read_sums(desc, row, rows, scratch, r):
+    """Add up the sums of the segments of rows."""
+    segments = (desc.columns + limits.SEGMENT - 1) // limits.SEGMENT
+    for i in range(rows):
+        s1, s2 = 0.0, 0.0
+        for at in range(2 * (row + i) * segments, 2 * (row + i + 1) * segments, 2):
+            s1, s2 = s1 + load(F64, desc.row_sums, at), s2 + load(F64, desc.row_sums, at + 1)
+        store(F64, scratch + SUMS_G, r + i, s1)
+        store(F64, scratch + SUMS_GX, r + i, s2)
+
+
+@inline
+def _add_lanes(lanes, first, last, sums):
+    """Add up the lanes of TILE rows; the last row takes the place of those that are not there."""
+    a, b = vload(F64, lanes, 16 * first), vload(F64, lanes, 16 * min(first + 1, last))
+    c, d = vload(F64, lanes, 16 * min(first + 2, last)), vload(F64, lanes, 16 * min(first + 3, last))
+    store_sums(sums + 8 * first, a, b, c, d)
+
+
+@inline
+def _sum_segment(dtype, desc, rows, count, i, first, scratch, r):
+    """Sum a segment of row i of `count` rows, in 16 lanes. Prefetch the input of the next rows."""
+    d, x = rows.grad_out + i * rows.grad_out_step, rows.input + i * rows.input_step
+    last, ahead = min(desc.columns, first + limits.SEGMENT), x + count * rows.input_step
+    statistics = load(F32, scratch + MEANS, r + i), load(F32, scratch + RSTDS, r + i)
+    return lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, ahead)
+
+
+@device
+def sum_group(dtype, desc, rows, count, scratch, r):
+    """Sum rows that are those from r on of their group."""
+    lanes, sums, sums_x = _lanes(), scratch + SUMS_G + 8 * r, scratch + SUMS_GX + 8 * r
+    for i in range(count):  # all rows first: the sum over a row's lanes would wait for its columns
+        a, b = _sum_segment(dtype, desc, rows, count, i, 0, scratch, r)
+        vstore(F64, lanes, 16 * i, a)
+        vstore(F64, lanes, 16 * (limits.GROUP + i), b)
+    for i in range(0, count, limits.TILE):
+        _add_lanes(lanes, i, count - 1, sums)
+        _add_lanes(lanes + 128 * limits.GROUP, i, count - 1, sums_x)
+    for first in range(limits.SEGMENT, desc.columns, limits.SEGMENT):
+        for i in range(count):
+            a, b = _sum_segment(dtype, desc, rows, count, i, first, scratch, r)
+            store(F64, sums, i, load(F64, sums, i) + hsum(a))
+            store(F64, sums_x, i, load(F64, sums_x, i) + hsum(b))
+
+
+# Tiles: up to TILE rows of a group whose row sums are known.
 
 
 @inline
@@ -159,7 +281,6 @@ def add_sums(dtype, in_float64, group, first, last, part):
 
 # Rows of 16 float32 columns, each a single vector: 1.8 times as fast as tiles (Zen 5).
 
-
 SHORT = 16
 
 
@@ -221,126 +342,7 @@ def short_tile_gradients(weight, tile, ahead, store):
     keep_sums(tile.sums, 0, (dw, zero, db, zero), tile.r == 0)
 
 
-# Sums along rows.
-
-
-#: Columns [first, last) of some rows, and where their partial weight gradients are added up.
-Part = namedtuple("Part", "first last dw db")
-
-_lanes = stack_space(2 * limits.GROUP * 16 * 8)
-
-
-@inline
-def _pair_terms(d, x, weight, j, mean, rstd):
-    g0, g1 = d[0] * vload(F32, weight, j), d[1] * vload(F32, weight, j + 16)
-    return g0 + g1, fma(g1, (x[1] - mean) * rstd[1], g0 * ((x[0] - mean) * rstd[0]))
-
-
-@inline
-def _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead):
-    prefetch_pair(dtype, ahead, j)
-    return _pair_terms(load_pair(dtype, grad_out, j), load_pair(dtype, x, j), weight, j, mean, rstd)
-
-
-@inline
-def _terms_of_128(dtype, grad_out, x, weight, j, mean, rstd, ahead):
-    a0, b0 = _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead)
-    a1, b1 = _terms(dtype, grad_out, x, weight, j + 32, mean, rstd, ahead)
-    a2, b2 = _terms(dtype, grad_out, x, weight, j + 64, mean, rstd, ahead)
-    a3, b3 = _terms(dtype, grad_out, x, weight, j + 96, mean, rstd, ahead)
-    return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
-
-
-@device
-def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
-    """Return sum(g), sum(g*x_hat) over columns in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
-
-    Prefetch the elements of another row.
-    """
-    mean, rstd = statistics
-    vm, vr = splat_f32(mean), (splat_f32(rstd), splat_f32(rstd))
-    s1, s2 = splat_f64(0.0), splat_f64(0.0)
-    j = first
-    while j + 256 <= last:
-        a0, b0 = _terms_of_128(dtype, grad_out, x, weight, j, vm, vr, ahead)
-        a1, b1 = _terms_of_128(dtype, grad_out, x, weight, j + 128, vm, vr, ahead)
-        s1, s2 = s1 + widen(a0 + a1), s2 + widen(b0 + b1)
-        j += 256
-    while j + 32 <= last:
-        a0, b0 = _terms(dtype, grad_out, x, weight, j, vm, vr, ahead)
-        s1, s2 = s1 + widen(a0), s2 + widen(b0)
-        j += 32
-    if j < last:
-        prefetch_pair(dtype, ahead, j)
-        # rstd is 0 in the lanes beyond the last column: (0 - mean)*rstd may overflow where no column's x_hat does.
-        d, v = load_pair_first(dtype, grad_out, j, last - j), load_pair_first(dtype, x, j, last - j)
-        a0, b0 = _pair_terms(d, v, weight, j, vm, split_pair(dtype, last - j, rstd, np.float32(0)))
-        s1, s2 = s1 + widen(a0), s2 + widen(b0)
-    return s1, s2
-
-
-@inline
-def _is_float32(vector):
-    return vector.dtype == CODE_F32 and vector.stride == 1
-
-
-@device
-def load_statistics(desc, row, rows, scratch, r):
-    """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
-    if rows == limits.GROUP and _is_float32(desc.mean) and _is_float32(desc.rstd):
-        vstore(F32, scratch + MEANS, r, vload(F32, desc.mean.address, row))
-        vstore(F32, scratch + RSTDS, r, vload(F32, desc.rstd.address, row))
-        return
-    for i in range(rows):
-        store(F32, scratch + MEANS, r + i, np.float32(load_element(desc.mean, row + i)))
-        store(F32, scratch + RSTDS, r + i, np.float32(load_element(desc.rstd, row + i)))
-
-
-@device
-def read_sums(desc, row, rows, scratch, r):
-    """Add up the sums of the segments of rows."""
-    segments = (desc.columns + limits.SEGMENT - 1) // limits.SEGMENT
-    for i in range(rows):
-        s1, s2 = 0.0, 0.0
-        for at in range(2 * (row + i) * segments, 2 * (row + i + 1) * segments, 2):
-            s1, s2 = s1 + load(F64, desc.row_sums, at), s2 + load(F64, desc.row_sums, at + 1)
-        store(F64, scratch + SUMS_G, r + i, s1)
-        store(F64, scratch + SUMS_GX, r + i, s2)
-
-
-@inline
-def _add_lanes(lanes, first, last, sums):
-    """Add up the lanes of TILE rows; the last row takes the place of those that are not there."""
-    a, b = vload(F64, lanes, 16 * first), vload(F64, lanes, 16 * min(first + 1, last))
-    c, d = vload(F64, lanes, 16 * min(first + 2, last)), vload(F64, lanes, 16 * min(first + 3, last))
-    store_sums(sums + 8 * first, a, b, c, d)
-
-
-@inline
-def _sum_segment(dtype, desc, rows, count, i, first, scratch, r):
-    """Sum a segment of row i of `count` rows, in 16 lanes. Prefetch the input of the next rows."""
-    d, x = rows.grad_out + i * rows.grad_out_step, rows.input + i * rows.input_step
-    last, ahead = min(desc.columns, first + limits.SEGMENT), x + count * rows.input_step
-    statistics = load(F32, scratch + MEANS, r + i), load(F32, scratch + RSTDS, r + i)
-    return lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, ahead)
-
-
-@device
-def sum_group(dtype, desc, rows, count, scratch, r):
-    """Sum rows that are those from r on of their group."""
-    lanes, sums, sums_x = _lanes(), scratch + SUMS_G + 8 * r, scratch + SUMS_GX + 8 * r
-    for i in range(count):  # all rows first: the sum over a row's lanes would wait for its columns
-        a, b = _sum_segment(dtype, desc, rows, count, i, 0, scratch, r)
-        vstore(F64, lanes, 16 * i, a)
-        vstore(F64, lanes, 16 * (limits.GROUP + i), b)
-    for i in range(0, count, limits.TILE):
-        _add_lanes(lanes, i, count - 1, sums)
-        _add_lanes(lanes + 128 * limits.GROUP, i, count - 1, sums_x)
-    for first in range(limits.SEGMENT, desc.columns, limits.SEGMENT):
-        for i in range(count):
-            a, b = _sum_segment(dtype, desc, rows, count, i, first, scratch, r)
-            store(F64, sums, i, load(F64, sums, i) + hsum(a))
-            store(F64, sums_x, i, load(F64, sums_x, i) + hsum(b))
+# Groups of rows, and the phases.
 
 
 @device
