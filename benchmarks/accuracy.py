@@ -25,10 +25,10 @@ import numpy as np
 from rich.progress import track
 
 from normgrad import backends
+from normgrad.bench import machine
 from normgrad.bench.contenders import gpu, pytorch
 from normgrad.bench.contenders.contender import Unavailable
-from normgrad.bench.machine import processor
-from normgrad.bench.tensors import as_torch, from_torch
+from normgrad.bench.tensors import as_torch, from_torch, on_host
 from normgrad.contract.status import NO_KERNEL, ContractError
 from normgrad.operators import OPERATORS
 from normgrad.testing.cases import TestCase, make_cases
@@ -79,7 +79,7 @@ def measured(device: str, names: list[str] | None) -> dict[str, Any]:
             if outcome is not None:
                 arguments, result = outcome
                 entry = _errors(case.operator, arguments, result)
-                if _changed(arguments, case.arguments):
+                if any(arguments[key] is not value for key, value in case.arguments.items()):
                     adapted = replace(case, arguments=arguments)
                     entry["adapted"] = {ours: _backend_errors(ours, adapted, device) for ours in chosen}
                 found[f"{name} ({device})"]["cases"][_key(case)] = entry
@@ -91,20 +91,14 @@ def _key(case: TestCase) -> str:
 
 
 def _entry(name: str, device: str, ours: bool) -> dict[str, Any]:
+    found = machine.describe(device)
+    place = found["processor"] if device == "cpu" else found["device"]
     versions = {package: metadata.version(package) for package in _MADE_WITH[name]}
-    if device == "cpu":
-        return {"ours": ours, "machine": processor(), "versions": versions, "cases": {}}
-    import torch
-
-    return {"ours": ours, "machine": torch.cuda.get_device_name(), "versions": versions, "cases": {}}
+    return {"ours": ours, "machine": place, "versions": versions, "cases": {}}
 
 
-def _changed(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return any(given[name] is not wanted[name] for name in wanted)
-
-
-def _by_backend(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
-    """The results of a backend; None where it has no such kernel."""
+def _backend_errors(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
+    """What a backend's errors are; None where it has no such kernel."""
     os.environ[backends.ENVIRONMENT] = name
     operator = OPERATORS[case.operator]
     arguments = {key: value.copy() if key in _IN_PLACE else value for key, value in case.arguments.items()}
@@ -118,7 +112,7 @@ def _by_backend(name: str, case: TestCase, device: str) -> dict[str, Any] | None
         return None
     results = dict(zip(operator.signature.output_names, found, strict=True))
     results |= {key: arguments[key] for key in _IN_PLACE if key in arguments}
-    return {key: from_torch(value) for key, value in results.items()} if device != "cpu" else results
+    return _errors(case.operator, case.arguments, {key: on_host(value) for key, value in results.items()})
 
 
 # Other libraries
@@ -176,12 +170,6 @@ def _tensors(arguments: dict[str, Any], device: str) -> dict[str, Any]:
         name: as_torch(np.ascontiguousarray(value).copy(), device) if isinstance(value, np.ndarray) else value
         for name, value in arguments.items()
     }
-
-
-def _backend_errors(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
-    """What a backend's errors are; None where it has no such kernel."""
-    results = _by_backend(name, case, device)
-    return None if results is None else _errors(case.operator, case.arguments, results)
 
 
 def _errors(operator: str, arguments: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def written() -> dict[Path, str]:
         parts.append(f"![The largest error of every case on a {_DEVICES[device]}](accuracy_{device}.svg)\n")
         files[EVIDENCE / f"accuracy_{device}.svg"] = _plot(found)
     parts += [_machines(store), _overview(store), *_better_peers(store)]
-    parts += [_operator(devices, operator) for operator in OPERATORS]
+    for operator in OPERATORS:
+        parts.append(f"## {operator}\n\n" + "\n".join(_errors(found, operator) for found in devices.values()))
     found_bugs = _bugs()
     parts.append(_bug_table(found_bugs))
     files[EVIDENCE / "accuracy_tables.md"] = "\n".join(parts)
@@ -94,7 +95,7 @@ def _kept(store: Store) -> str:
             continue
         cells = []
         for dtype in DTYPES:
-            shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
+            shares = [_share(case) for case in _of(entry, dtype).values()]
             cells.append(f"{sum(share > 1 for share in shares)} of {len(shares)}")
             if entry["ours"] and dtype == "float32":
                 largest = max(largest, *shares)
@@ -125,6 +126,11 @@ def _number(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:.3f}"
 
 
+def _of(entry: Mapping[str, Any], dtype: str) -> dict[str, Mapping[str, Any]]:
+    """The cases of a dtype."""
+    return {key: case for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")}
+
+
 def _share(case: Mapping[str, Any]) -> float:
     """The largest error of all outputs."""
     return max(case["shares"].values(), default=0.0)
@@ -153,7 +159,7 @@ def _overview(store: Store) -> str:
     rows = []
     for name, entry in _sorted(store):
         for dtype in DTYPES:
-            found = {key: case for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")}
+            found = _of(entry, dtype)
             if found:
                 worst = max(found, key=lambda key: _share(found[key]))
                 beyond = sum(_share(case) > 1 for case in found.values())
@@ -195,10 +201,6 @@ def _device(name: str) -> str:
     return name.rpartition("(")[2].rstrip(")")
 
 
-def _operator(devices: Mapping[str, Store], operator: str) -> str:
-    return f"## {operator}\n\n" + "\n".join(_errors(store, operator) for store in devices.values())
-
-
 def _errors(store: Store, operator: str) -> str:
     """A row per kind of case, a column per dtype and implementation."""
     columns = [
@@ -234,7 +236,7 @@ def _plot(store: Store) -> str:
     chart.line((0, 1), (len(columns), 1), text="bound")
     labels = []
     for place, (name, entry, dtype) in enumerate(columns):
-        shares = [_share(case) for key, case in entry["cases"].items() if key.endswith(f"-{dtype}")]
+        shares = [_share(case) for case in _of(entry, dtype).values()]
         dots = [(place + 0.2 + 0.6 * n / max(len(shares) - 1, 1), share) for n, share in enumerate(sorted(shares))]
         chart.dots([dot for dot in dots if dot[1] <= 1], "good" if entry["ours"] else "other", 4)
         chart.dots([dot for dot in dots if 1 < dot[1] <= _HIGHEST], "bad", 4)

@@ -12,9 +12,10 @@ import csv
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,8 +42,6 @@ from normgrad.cuda.layer_norm import tiles as layer_norm
 from normgrad.cuda.layer_norm.tiles import RowTile
 
 ROUNDS = 9
-Tile = RowTile | GroupTile | ChannelsLastTile | ElementwiseTile | ReduceTile
-
 DTYPES = ("bfloat16", "float32")
 # Rows, columns, warps, CTAs per SM, stages (0: prefetch into registers).
 WHOLE = {
@@ -54,17 +53,20 @@ WHOLE = {
     4096: [(2, 4096, 8, 1, 4), (2, 4096, 8, 1, 0), (2, 4096, 16, 1, 3), (2, 4096, 8, 1, 3), (1, 4096, 16, 1, 4)],
     8192: [(1, 8192, 16, 1, 3), (1, 8192, 16, 1, 4)],
 }
-SHARED = {"bfloat16": [(2, 2048, 4, 2, 3), (2, 2048, 4, 2, 4), (2, 4096, 8, 1, 3), (4, 1024, 4, 3, 3)]}
-SHARED["bfloat16"] += [
-    *((4, 1024, 4, 2, 3), (4, 2048, 8, 1, 3), (2, 1024, 4, 4, 3), (2, 1024, 4, 3, 4), (4, 512, 2, 6, 3)),
-]
-SHARED["float32"] = [(2, 1024, 4, 3, 4), (2, 1024, 4, 3, 3), (4, 1024, 4, 2, 4), (4, 1024, 4, 2, 3), (2, 1024, 4, 2, 4)]
-SHARED["float32"] += [(1, 2048, 4, 3, 3), (1, 4096, 8, 1, 4), (2, 4096, 8, 1, 4), (4, 512, 2, 5, 3)]
+SHARED = {
+    "bfloat16": [
+        *((2, 2048, 4, 2, 3), (2, 2048, 4, 2, 4), (2, 4096, 8, 1, 3), (4, 1024, 4, 3, 3), (4, 1024, 4, 2, 3)),
+        *((4, 2048, 8, 1, 3), (2, 1024, 4, 4, 3), (2, 1024, 4, 3, 4), (4, 512, 2, 6, 3)),
+    ],
+    "float32": [
+        *((2, 1024, 4, 3, 4), (2, 1024, 4, 3, 3), (4, 1024, 4, 2, 4), (4, 1024, 4, 2, 3), (2, 1024, 4, 2, 4)),
+        *((1, 2048, 4, 3, 3), (1, 4096, 8, 1, 4), (2, 4096, 8, 1, 4), (4, 512, 2, 5, 3)),
+    ],
+}
 SHAPES = [
     *((401408, 48), (401408, 96), (200704, 192), (131072, 256), (32768, 1024), (16384, 4096), (8192, 8192)),
-    *((4096, 16384), (2048, 32768)),
+    *((4096, 16384), (2048, 32768), (1024, 65536), (512, 262144)),
 ]
-SHAPES += [(1024, 65536), (512, 262144)]
 # The forward pass.
 FORWARD = {
     256: [(8, 256, 2, 8, 3), (4, 256, 1, 16, 3), (4, 256, 1, 12, 3), (8, 256, 1, 12, 3), (2, 256, 1, 16, 4)],
@@ -80,28 +82,27 @@ GROUPS = [(16, 320, 4096, 32), (32, 512, 1024, 32), (8, 128, 65536, 32), (64, 64
 # Elements of a tile, warps, CTAs per SM, stages.
 CONTIGUOUS_GROUPS = [
     *((8192, 4, 2, 3), (8192, 4, 3, 3), (8192, 8, 2, 3), (8192, 8, 1, 3), (16384, 8, 2, 3), (16384, 8, 1, 3)),
-]
-CONTIGUOUS_GROUPS += [
     *((4096, 2, 4, 3), (4096, 2, 6, 3), (4096, 4, 4, 3), (4096, 4, 2, 3), (2048, 4, 4, 3), (2048, 2, 8, 3)),
 ]
 # Of tiles to reduce: positions, how many, warps, CTAs per SM, stages; of results: positions, warps, CTAs per SM.
 CHANNELS = {
-    "group_norm_backward": [(64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (64, 8, 4, 4, 3, 64, 4, 5)],
-    "group_norm": [(128, 4, 4, 5, 3, 128, 4, 4), (128, 2, 4, 5, 3, 128, 4, 4), (64, 4, 4, 8, 3, 128, 4, 4)],
+    "group_norm_backward": [
+        *((64, 4, 4, 4, 3, 64, 4, 5), (64, 4, 4, 5, 3, 64, 4, 5), (64, 8, 4, 4, 3, 64, 4, 5)),
+        *((128, 2, 4, 4, 1, 128, 4, 3), (128, 2, 4, 4, 1, 64, 4, 5), (128, 4, 4, 4, 1, 64, 4, 5)),
+    ],
+    "group_norm": [
+        *((128, 4, 4, 5, 3, 128, 4, 4), (128, 2, 4, 5, 3, 128, 4, 4), (64, 4, 4, 8, 3, 128, 4, 4)),
+        *((128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4, 4), (64, 2, 4, 8, 1, 64, 4, 8)),
+    ],
 }
-CHANNELS["group_norm_backward"] += [
-    *((128, 2, 4, 4, 1, 128, 4, 3), (128, 2, 4, 4, 1, 64, 4, 5), (128, 4, 4, 4, 1, 64, 4, 5)),
-]
-CHANNELS["group_norm"] += [(128, 1, 4, 5, 1, 128, 4, 4), (64, 2, 4, 8, 2, 128, 4, 4), (64, 2, 4, 8, 1, 64, 4, 8)]
 BATCHES = [(16, 320, 4096), (64, 64, 3136), (8, 128, 65536)]
 # Bytes of a tensor a thread, warps.
 ELEMENTWISE = [(32, 4), (64, 4)]
 # Bytes of a tensor a thread, warps, CTAs per SM, stages, elements that are added up pairwise.
 REDUCE = [
-    *((64, 4, 3, 4, 16), (64, 4, 2, 6, 16), (64, 4, 5, 3, 4), (64, 4, 5, 3, 16)),
-    *((64, 4, 3, 5, 16), (64, 8, 2, 4, 16)),
+    *((64, 4, 3, 4, 16), (64, 4, 2, 6, 16), (64, 4, 5, 3, 4), (64, 4, 5, 3, 16), (64, 4, 3, 5, 16), (64, 8, 2, 4, 16)),
+    *((128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)),
 ]
-REDUCE += [(128, 4, 2, 4, 16), (128, 4, 3, 3, 16), (64, 4, 8, 1, 16), (64, 2, 6, 5, 16), (64, 8, 3, 1, 16)]
 # With few positions, or an odd number of them; of segment tiles: samples, CTAs per SM and stages.
 FEW_POSITIONS = [(64, 512, 196), (64, 2048, 49), (128, 1024, 196), (64, 256, 784), (64, 96, 3025), (16, 256, 81)]
 SEGMENT_TILES = [(4, 2, 6), (4, 3, 4), (8, 2, 4), (8, 3, 3), (16, 2, 3)]
@@ -124,9 +125,8 @@ class Case:
         return Problem(self.operator, self.sizes[:3], self.dtype, self.layout, group)
 
 
-@contextmanager
-def chosen_tile(case: Case) -> Iterator[None]:
-    """Put the case's tile in place of the package's choice."""
+def planned(case: Case, work: Workload, results: tuple[Any, ...]) -> Any:
+    """Return a repeatable plan with the case's tile in place of the package's choice."""
     module, name = {
         RowTile: (layer_norm, "row_tile" if case.operator == "layer_norm_backward" else "forward_row_tile"),
         GroupTile: (group_norm, "group_tile"),
@@ -135,12 +135,6 @@ def chosen_tile(case: Case) -> Iterator[None]:
         ReduceTile: (batch_norm, "reduce_tile"),
     }[type(case.tile)]
     with mock.patch.object(module, name, return_value=case.tile):
-        yield
-
-
-def planned(case: Case, work: Workload, results: tuple[Any, ...]) -> Any:
-    """Return a repeatable plan with the case's tile."""
-    with chosen_tile(case):
         plan = work.operator.plan(**work.arguments, out=results)
     plan.repeatable = True
     return plan
@@ -160,104 +154,81 @@ def row_tile(shape: tuple[int, ...], choice: tuple[int, ...]) -> RowTile:
     return RowTile(rows, columns, parts, warps, ctas_per_sm, stages == 0, max(stages, 1))
 
 
-def row_cases() -> list[Case]:
-    """LayerNorm's backward pass."""
+def row_cases(operator: str, whole: dict[int, Any], shared: dict[str, Any], shared_from: int) -> list[Case]:
+    """LayerNorm: whole rows, and from some number of columns on rows that several CTAs share."""
     return [
-        Case("layer_norm_backward", shape, dtype, tile=row_tile(shape, choice))
-        for shape in SHAPES
-        for dtype in DTYPES
-        for choice in [*WHOLE.get(shape[1], []), *(SHARED[dtype] if shape[1] >= 8192 else [])]
-    ]
-
-
-def forward_cases() -> list[Case]:
-    """LayerNorm's forward pass."""
-    return [
-        Case("layer_norm", shape, dtype, tile=row_tile(shape, choice))
-        for shape in SHAPES
-        for dtype in DTYPES
-        for choice in [*FORWARD.get(shape[1], []), *(FORWARD_SHARED if shape[1] >= 16384 else [])]
+        Case(operator, shape, dtype, tile=row_tile(shape, choice))
+        for shape, dtype in product(SHAPES, DTYPES)
+        for choice in [*whole.get(shape[1], []), *(shared[dtype] if shape[1] >= shared_from else [])]
     ]
 
 
 def group_cases() -> list[Case]:
     """GroupNorm of contiguous positions."""
     found = []
-    for sizes in GROUPS:
+    for sizes, operator, dtype, (room, *rest) in product(GROUPS, CHANNELS, DTYPES, CONTIGUOUS_GROUPS):
         _, C, HxW, group = sizes
-        D = C // group
-        for operator in ("group_norm_backward", "group_norm"):
-            for dtype in DTYPES:
-                for room, warps, ctas_per_sm, stages in CONTIGUOUS_GROUPS:
-                    positions = min(next_power_of_2(HxW), room)
-                    channels = min(next_power_of_2(D), room // positions)
-                    position_parts = cdiv(HxW, positions)
-                    shape = positions, 1, channels, position_parts, position_parts * cdiv(D, channels)
-                    found.append(Case(operator, sizes, dtype, tile=GroupTile(*shape, warps, ctas_per_sm, stages)))
+        positions, D = min(next_power_of_2(HxW), room), C // group
+        channels = min(next_power_of_2(D), room // positions)
+        parts = cdiv(HxW, positions)
+        tile = GroupTile(positions, 1, channels, parts, parts * cdiv(D, channels), *rest)
+        found.append(Case(operator, sizes, dtype, tile=tile))
     return found
 
 
 def channel_cases() -> list[Case]:
     """GroupNorm in channels_last."""
     found = []
-    for sizes in GROUPS:
-        for operator in ("group_norm_backward", "group_norm"):
-            for dtype, channels in (("bfloat16", 64), ("float32", 32)):
-                for positions, steps, *rest in CHANNELS[operator]:
-                    tile = ChannelsLastTile(channels, positions, max(steps, cdiv(sizes[2], 64 * positions)), *rest)
-                    found.append(Case(operator, sizes, dtype, CHANNELS_LAST, tile))
+    for sizes, operator, dtype in product(GROUPS, CHANNELS, DTYPES):
+        for positions, steps, *rest in CHANNELS[operator]:
+            channels = 64 if dtype == "bfloat16" else 32
+            tile = ChannelsLastTile(channels, positions, max(steps, cdiv(sizes[2], 64 * positions)), *rest)
+            found.append(Case(operator, sizes, dtype, CHANNELS_LAST, tile))
     return found
 
 
 def batch_cases() -> list[Case]:
     """BatchNorm."""
     found = []
-    for sizes in BATCHES:
+    for sizes, order, dtype in product(BATCHES, (CONTIGUOUS, CHANNELS_LAST), DTYPES):
         N, C, HxW = sizes
-        for order in (CONTIGUOUS, CHANNELS_LAST):
-            contiguous = order == CONTIGUOUS
-            merged = (N, C, HxW) if contiguous else (1, C, N * HxW)
-            for dtype in DTYPES:
-                itemsize = 2 if dtype == "bfloat16" else 4
-                tiles: list[Tile] = [
-                    ElementwiseTile(*tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous), warps)
-                    for nbytes, warps in ELEMENTWISE
-                ]
-                found += [Case("batch_norm_elemt_backward", sizes, dtype, order, tile) for tile in tiles]
-                for operator in ("batch_norm_reduce_backward", "batch_norm_stats"):
-                    for nbytes, warps, *rest in REDUCE:
-                        shape = tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
-                        found.append(Case(operator, sizes, dtype, order, ReduceTile(*shape, warps, *rest)))
+        contiguous, itemsize = order == CONTIGUOUS, 2 if dtype == "bfloat16" else 4
+        merged = (N, C, HxW) if contiguous else (1, C, N * HxW)
+        for nbytes, warps in ELEMENTWISE:
+            shape = tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
+            found.append(Case("batch_norm_elemt_backward", sizes, dtype, order, ElementwiseTile(*shape, warps)))
+        for operator, (nbytes, warps, *rest) in product(("batch_norm_reduce_backward", "batch_norm_stats"), REDUCE):
+            shape = tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
+            found.append(Case(operator, sizes, dtype, order, ReduceTile(*shape, warps, *rest)))
     return found
 
 
 def segment_cases() -> list[Case]:
     """BatchNorm of few positions: tiles within a channel, then segment tiles."""
     found = []
-    for sizes in FEW_POSITIONS:
+    for sizes, dtype in product(FEW_POSITIONS, DTYPES):
         N, C, HxW = sizes
-        for dtype in DTYPES:
-            itemsize = 2 if dtype == "bfloat16" else 4
-            elementwise = [ElementwiseTile(*tile_shape(N, C, HxW, 8192 // itemsize, True), 4)]
-            elementwise += [ElementwiseTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
-            for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
-                found += [Case(operator, sizes, dtype, tile=tile) for tile in elementwise]
-            reduce = [reduce_tile(DataLayout(sizes, itemsize, True, math.gcd(16, HxW * itemsize)), Chip(132))]
-            for samples, ctas_per_sm, stages in SEGMENT_TILES:
-                width = 2048 // itemsize
-                depth = fit_stages(stages, ctas_per_sm, 2 * samples * 2048, Chip(132))
-                reduce += [
-                    ReduceTile(1, samples, width, 4, ctas_per_sm, depth, 16, segment)
-                    for segment in segment_choices(HxW, itemsize, width, 16)
-                ]
-            for operator in ("batch_norm_stats", "batch_norm_reduce_backward"):
-                found += [Case(operator, sizes, dtype, tile=tile) for tile in reduce]
+        itemsize = 2 if dtype == "bfloat16" else 4
+        elementwise = [ElementwiseTile(*tile_shape(N, C, HxW, 8192 // itemsize, True), 4)]
+        elementwise += [ElementwiseTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
+        for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
+            found += [Case(operator, sizes, dtype, tile=tile) for tile in elementwise]
+        reduce = [reduce_tile(DataLayout(sizes, itemsize, True, math.gcd(16, HxW * itemsize)), Chip(132))]
+        for samples, ctas_per_sm, stages in SEGMENT_TILES:
+            width = 2048 // itemsize
+            depth = fit_stages(stages, ctas_per_sm, 2 * samples * 2048, Chip(132))
+            reduce += [
+                ReduceTile(1, samples, width, 4, ctas_per_sm, depth, 16, segment)
+                for segment in segment_choices(HxW, itemsize, width, 16)
+            ]
+        for operator in ("batch_norm_stats", "batch_norm_reduce_backward"):
+            found += [Case(operator, sizes, dtype, tile=tile) for tile in reduce]
     return found
 
 
 PARTS = {
-    "rows": row_cases,
-    "forward": forward_cases,
+    "rows": partial(row_cases, "layer_norm_backward", WHOLE, SHARED, 8192),
+    "forward": partial(row_cases, "layer_norm", FORWARD, dict.fromkeys(DTYPES, FORWARD_SHARED), 16384),
     "groups": group_cases,
     "channels": channel_cases,
     "batches": batch_cases,
@@ -265,7 +236,7 @@ PARTS = {
 }
 
 
-def fields(tile: Tile) -> str:
+def fields(tile: Any) -> str:
     """Return a tile's fields, in order."""
     return str(tuple(getattr(tile, name) for name in tile.__slots__)).replace(" ", "")
 

@@ -9,7 +9,6 @@ in seconds. A step is the forward pass and the gradients of input, weight and bi
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 
 from normgrad.bench import machine
 from normgrad.bench.clock import measure
+from normgrad.bench.results import write_json
 from normgrad.jax import group_norm, layer_norm
 
 EPS = 1e-5
@@ -38,18 +38,18 @@ GROUP = 32
 
 def plain_layer_norm(x: Any, weight: Any, bias: Any) -> Any:
     """The formula, in float32."""
-    return (_normalised(x.astype(jnp.float32), -1) * weight + bias).astype(x.dtype)
+    return (_normalised(x.astype(jnp.float32)) * weight + bias).astype(x.dtype)
 
 
 def plain_group_norm(x: Any, weight: Any, bias: Any) -> Any:
     """The formula, in float32."""
-    y = _normalised(x.astype(jnp.float32).reshape(x.shape[0], GROUP, -1), -1).reshape(x.shape)
+    y = _normalised(x.astype(jnp.float32).reshape(x.shape[0], GROUP, -1)).reshape(x.shape)
     return (y * weight[:, None, None] + bias[:, None, None]).astype(x.dtype)
 
 
-def _normalised(x: Any, axis: int) -> Any:
-    mean = x.mean(axis, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(axis, keepdims=True) + EPS)
+def _normalised(x: Any) -> Any:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + EPS)
 
 
 def ours(name: str, x: Any, weight: Any, bias: Any) -> Any:
@@ -90,12 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine.describe("cpu"), "results": []}
+    results = []
     for case in CASES:
-        results["results"].append(measured(*case))
-        print(results["results"][-1], flush=True)
+        results.append(measured(*case))
+        print(results[-1], flush=True)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, machine.describe("cpu"), results)
 
 
 if __name__ == "__main__":

@@ -79,16 +79,14 @@ class Call:
     operator: str
     arguments: tuple[Any, ...]
 
-    def layout(self, parameter: str) -> Layout | None:
+    def layout(self, parameter: str) -> Any:
         """The layout of a tensor by the parameter's name; None where the operator does not take it."""
         names = OPERATORS[self.operator].names
         return self.arguments[names.index(parameter)] if parameter in names else None
 
     @property
     def input(self) -> Layout:
-        found = self.layout("input")
-        assert found is not None
-        return found
+        return self.layout("input")
 
     @property
     def traffic(self) -> int:
@@ -232,7 +230,6 @@ def timed(recorded: Recorded, call: Call, clock: DeviceClock | None, rounds: int
         )
         blocks = [{"normgrad": ours}, {"PyTorch": theirs, "copy": partial(target.copy_, source)}]
         times = rounds_of_blocks(blocks, rounds, clock)
-    grad_out = call.layout("grad_out")
     data = arguments[0].float()  # grad_out of a backward operator, input of a forward one
     return Timed(
         recorded.model,
@@ -240,7 +237,7 @@ def timed(recorded: Recorded, call: Call, clock: DeviceClock | None, rounds: int
         call.operator,
         "x".join(map(str, call.input.shape)),
         _strides(call.input),
-        _strides(grad_out) if grad_out is not None else "",
+        _strides(call.layout("grad_out")),
         call.input.dtype_name,
         recorded.counts[call],
         (data == 0).float().mean().item(),
@@ -255,8 +252,8 @@ def timed(recorded: Recorded, call: Call, clock: DeviceClock | None, rounds: int
     )
 
 
-def _strides(layout: Layout) -> str:
-    return " ".join(map(str, layout.strides))
+def _strides(layout: Layout | None) -> str:
+    return "" if layout is None else " ".join(map(str, layout.strides))
 
 
 def _microseconds(seconds: list[float] | None) -> float | None:

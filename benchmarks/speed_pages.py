@@ -56,6 +56,11 @@ def speedup(case: Case, peer: str = PYTORCH, ours: str = PLAN) -> float | None:
     return case[peer]["seconds"] / case[ours]["seconds"] if peer in case and ours in case else None
 
 
+def ratios(found: Iterable[Case], peer: str = PYTORCH, ours: str = PLAN) -> list[float]:
+    """Return a library's time over ours in the cases in which both took part."""
+    return [ratio for case in found if (ratio := speedup(case, peer, ours)) is not None]
+
+
 def size_of(row: Row) -> str:
     """Return the shape, with the number of groups of GroupNorm."""
     return row["shape"].replace("x", "×") + (f" / {row['group']}" if row.get("group") else "")
@@ -79,8 +84,7 @@ def speedups(found: Iterable[Case]) -> Groups:
     """Return PyTorch's time over ours by operator, memory format and dtype."""
     groups: Groups = {}
     for (operator, layout, dtype), some in grouped(found, "operator", "layout", "dtype").items():
-        ratios = [ratio for case in some if (ratio := speedup(case)) is not None]
-        groups.setdefault((operator, layout), {})[dtype] = ratios
+        groups.setdefault((operator, layout), {})[dtype] = ratios(some)
     return groups
 
 
@@ -89,6 +93,12 @@ def mean_and_range(found: Sequence[float], digits: int = 1) -> str:
     if not found:
         return "–"
     return f"{geometric_mean(found):.{digits}f} ({min(found):.{digits}f} to {max(found):.{digits}f})"
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """Return what was measured on, and with which PyTorch, for the subtitle of a chart."""
+    on_cpu = f"{machine['threads']} cores of an {machine.get('processor')}"
+    return f"{on_cpu if machine['device'] == 'cpu' else machine['device']}, PyTorch {machine['versions']['torch']}"
 
 
 def speedup_chart(title: str, subtitle: str, groups: Groups, dtypes: Sequence[str]) -> str:
@@ -110,9 +120,9 @@ def cpu_shares(found: list[Case]) -> str:
     large = (case for case in found if case[PLAN]["bytes"] >= SMALL)
     for (operator, dtype, layout), group in grouped(large, "operator", "dtype", "layout").items():
         shares = [case[PLAN]["of_limit"] for case in group]
-        ratios = [ratio for case in group if (ratio := speedup(case)) is not None]
         error = max(case[PLAN]["error_of_bound"] for case in group)
-        against = f"{geometric_mean(ratios):.2f}" if ratios else "–"
+        mean = geometric_mean(ratios(group))
+        against = f"{mean:.2f}" if mean is not None else "–"
         figures = [f"{min(shares):.0%}", f"{geometric_mean(shares):.0%}", against, f"{error:.3f}"]
         rows.append([f"`{operator}`", dtype, FORMATS[layout], *figures])
     return table(["operator", "dtype", "format", "worst", "mean", "× PyTorch", "error / bound"], rows)
@@ -121,13 +131,13 @@ def cpu_shares(found: list[Case]) -> str:
 def cpu_slower(found: list[Case], title: str) -> str:
     """Return the cases in which PyTorch is faster than the plan or the call with tensors, the worst first."""
     compared, behind = 0, []
-    from_numpy = [ratio for case in found if (ratio := speedup(case, ours=NUMPY_CALL)) is not None]
+    from_numpy = ratios(found, ours=NUMPY_CALL)
     for case in found:
-        ratios = [speedup(case, ours=ours) for ours in (PLAN, CALL, NUMPY_CALL)]
-        counting = [ratio for ratio in ratios[:2] if ratio is not None]
+        three = [speedup(case, ours=ours) for ours in (PLAN, CALL, NUMPY_CALL)]
+        counting = [ratio for ratio in three[:2] if ratio is not None]
         compared += bool(counting)
         if min(counting, default=1.0) < 1:
-            figures = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            figures = ["" if ratio is None else f"{ratio:.2f}" for ratio in three]
             behind.append((min(counting), [name_of(case), *figures]))
     text = f"{title}: slower than PyTorch in {len(behind)} of {compared} cases, the plan or the call with tensors.\n"
     if from_numpy:
@@ -145,10 +155,8 @@ def cpu_grid(found: list[Case]) -> str:
     peers = [peer for peer in (PYTORCH, "torch.compile", "JAX") if any(peer in case for case in found)]
     rows = []
     for (operator, dtype, layout), group in grouped(found, "operator", "dtype", "layout").items():
-        figures = []
-        for peer in peers:
-            ratios = [ratio for case in group if (ratio := speedup(case, peer)) is not None]
-            figures.append(f"{geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else "–")
+        against = [ratios(group, peer) for peer in peers]
+        figures = [f"{geometric_mean(each):.2f}, {min(each):.2f}" if each else "–" for each in against]
         largest = (max(case[PLAN][f"{name}_bytes"] or 0 for case in group) for name in ("peak_growth", "workspace"))
         figures += [f"{nbytes / 2**20:.1f} MB" for nbytes in largest]
         rows.append([f"`{operator}`", dtype, FORMATS[layout], str(len(group)), *figures])
@@ -164,9 +172,8 @@ def cpu_calls(results: dict[str, Any]) -> str:
     text += table(["case", *overhead[0]["seconds"]], rows)
     if startup:
         rows = [[f"{v:.2f} s" if isinstance(v, float) else str(v) for v in each.values()] for each in startup]
-        text += "\nThe first call in a fresh process:\n\n" + table(
-            [name.replace("_", " ") for name in startup[0]], rows
-        )
+        titles = [name.replace("_", " ") for name in startup[0]]
+        text += "\nThe first call in a fresh process:\n\n" + table(titles, rows)
     return text
 
 
@@ -202,8 +209,7 @@ def cpu_page(page: str) -> tuple[str, str]:
     page = replaced(page, "summary", table(["operator", "memory format", *CPU_DTYPES], rows))
     page = replaced(page, "tables", "\n".join(tables))
     page = replaced(page, "patterns", patterns(stored("patterns_cpu_2_cores")))
-    place = f"{machine['cores']} cores of an {machine['processor']}, PyTorch {machine['versions']['torch']}"
-    subtitle = f"Geometric mean over tensors of 1 MB and more: {place}"
+    subtitle = f"Geometric mean over tensors of 1 MB and more: {machine_name(machine)}"
     return page, speedup_chart("Times faster than PyTorch's operators on a CPU", subtitle, groups, CPU_DTYPES)
 
 
@@ -215,6 +221,11 @@ def gpu_cases(name: str = "cuda_h200") -> list[Case]:
     return list(cases(stored(name)["results"]))
 
 
+def described(row: Row) -> list[str]:
+    """Return the cells of a case: operator, sizes, dtype and memory format."""
+    return [row["operator"], size_of(row), row["dtype"], row["layout"].replace("contiguous", "")]
+
+
 def gpu_speeds(found: list[Case]) -> str:
     """Return a table of speeds in % of the copy."""
     peers = (PLAN, PYTORCH, "torch.compile", "Liger", "QuACK")
@@ -223,8 +234,7 @@ def gpu_speeds(found: list[Case]) -> str:
     for case in found:
         row, copy = case[PLAN], case[COPY]["seconds"]
         shares = (f"{100 * copy / case[peer]['seconds']:.0f}" if peer in case else "" for peer in shown)
-        layout = row["layout"] if row["layout"] != "contiguous" else ""
-        rows.append([row["operator"], size_of(row), row["dtype"], layout, f"{1e6 * copy:.1f}", *shares])
+        rows.append([*described(row), f"{1e6 * copy:.1f}", *shares])
     return table(["operator", "sizes", "dtype", "format", "copy, µs", *(f"{peer}, %" for peer in shown)], rows)
 
 
@@ -241,9 +251,8 @@ def gpu_calls(found: list[Case]) -> str:
     for case in found:
         row = case[PLAN]
         if row["graph_seconds"] is not None:
-            layout = row["layout"] if row["layout"] != "contiguous" else ""
             times = (f"{1e6 * case[name][field]:.1f}" if name in case else "" for name, field in columns.values())
-            rows.append([row["operator"], size_of(row), row["dtype"], layout, *times])
+            rows.append([*described(row), *times])
     return table(["operator", "sizes", "dtype", "format", *columns], rows)
 
 
@@ -264,7 +273,7 @@ def gpu_page(page: str) -> tuple[str, str]:
         figures = []
         for dtype in GPU_DTYPES:
             some = [case for case in group if case[PLAN]["dtype"] == dtype]
-            figures.append(mean_and_range([ratio for case in some if (ratio := speedup(case)) is not None]))
+            figures.append(mean_and_range(ratios(some)))
             figures.append(mean_and_range([100 * (speedup(case, COPY) or 0.0) for case in some], digits=0))
         rows.append([f"`{operator}`", layout, *figures])
     titles = [f"{dtype}, {what}" for dtype in GPU_DTYPES for what in ("× PyTorch", "% of copy")]
@@ -272,10 +281,7 @@ def gpu_page(page: str) -> tuple[str, str]:
     page = replaced(page, "tables", "\n".join(tables))
     page = replaced(page, "patterns", patterns(stored("patterns_h200")))
     page = replaced(page, "model calls", model_calls(stored("model_calls_h200")))
-    machine = results["machine"]
-    subtitle = (
-        f"Geometric mean over the sizes of the table: {machine['device']}, PyTorch {machine['versions']['torch']}"
-    )
+    subtitle = f"Geometric mean over the sizes of the table: {machine_name(results['machine'])}"
     return page, speedup_chart("Times faster than PyTorch's eager operators", subtitle, speedups(found), GPU_DTYPES)
 
 
@@ -444,11 +450,7 @@ def steps_chart(results: dict[str, Any]) -> str:
         factors = [modes.get(mode, {}).get("speedup") for mode in series]
         if any(factors):
             rows.append(bars.Row(f"{title}, {dtype}", [f and (f, f"{f:.2f} ×") for f in factors]))
-    machine = results["machine"]
-    where = (
-        f"{machine['threads']} cores of an {machine['processor']}" if machine["device"] == "cpu" else machine["device"]
-    )
-    subtitle = f"Times faster than with PyTorch's norms: {where}, PyTorch {machine['versions']['torch']}"
+    subtitle = f"Times faster than with PyTorch's norms: {machine_name(results['machine'])}"
     return bars.bar_chart("Training steps of whole models, eager mode", subtitle, list(series.values()), rows)
 
 
@@ -487,41 +489,31 @@ def training_steps(folder: Path = RESULTS) -> tuple[str, dict[Path, str]]:
 
 def jax_times(results: dict[str, Any]) -> str:
     """Return the table of ``jax_norms.py``: µs of normgrad and of the plain formula."""
-    columns = {
-        "forward": "forward: normgrad",
-        "forward_xla": "forward: XLA",
-        "step": "step: normgrad",
-        "step_xla": "step: XLA",
-    }
+    names = ("forward", "forward_xla", "step", "step_xla")
+    titles = ["function", "shape", "dtype", *(f"{pass_}: {by}" for pass_ in names[::2] for by in ("normgrad", "XLA"))]
     rows = [
-        [f"`{row['function']}`", size_of(row), row["dtype"], *(f"{1e6 * row[name]:,.0f}" for name in columns)]
+        [f"`{row['function']}`", size_of(row), row["dtype"], *(f"{1e6 * row[name]:,.0f}" for name in names)]
         for row in results["results"]
     ]
-    titles = ["function", "shape", "dtype", *columns.values()]
-    return machine_line(results, "jax", end=", µs:") + "\n" + table(titles, rows, numbers=len(columns))
+    return machine_line(results, "jax", end=", µs:") + "\n" + table(titles, rows, numbers=4)
 
 
 def sync_batch_norm_times(results: dict[str, Any]) -> str:
     """Return the table of ``sync_batch_norm.py``: ms of a step, and what it exchanges."""
-    columns = {"batch_norm": "BatchNorm", "sync_batch_norm": "SyncBatchNorm", "exchange": "exchange"}
+    names = ("batch_norm", "sync_batch_norm", "exchange")
     rows = [
-        [size_of(row), row["dtype"], *(f"{1e3 * row[name]:.2f}" for name in columns), f"{row['bytes']:,}"]
+        [size_of(row), row["dtype"], *(f"{1e3 * row[name]:.2f}" for name in names), f"{row['bytes']:,}"]
         for row in results["results"]
     ]
-    titles = ["batch per process", "dtype", *columns.values(), "bytes sent per step"]
-    return machine_line(results, "torch", end=", ms:") + "\n" + table(titles, rows, numbers=len(columns) + 1)
+    titles = ["batch per process", "dtype", "BatchNorm", "SyncBatchNorm", "exchange", "bytes sent per step"]
+    return machine_line(results, "torch", end=", ms:") + "\n" + table(titles, rows, numbers=4)
 
 
 def guides() -> dict[Path, str]:
     """Return the guides with times."""
-    found = {}
-    for guide, results, make in (
-        ("jax", "jax_norms", jax_times),
-        ("sync_batch_norm", "sync_batch_norm", sync_batch_norm_times),
-    ):
-        path = ROOT / "docs" / "guides" / f"{guide}.md"
-        found[path] = replaced(path.read_text(encoding="utf-8"), "times", make(stored(results)))
-    return found
+    times = {"jax": jax_times(stored("jax_norms")), "sync_batch_norm": sync_batch_norm_times(stored("sync_batch_norm"))}
+    paths = {ROOT / "docs" / "guides" / f"{guide}.md": content for guide, content in times.items()}
+    return {path: replaced(path.read_text(encoding="utf-8"), "times", content) for path, content in paths.items()}
 
 
 def written() -> dict[Path, str]:

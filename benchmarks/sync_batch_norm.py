@@ -25,6 +25,7 @@ import torch.multiprocessing as mp
 
 import normgrad
 from normgrad.bench import machine
+from normgrad.bench.results import write_json
 from normgrad.torch import SyncBatchNorm
 
 RANKS = 2
@@ -112,12 +113,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine.describe("cpu")}
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, (folder,), nprocs=RANKS)
-        results["results"] = json.loads(Path(folder, "results").read_text(encoding="utf-8"))
+        results = json.loads(Path(folder, "results").read_text(encoding="utf-8"))
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, machine.describe("cpu"), results)
 
 
 if __name__ == "__main__":

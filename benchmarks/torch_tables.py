@@ -31,7 +31,7 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 CACHES = 1 << 24  # float32 elements: 64 MB, more than the last-level cache of a CPU or a GPU's L2 cache
 FEWEST = 12
 
-Norm = Callable[[Tensor, Tensor, Tensor], Tensor]  # of input, weight and bias
+Norm = Callable[..., Tensor]  # of input, weight and bias
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -51,22 +51,14 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[str, str, Tensor, Norm, Norm]]:
         for columns in COLUMNS:
             if elements >= columns:
                 x = torch.randn(elements // columns, columns).to(dtype)
-                theirs = partial(_pytorch_layer_norm, columns)
+                theirs = partial(functional.layer_norm, normalized_shape=[columns])
                 yield "LayerNorm", "", x, theirs, layer_norm
         for side in SIDES:
             shape = (elements // (CHANNELS * side * side), CHANNELS, side, side)
             if shape[0]:
                 for name, order in FORMATS.items():
                     x = torch.randn(shape).to(dtype).contiguous(memory_format=order)
-                    yield "GroupNorm", name, x, _pytorch_group_norm, group_norm
-
-
-def _pytorch_layer_norm(columns: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return functional.layer_norm(x, [columns], weight, bias)
-
-
-def _pytorch_group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return functional.group_norm(x, GROUPS, weight, bias)
+                    yield "GroupNorm", name, x, partial(functional.group_norm, num_groups=GROUPS), group_norm
 
 
 class Step:
@@ -84,7 +76,8 @@ class Step:
         self._others.add_(1.0)
         x = self._x * 1.0
         start = self._now()
-        y = norm(x, *self._parameters)
+        weight, bias = self._parameters
+        y = norm(x, weight=weight, bias=bias)
         forward = self._now() - start
         self._others.add_(1.0)
         grad = self._grad * 1.0

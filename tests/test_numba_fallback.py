@@ -105,9 +105,9 @@ def test_the_body_of_a_parallel_loop(tmp_path: Path) -> None:
     """PyTorch's threads call a kernel with the bounds of their part of the loop."""
     code = """
 import ctypes
-from normgrad.cpu.compile import public_compiler
+from normgrad.cpu.compile import jit
 
-entry = public_compiler.compiled("support.probe", "add_range", (), is_loop_body=True)
+entry = jit.compiled_publicly("support.probe", "add_range", (), is_loop_body=True)
 total = ctypes.c_int64(1)
 function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(entry.address)
 assert function(2, 5, ctypes.addressof(total)) == 0

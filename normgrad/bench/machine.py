@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,9 +43,11 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _device(device: str) -> str:
-    if device == "cuda" and "torch" in sys.modules:
-        return str(sys.modules["torch"].cuda.get_device_name())
-    return device
+    if device == "cpu":
+        return device
+    import torch
+
+    return str(torch.cuda.get_device_name())
 
 
 def _versions() -> dict[str, str]:

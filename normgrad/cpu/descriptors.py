@@ -192,7 +192,7 @@ class Channel:
     units_per_take: int = 0
     in_phases: int = 0  # GroupNorm: all sums before all results, where units are too large or too few
     is_contiguous: int = 0  # columns: the elements of a chunk are contiguous and share their statistics
-    statistic_channels: int = 0  # channels that share statistics
+    group_channels: int = 0
     is_large: int = 0  # the result does not stay in the caches
     eps: float = 0.0
     counts: int = 0  # elements of counter

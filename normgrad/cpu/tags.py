@@ -19,6 +19,7 @@ class Tag:
 
 
 F32, F16, BF16, I32 = Tag("float32"), Tag("float16"), Tag("bfloat16"), Tag("int32")
+F64, I64 = Tag("float64"), Tag("int64")  # in the workspace and in descriptors
 TAGS = {FLOAT32: F32, FLOAT16: F16, BFLOAT16: BF16, INT32: I32}
 
 #: Dtypes as numbers in a descriptor, where they are looked at at run time.

@@ -53,7 +53,7 @@ def main(part: str = "") -> None:
             for dtype in dtypes
             for layout in (ROWS, COLUMNS)
         ),
-        ("gather_stats", "batch_norm_gather_stats_with_counts", ()),
+        ("batch_norm", "batch_norm_gather_stats_with_counts", ()),
         ("copy", "copy", ()),
         ("copy", "fill", ()),
     ]

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from normgrad.cpu.compile.jit import kernel
 from normgrad.cpu.descriptors import Phase, Pointer
-from normgrad.cpu.intrinsics.memory import fetch_add, load_acquire, store_f64, store_i64
+from normgrad.cpu.intrinsics.memory import fetch_add, load_acquire, store
+from normgrad.cpu.tags import F64, I64
 
 
 @dataclass
@@ -24,12 +25,12 @@ class Probe:
 
 @kernel
 def probe(desc: Probe):
-    store_i64(desc.result, 0, desc.number)
-    store_i64(desc.result, 1, desc.part.whole)
-    store_f64(desc.result, 2, desc.part.real)
-    store_i64(desc.result, 3, desc.sizes[2])
+    store(I64, desc.result, 0, desc.number)
+    store(I64, desc.result, 1, desc.part.whole)
+    store(F64, desc.result, 2, desc.part.real)
+    store(I64, desc.result, 3, desc.sizes[2])
     fetch_add(desc.phase.done, 5)
-    store_i64(desc.result, 4, load_acquire(desc.phase.done) + load_acquire(desc.phase.taken))
+    store(I64, desc.result, 4, load_acquire(desc.phase.done) + load_acquire(desc.phase.taken))
 
 
 @kernel

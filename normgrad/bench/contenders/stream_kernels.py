@@ -1,70 +1,71 @@
 """Plain loops over words, called by any number of threads with the same descriptor."""
 
-from normgrad.bench.contenders.stream_fields import ARRAYS, BLOCK, DONE, SUM, TAKEN, WORDS
+from normgrad.bench.contenders.stream_fields import BLOCK, Words
 from normgrad.cpu.compile.jit import device, kernel
-from normgrad.cpu.intrinsics.memory import fetch_add, load_i64, start_of, store_i64
-from normgrad.cpu.kernels.common.work import wait_until
+from normgrad.cpu.intrinsics.memory import fetch_add, load, store
+from normgrad.cpu.kernels.common.work import finish_phase, take_next
+from normgrad.cpu.tags import I64
 
 
 @device
-def _next_block(desc, p):
+def _next_block(desc):
     """The words of the next block, none where all are taken."""
-    first = fetch_add(p + 8 * TAKEN, 1) * BLOCK
-    return first, min(desc[WORDS], first + BLOCK)
+    first = take_next(desc.phase) * BLOCK
+    return first, min(desc.words, first + BLOCK)
 
 
 @device
-def _finish(desc, p):
-    wait_until(p + 8 * DONE, (desc[WORDS] + BLOCK - 1) // BLOCK)
+def _finish(desc, done):
+    finish_phase(desc.phase, done, (desc.words + BLOCK - 1) // BLOCK)
 
 
 @kernel
-def add(desc):
-    p, a, b, c = start_of(desc), desc[ARRAYS], desc[ARRAYS + 1], desc[ARRAYS + 2]
-    first, last = _next_block(desc, p)
+def add(desc: Words):
+    done = 0
+    first, last = _next_block(desc)
     while first < last:
         for i in range(first, last):
-            store_i64(c, i, load_i64(a, i) + load_i64(b, i))
-        fetch_add(p + 8 * DONE, 1)
-        first, last = _next_block(desc, p)
-    _finish(desc, p)
+            store(I64, desc.c, i, load(I64, desc.a, i) + load(I64, desc.b, i))
+        done += 1
+        first, last = _next_block(desc)
+    _finish(desc, done)
 
 
 @kernel
-def copy(desc):
-    p, a, c = start_of(desc), desc[ARRAYS], desc[ARRAYS + 1]
-    first, last = _next_block(desc, p)
+def copy(desc: Words):
+    done = 0
+    first, last = _next_block(desc)
     while first < last:
         for i in range(first, last):
-            store_i64(c, i, load_i64(a, i))
-        fetch_add(p + 8 * DONE, 1)
-        first, last = _next_block(desc, p)
-    _finish(desc, p)
+            store(I64, desc.b, i, load(I64, desc.a, i))
+        done += 1
+        first, last = _next_block(desc)
+    _finish(desc, done)
 
 
 @kernel
-def read(desc):
-    p, a = start_of(desc), desc[ARRAYS]
-    first, last = _next_block(desc, p)
-    while first < last:
-        total = 0
-        for i in range(first, last):
-            total += load_i64(a, i)
-        fetch_add(p + 8 * SUM, total)
-        fetch_add(p + 8 * DONE, 1)
-        first, last = _next_block(desc, p)
-    _finish(desc, p)
-
-
-@kernel
-def read_two(desc):
-    p, a, b = start_of(desc), desc[ARRAYS], desc[ARRAYS + 1]
-    first, last = _next_block(desc, p)
+def read(desc: Words):
+    done = 0
+    first, last = _next_block(desc)
     while first < last:
         total = 0
         for i in range(first, last):
-            total += load_i64(a, i) ^ load_i64(b, i)
-        fetch_add(p + 8 * SUM, total)
-        fetch_add(p + 8 * DONE, 1)
-        first, last = _next_block(desc, p)
-    _finish(desc, p)
+            total += load(I64, desc.a, i)
+        fetch_add(desc.total, total)
+        done += 1
+        first, last = _next_block(desc)
+    _finish(desc, done)
+
+
+@kernel
+def read_two(desc: Words):
+    done = 0
+    first, last = _next_block(desc)
+    while first < last:
+        total = 0
+        for i in range(first, last):
+            total += load(I64, desc.a, i) ^ load(I64, desc.b, i)
+        fetch_add(desc.total, total)
+        done += 1
+        first, last = _next_block(desc)
+    _finish(desc, done)

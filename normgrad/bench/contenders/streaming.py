@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from normgrad.bench.contenders import stream_fields as at
 from normgrad.bench.contenders.contender import Contender, Role
+from normgrad.bench.contenders.stream_fields import BLOCK, Words
 from normgrad.bench.tensors import as_torch
 from normgrad.bench.workload import Traffic, Workload
 from normgrad.contract.arrays import numpy_address
 from normgrad.cpu.compile.kernel_lookup import Kernel
+from normgrad.cpu.descriptors import layout, pack
 from normgrad.cpu.threads import pool
 from normgrad.threads import get_num_threads
 
@@ -28,6 +29,7 @@ _KERNELS = {
     Traffic(1, 0): Kernel(_MODULE, "read"),
     Traffic(2, 0): Kernel(_MODULE, "read_two"),
 }
+_TOTAL = layout(Words)["total"].offset
 
 
 class Stream:
@@ -36,19 +38,18 @@ class Stream:
     def __init__(self, traffic: Traffic, arrays: Sequence[np.ndarray]) -> None:
         self._entry = _KERNELS[traffic].entry(())
         self._arrays = arrays
-        self._descriptor = np.zeros(at.DESC_SIZE, np.int64)
-        self._descriptor[at.WORDS] = arrays[0].size
-        self._descriptor[at.ARRAYS : at.ARRAYS + len(arrays)] = [numpy_address(array) for array in arrays]
+        a, b, c = (*map(numpy_address, arrays), 0, 0)[:3]
+        self._descriptor, _ = pack(Words(arrays[0].size, a, b, c))
 
     def __call__(self) -> int:
         """Once through; the sum of what was read."""
-        descriptor = self._descriptor.copy()
-        address = numpy_address(descriptor)
-        if self._arrays[0].size > at.BLOCK and get_num_threads() > 1:
+        descriptor = self._descriptor[:]
+        address, _ = descriptor.buffer_info()
+        if self._arrays[0].size > BLOCK and get_num_threads() > 1:
             pool.run(self._entry, pool.slots(), address, self._arrays[0].size, kept=(descriptor, self._arrays))
         else:
             self._entry(address)
-        return int(descriptor[at.SUM])
+        return descriptor[_TOTAL]
 
 
 def as_words(nbytes: int) -> np.ndarray:

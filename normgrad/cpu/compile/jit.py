@@ -1,19 +1,25 @@
 """The decorators for kernels and the functions they call. Only kernel modules import it: it imports Numba.
 
 Kernels are compiled by :mod:`normgrad.cpu.compile.compiler`, which uses Numba's internals. Where the installed Numba
-has other internals, they are compiled by its public interface (:mod:`normgrad.cpu.compile.public_compiler`): the
-results have the same bits, but compilation takes several times as long and is repeated in every process.
+has other internals, they are compiled by its public interface (:func:`compiled_publicly`): the results have the same
+bits, but Numba optimises each function again for every caller, which takes several times as long, and what it makes
+refers to this process and is not kept on disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import numba
+from numba import types
 
 from normgrad.contract.status import let_signals_through
+from normgrad.cpu.compile.object_code import Entry, entry_at
+from normgrad.cpu.intrinsics.structs import descriptor_type
+from normgrad.cpu.tags import Tag
 from normgrad.log import warn_once
 
 if numba.config.DISABLE_JIT:  # for debugging of the user's own functions; kernels are no Python that could run as it is
@@ -67,3 +73,26 @@ inline = _decorator(forceinline=True)
 #: For kernels themselves: ``kernel(descriptor, *tags)``. They are not called from Python:
 #: :mod:`normgrad.cpu.compile.kernel_lookup` finds their native code, or has it compiled.
 kernel = device
+
+_compiled: list[Any] = []  # Numba frees the code of a function that nothing refers to
+
+
+def compiled_publicly(module: str, name: str, tags: tuple[Tag, ...], is_loop_body: bool = False) -> Entry:
+    """Return a kernel for its tags, as :mod:`normgrad.cpu.compile.kernel_lookup` loads it from object code."""
+    kernel = getattr(import_module(module), name)
+    descriptor = descriptor_type(kernel.py_func)
+    if is_loop_body:
+
+        @numba.cfunc(types.int32(types.int64, types.int64, descriptor))
+        def entry(begin: int, end: int, address: Any) -> int:
+            kernel(begin, end, address, *tags)
+            return 0
+    else:
+
+        @numba.cfunc(types.int32(descriptor))
+        def entry(address: Any) -> int:
+            kernel(address, *tags)
+            return 0
+
+    _compiled.append(entry)
+    return entry_at(entry.address)

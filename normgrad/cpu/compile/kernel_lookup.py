@@ -68,10 +68,10 @@ def _load(kernel: Kernel, tags: tuple[Tag, ...]) -> Entry:
     code = disk_cache.find(name, key)
     if code is None or not object_code.needs_only_c(code):
         with announced(kernel.name):
-            from normgrad.cpu.compile import jit, public_compiler
+            from normgrad.cpu.compile import jit
 
             if jit.internal_compiler is None:
-                return public_compiler.compiled(kernel.module, kernel.name, tags, kernel.is_loop_body)
+                return jit.compiled_publicly(kernel.module, kernel.name, tags, kernel.is_loop_body)
             code = jit.internal_compiler.compiled(kernel.module, kernel.name, tags, symbol, kernel.is_loop_body)
         if object_code.needs_only_c(code):
             disk_cache.keep(name, key, code)

@@ -1,16 +1,19 @@
-"""LLVM types, conversions and pointers that the intrinsics are built of.
+"""The decorator `emitted`, which makes intrinsics, and the LLVM types, conversions and pointers that they are built of.
 
 Addresses are in bytes, indices in elements.
 """
 
+from functools import wraps
+
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
+from numba.extending import intrinsic
 
-from normgrad.cpu.tags import BF16, F16, F32, I32
+from normgrad.cpu.tags import BF16, F16, F32, F64, I32, I64
 
 LANES = 16
-_HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
 
 I16_TYPE, I32_TYPE, I64_TYPE = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -23,23 +26,55 @@ class BFloatType(ir.Type):
         return "bfloat"
 
 
+#: Parameters of intrinsics: a tag; and any type, the same wherever this stands.
+TAG, SAME = object(), object()
+
+
+def emitted(result, *parameters):
+    """Make an intrinsic of a function `emit(builder, *values)`, which writes its LLVM code and returns its result.
+
+    The result and the parameters are Numba types, to which arguments are converted, functions of the tag that return
+    such a type, TAG, or SAME. Of a tag `emit` gets the tag itself; a pair it returns as a sequence.
+    """
+
+    def decorate(emit):
+        @intrinsic
+        @wraps(emit)
+        def define(typingctx, *given):
+            own = dict(zip(parameters, given))
+
+            def meant(each):
+                return (
+                    own[each] if each in (TAG, SAME) else each if isinstance(each, types.Type) else each(own[TAG].tag)
+                )
+
+            def codegen(context, builder, sig, args):
+                values = (own[TAG].tag if each is TAG else value for each, value in zip(parameters, args))
+                value = emit(builder, *values)
+                if isinstance(sig.return_type, types.UniTuple):
+                    return context.make_tuple(builder, sig.return_type, value)
+                return context.get_dummy_value() if value is None else value
+
+            return meant(result)(*map(meant, parameters)), codegen
+
+        return define
+
+    return decorate
+
+
 #: How elements are stored, by the tag of their dtype.
-STORAGE = {F32: FLOAT_TYPE, F16: HALF_TYPE, BF16: I16_TYPE, I32: I32_TYPE}
+STORAGE = {F32: FLOAT_TYPE, F16: HALF_TYPE, BF16: I16_TYPE, F64: DOUBLE_TYPE, I32: I32_TYPE, I64: I64_TYPE}
 
 
 def vector_of(element, lanes=LANES):
     return ir.VectorType(element, lanes)
 
 
-def splat_constant(vector_type, value):
-    return ir.Constant(vector_type, [value] * vector_type.count)
-
-
 def splatted(builder, scalar, lanes=LANES):
     """Return a vector with one value in all lanes."""
     vector_type = vector_of(scalar.type, lanes)
     single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32_TYPE, 0))
-    return builder.shuffle_vector(single, single, splat_constant(vector_of(I32_TYPE, lanes), 0))
+    return builder.shuffle_vector(single, single, constant(vector_of(I32_TYPE, lanes), 0))
 
 
 def same_shape(like, element):
@@ -48,7 +83,7 @@ def same_shape(like, element):
 
 def constant(like, value):
     """Return a constant of a scalar type, or of a vector type in all lanes."""
-    return splat_constant(like, value) if isinstance(like, ir.VectorType) else ir.Constant(like, value)
+    return ir.Constant(like, [value] * like.count if isinstance(like, ir.VectorType) else value)
 
 
 def _bfloat_to_float(builder, raw):
@@ -73,7 +108,7 @@ def _half_to_float(builder, raw):
     """float16 -> float32. Vectors by an intrinsic that LLVM does not see through: it would merge this and a conversion
     to float64 after it into one instruction, which takes three times as long as the two.
     """
-    if not (_HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
+    if not (HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
         return builder.fpext(raw, same_shape(raw.type, FLOAT_TYPE))
     bits, singles = builder.bitcast(raw, vector_of(I16_TYPE)), vector_of(FLOAT_TYPE)
     usual_rounding = ir.Constant(I32_TYPE, 4)
@@ -101,18 +136,21 @@ def narrowed(builder, tag, value):
     return value
 
 
-def pointer_to(builder, address, index, element, vector_type=None):
-    """Pointer to element `index` after byte `address`."""
+def size_of(dtype):
+    """Return the bytes of an element."""
+    return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[STORAGE[dtype]]
+
+
+def pointer_to(builder, dtype, address, index, lanes=1):
+    """Return a pointer to element `index` after byte `address`, or to a vector that begins with it."""
+    element = STORAGE[dtype]
     pointer = builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
-    return pointer if vector_type is None else builder.bitcast(pointer, vector_type.as_pointer())
+    return pointer if lanes == 1 else builder.bitcast(pointer, vector_of(element, lanes).as_pointer())
 
 
-def size_of(element):
-    return {HALF_TYPE: 2, I16_TYPE: 2, FLOAT_TYPE: 4, I32_TYPE: 4, DOUBLE_TYPE: 8, I64_TYPE: 8}[element]
-
-
-def as_i64(context, builder, value, from_type):
-    return context.cast(builder, value, from_type, types.int64)
+def load_raw(builder, dtype, address, index, lanes=1):
+    """Load an element or several as they are stored; no alignment needed."""
+    return builder.load(pointer_to(builder, dtype, address, index, lanes), align=size_of(dtype))
 
 
 def call_intrinsic(builder, name, return_type, args):

@@ -1,179 +1,92 @@
 """Scalars by address: loads, stores, rounding, atomic counters, prefetches, stack memory."""
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
+from numba.core.types import float32, float64, int32, int64, void
 
-from normgrad.cpu.intrinsics.llvm import (
-    DOUBLE_TYPE,
-    FLOAT_TYPE,
-    I32_TYPE,
-    I64_TYPE,
-    STORAGE,
-    as_i64,
-    call_math,
-    narrowed,
-    pointer_to,
-    prefetch,
-    size_of,
-    widened,
-)
-from normgrad.cpu.tags import F32
+from normgrad.cpu.intrinsics import llvm
+from normgrad.cpu.intrinsics.llvm import TAG, emitted
+from normgrad.cpu.tags import F32, F64, I32, I64
 
 
-@intrinsic
-def load(typingctx, dtype, address, index):
-    """load(dtype, address, index) -> float32"""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
-        return widened(
-            builder, dtype.tag, builder.load(pointer_to(builder, address_, index_, element), align=size_of(element))
-        )
-
-    return types.float32(dtype, address, index), codegen
+def _loaded(dtype):
+    """Return the type of an element once it is loaded."""
+    return {F64: float64, I64: int64}.get(dtype, float32)
 
 
-@intrinsic
-def store(typingctx, dtype, address, index, value):
-    """store(dtype, address, index, value): the value is cast to float32, then rounded to the dtype."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[1:3], sig.args[1:3]))
-        builder.store(
-            narrowed(builder, dtype.tag, args[3]),
-            pointer_to(builder, address_, index_, element),
-            align=size_of(element),
-        )
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, types.float32), codegen
+@emitted(_loaded, TAG, int64, int64)
+def load(builder, dtype, address, index):
+    """Load an element; of a dtype with fewer bits than float32 as float32."""
+    return llvm.widened(builder, dtype, llvm.load_raw(builder, dtype, address, index))
 
 
-def _raw_load(element, numba_type):
-    @intrinsic
-    def raw_load(typingctx, address, index):
-        def codegen(context, builder, sig, args):
-            address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args, sig.args))
-            return builder.load(pointer_to(builder, address_, index_, element), align=size_of(element))
-
-        return numba_type(address, index), codegen
-
-    return raw_load
+@emitted(void, TAG, int64, int64, _loaded)
+def store(builder, dtype, address, index, value):
+    """Store a value, rounded to the dtype."""
+    raw = llvm.narrowed(builder, dtype, value)
+    builder.store(raw, llvm.pointer_to(builder, dtype, address, index), align=llvm.size_of(dtype))
 
 
-def _raw_store(element, numba_type):
-    @intrinsic
-    def raw_store(typingctx, address, index, value):
-        def codegen(context, builder, sig, args):
-            address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[:2], sig.args[:2]))
-            builder.store(args[2], pointer_to(builder, address_, index_, element), align=size_of(element))
-            return context.get_dummy_value()
-
-        return types.void(address, index, numba_type), codegen
-
-    return raw_store
-
-
-load_f64, store_f64 = _raw_load(DOUBLE_TYPE, types.float64), _raw_store(DOUBLE_TYPE, types.float64)
-load_i32 = _raw_load(I32_TYPE, types.int32)
-load_i64, store_i64 = _raw_load(I64_TYPE, types.int64), _raw_store(I64_TYPE, types.int64)
+@emitted(int32, int64, int64)
+def load_i32(builder, address, index):
+    return llvm.load_raw(builder, I32, address, index)
 
 
 def _int64_pointer(builder, address):
-    return builder.inttoptr(address, I64_TYPE.as_pointer())
+    return builder.inttoptr(address, llvm.I64_TYPE.as_pointer())
 
 
-@intrinsic
-def fetch_add(typingctx, address, amount):
+@emitted(int64, int64, int64)
+def fetch_add(builder, address, amount):
     """Atomically add to an int64 in memory, return what was there before."""
-
-    def codegen(context, builder, sig, args):
-        return builder.atomic_rmw("add", _int64_pointer(builder, args[0]), args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), codegen
+    return builder.atomic_rmw("add", _int64_pointer(builder, address), amount, "seq_cst")
 
 
-@intrinsic
-def load_acquire(typingctx, address):
+@emitted(int64, int64)
+def load_acquire(builder, address):
     """Atomic int64 load: what its writer stored before is visible after."""
-
-    def codegen(context, builder, sig, args):
-        return builder.load_atomic(_int64_pointer(builder, args[0]), "acquire", 8)
-
-    return types.int64(types.int64), codegen
+    return builder.load_atomic(_int64_pointer(builder, address), "acquire", 8)
 
 
-@intrinsic
-def store_release(typingctx, address, value):
+@emitted(void, int64, int64)
+def store_release(builder, address, value):
     """Atomic int64 store: who reads it sees what was done before."""
-
-    def codegen(context, builder, sig, args):
-        builder.store_atomic(args[1], _int64_pointer(builder, args[0]), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def start_of(typingctx, descriptor):
-    """Return the address of a descriptor that a kernel gets as a plain pointer to int64."""
-
-    def codegen(context, builder, sig, args):
-        return builder.ptrtoint(args[0], I64_TYPE)
-
-    return types.int64(descriptor), codegen
+    builder.store_atomic(value, _int64_pointer(builder, address), "release", 8)
 
 
 def stack_space(nbytes):
     """Return a function that kernels call for the address of `nbytes` on their stack, aligned to a cache line."""
 
-    @intrinsic
-    def space(typingctx):
-        def codegen(context, builder, sig, args):
-            with builder.goto_entry_block():
-                area = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
-            area.align = 64
-            return builder.ptrtoint(area, I64_TYPE)
-
-        return types.int64(), codegen
+    @emitted(int64)
+    def space(builder):
+        with builder.goto_entry_block():
+            area = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
+        area.align = 64
+        return builder.ptrtoint(area, llvm.I64_TYPE)
 
     return space
 
 
-@intrinsic
-def item_size(typingctx, dtype):
+@emitted(int64, TAG)
+def item_size(builder, dtype):
     """Return the bytes of an element."""
-    size = size_of(STORAGE[dtype.tag])
-    return types.int64(dtype), lambda context, builder, sig, args: ir.Constant(I64_TYPE, size)
+    return ir.Constant(llvm.I64_TYPE, llvm.size_of(dtype))
 
 
-@intrinsic
-def prefetch_l2(typingctx, address):
+@emitted(void, int64)
+def prefetch_l2(builder, address):
     """Prefetch the cache line at an address into the L2 cache; any address is safe."""
-
-    def codegen(context, builder, sig, args):
-        prefetch(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    llvm.prefetch(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
 
 
-@intrinsic
-def round_for(typingctx, dtype, value):
+@emitted(float32, TAG, float64)
+def round_for(builder, dtype, value):
     """float64 -> float32 on the way to `dtype`: to odd before a 16-bit store, the only rounding then."""
-
-    def codegen(context, builder, sig, args):
-        nearest = builder.fptrunc(args[1], FLOAT_TYPE)
-        if dtype.tag == F32:
-            return nearest
-        back = builder.fpext(nearest, DOUBLE_TYPE)
-        sizes = [call_math(builder, "fabs", v) for v in (back, args[1])]
-        above = builder.fcmp_ordered(">", *sizes)
-        inexact = builder.fcmp_ordered("!=", back, args[1])
-        bits = builder.sub(builder.bitcast(nearest, I32_TYPE), builder.zext(above, I32_TYPE))
-        return builder.bitcast(builder.or_(bits, builder.zext(inexact, I32_TYPE)), FLOAT_TYPE)
-
-    return types.float32(dtype, types.float64), codegen
+    nearest = builder.fptrunc(value, llvm.FLOAT_TYPE)
+    if dtype == F32:
+        return nearest
+    back = builder.fpext(nearest, llvm.DOUBLE_TYPE)
+    sizes = [llvm.call_math(builder, "fabs", v) for v in (back, value)]
+    above = builder.fcmp_ordered(">", *sizes)
+    inexact = builder.fcmp_ordered("!=", back, value)
+    bits = builder.sub(builder.bitcast(nearest, llvm.I32_TYPE), builder.zext(above, llvm.I32_TYPE))
+    return builder.bitcast(builder.or_(bits, builder.zext(inexact, llvm.I32_TYPE)), llvm.FLOAT_TYPE)

@@ -6,37 +6,16 @@ meet the data lane by lane (weight, weight gradients) are kept in the same order
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba.core import types
-from numba.extending import intrinsic
+from numba.core.types import UniTuple, boolean, float32, int64, void
 
-from normgrad.cpu.intrinsics.llvm import (
-    FLOAT_TYPE,
-    I16_TYPE,
-    I32_TYPE,
-    I64_TYPE,
-    LANES,
-    STORAGE,
-    BFloatType,
-    as_i64,
-    call_intrinsic,
-    narrowed,
-    pointer_to,
-    prefetch,
-    size_of,
-    splat_constant,
-    splatted,
-    type_suffix,
-    vector_of,
-    widened,
-)
+from normgrad.cpu.intrinsics import llvm
+from normgrad.cpu.intrinsics.llvm import TAG, emitted
 from normgrad.cpu.intrinsics.vectors import f32x16
 from normgrad.cpu.tags import BF16, CODES, F16, F32, TAGS
 
-PAIR = 2 * LANES
-_FEATURES = get_host_cpu_features()
-_HAS_AVX512 = bool(_FEATURES.get("avx512f"))
-_ROUNDS_BFLOAT = _HAS_AVX512 and bool(_FEATURES.get("avx512bf16"))
-pair_type = types.UniTuple(f32x16, 2)
+PAIR = 2 * llvm.LANES
+_ROUNDS_BFLOAT = llvm.HAS_AVX512 and bool(get_host_cpu_features().get("avx512bf16"))
+pair_type = UniTuple(f32x16, 2)
 
 
 def _lane_order(tag):
@@ -50,76 +29,79 @@ def _inverse(order):
 
 def _shuffled(builder, low, high, order):
     """Return these lanes of two vectors as one vector."""
-    return builder.shuffle_vector(low, high, ir.Constant(vector_of(I32_TYPE, len(order)), order))
+    return builder.shuffle_vector(low, high, ir.Constant(llvm.vector_of(llvm.I32_TYPE, len(order)), order))
 
 
 def _shuffled_pair(builder, low, high, order):
-    return [_shuffled(builder, low, high, order[:LANES]), _shuffled(builder, low, high, order[LANES:])]
+    return [_shuffled(builder, low, high, order[: llvm.LANES]), _shuffled(builder, low, high, order[llvm.LANES :])]
 
 
 def _are_below(builder, elements, count):
     """Return which of these elements are among the first `count`."""
-    narrow = splatted(builder, builder.trunc(count, I32_TYPE), len(elements))
+    narrow = llvm.splatted(builder, builder.trunc(count, llvm.I32_TYPE), len(elements))
     return builder.icmp_signed("<", ir.Constant(narrow.type, elements), narrow)
 
 
 def _split(builder, tag, raw):
     """32 storage elements -> two f32x16."""
     if tag == BF16:
-        words = builder.bitcast(raw, vector_of(I32_TYPE))
-        even = builder.shl(words, splat_constant(words.type, 16))
-        odd = builder.and_(words, splat_constant(words.type, 0xFFFF0000))
-        return [builder.bitcast(v, vector_of(FLOAT_TYPE)) for v in (even, odd)]
+        words = builder.bitcast(raw, llvm.vector_of(llvm.I32_TYPE))
+        even = builder.shl(words, llvm.constant(words.type, 16))
+        odd = builder.and_(words, llvm.constant(words.type, 0xFFFF0000))
+        return [builder.bitcast(v, llvm.vector_of(llvm.FLOAT_TYPE)) for v in (even, odd)]
     undefined = ir.Constant(raw.type, ir.Undefined)
-    return [widened(builder, tag, half) for half in _shuffled_pair(builder, raw, undefined, list(range(PAIR)))]
+    return [llvm.widened(builder, tag, half) for half in _shuffled_pair(builder, raw, undefined, list(range(PAIR)))]
 
 
 def _round_bits(builder, value):
     """float32 bits rounded to bfloat16 in the high half. A NaN gets its quiet bit, so that it stays a NaN."""
-    bits = builder.bitcast(value, vector_of(I32_TYPE))
-    odd = builder.and_(builder.lshr(bits, splat_constant(bits.type, 16)), splat_constant(bits.type, 1))
-    rounded = builder.add(builder.add(bits, splat_constant(bits.type, 0x7FFF)), odd)
-    quiet = builder.or_(bits, splat_constant(bits.type, 0x400000))
+    bits = builder.bitcast(value, llvm.vector_of(llvm.I32_TYPE))
+    odd = builder.and_(builder.lshr(bits, llvm.constant(bits.type, 16)), llvm.constant(bits.type, 1))
+    rounded = builder.add(builder.add(bits, llvm.constant(bits.type, 0x7FFF)), odd)
+    quiet = builder.or_(bits, llvm.constant(bits.type, 0x400000))
     return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
 
 
 def _join(builder, tag, low, high):
     """Two f32x16 -> 32 storage elements. The instruction that rounds to bfloat16 flushes subnormal numbers to zero."""
     if tag == BF16 and _ROUNDS_BFLOAT:
-        name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector_of(BFloatType(), PAIR)
-        words = builder.bitcast(call_intrinsic(builder, name, halves, [high, low]), vector_of(I16_TYPE, PAIR))
+        name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", llvm.vector_of(llvm.BFloatType(), PAIR)
+        rounded = llvm.call_intrinsic(builder, name, halves, [high, low])
+        words = builder.bitcast(rounded, llvm.vector_of(llvm.I16_TYPE, PAIR))
         return _shuffled(builder, words, words, _inverse(_lane_order(BF16)))
     if tag == BF16:
-        even = builder.lshr(_round_bits(builder, low), splat_constant(vector_of(I32_TYPE), 16))
-        odd = builder.and_(_round_bits(builder, high), splat_constant(vector_of(I32_TYPE), 0xFFFF0000))
-        return builder.bitcast(builder.or_(even, odd), vector_of(I16_TYPE, PAIR))
-    low, high = narrowed(builder, tag, low), narrowed(builder, tag, high)
+        even = builder.lshr(_round_bits(builder, low), llvm.constant(llvm.vector_of(llvm.I32_TYPE), 16))
+        odd = builder.and_(_round_bits(builder, high), llvm.constant(llvm.vector_of(llvm.I32_TYPE), 0xFFFF0000))
+        return builder.bitcast(builder.or_(even, odd), llvm.vector_of(llvm.I16_TYPE, PAIR))
+    low, high = llvm.narrowed(builder, tag, low), llvm.narrowed(builder, tag, high)
     return _shuffled(builder, low, high, list(range(PAIR)))
 
 
 def _float_to_half_bits(builder, value):
     """f32x16 -> the bits of 16 float16, rounded to nearest even."""
-    half_bits = vector_of(I16_TYPE)
-    arguments = [value, ir.Constant(I32_TYPE, 0), ir.Constant(half_bits, None), ir.Constant(I16_TYPE, 0xFFFF)]
-    return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", half_bits, arguments)
+    half_bits = llvm.vector_of(llvm.I16_TYPE)
+    arguments = [value, ir.Constant(llvm.I32_TYPE, 0), ir.Constant(half_bits, None), ir.Constant(llvm.I16_TYPE, 0xFFFF)]
+    return llvm.call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", half_bits, arguments)
 
 
 def _store_halves(builder, pointer, values, align):
     """Store two f32x16 as float16, one after the other: the conversion stores half a pair at half the cost of a pair
     that is joined first. As integers: LLVM has no non-temporal store of float16, and would fold a bitcast.
     """
-    halves = builder.bitcast(pointer, vector_of(I16_TYPE).as_pointer())
+    halves = builder.bitcast(pointer, llvm.vector_of(llvm.I16_TYPE).as_pointer())
     return [
-        builder.store(_float_to_half_bits(builder, value), builder.gep(halves, [ir.Constant(I32_TYPE, i)]), align=align)
+        builder.store(
+            _float_to_half_bits(builder, value), builder.gep(halves, [ir.Constant(llvm.I32_TYPE, i)]), align=align
+        )
         for i, value in enumerate(values)
     ]
 
 
 def _masked_store(builder, pointer, values, count, align):
     """Store the first `count` lanes."""
-    name, lanes = f"llvm.masked.store.{type_suffix(values.type)}.p0", values.type.count
-    arguments = [values, pointer, ir.Constant(I32_TYPE, align), _are_below(builder, list(range(lanes)), count)]
-    call_intrinsic(builder, name, ir.VoidType(), arguments)
+    name, lanes = f"llvm.masked.store.{llvm.type_suffix(values.type)}.p0", values.type.count
+    arguments = [values, pointer, ir.Constant(llvm.I32_TYPE, align), _are_below(builder, list(range(lanes)), count)]
+    llvm.call_intrinsic(builder, name, ir.VoidType(), arguments)
 
 
 def _store_first_floats(builder, pointer, values, count):
@@ -127,225 +109,136 @@ def _store_first_floats(builder, pointer, values, count):
     the address of the first: a masked store fetches the cache line at its address even if it writes no lane, and that
     would be the next row's.
     """
-    low = builder.bitcast(pointer, vector_of(FLOAT_TYPE).as_pointer())
-    rest = builder.sub(count, ir.Constant(count.type, LANES))
+    low = builder.bitcast(pointer, llvm.vector_of(llvm.FLOAT_TYPE).as_pointer())
+    rest = builder.sub(count, ir.Constant(count.type, llvm.LANES))
     is_needed = builder.icmp_signed(">", rest, ir.Constant(count.type, 0))
-    high = builder.select(is_needed, builder.gep(low, [ir.Constant(I32_TYPE, 1)]), low)
+    high = builder.select(is_needed, builder.gep(low, [ir.Constant(llvm.I32_TYPE, 1)]), low)
     for half, value, lanes in ((low, values[0], count), (high, values[1], rest)):
         _masked_store(builder, half, value, lanes, 4)
 
 
-def _masked_load(builder, pointer, element, count):
-    """The first `count` of 32 elements, zeros after."""
-    vector_type = vector_of(element, PAIR)
-    return call_intrinsic(
-        builder,
-        f"llvm.masked.load.{type_suffix(vector_type)}.p0",
-        vector_type,
-        [
-            pointer,
-            ir.Constant(I32_TYPE, size_of(element)),
-            _are_below(builder, list(range(PAIR)), count),
-            ir.Constant(vector_type, None),
-        ],
-    )
+def _masked_load(builder, dtype, address, index, count):
+    """Load the first `count` of 32 elements, zeros after, and split them."""
+    vector, align = llvm.vector_of(llvm.STORAGE[dtype], PAIR), ir.Constant(llvm.I32_TYPE, llvm.size_of(dtype))
+    pointer, mask = llvm.pointer_to(builder, dtype, address, index, PAIR), _are_below(builder, list(range(PAIR)), count)
+    arguments = [pointer, align, mask, ir.Constant(vector, None)]
+    raw = llvm.call_intrinsic(builder, f"llvm.masked.load.{llvm.type_suffix(vector)}.p0", vector, arguments)
+    return _split(builder, dtype, raw)
 
 
-def _pair_pointer(context, builder, args, arg_types, element):
-    address, index = (as_i64(context, builder, a, t) for a, t in zip(args, arg_types))
-    return pointer_to(builder, address, index, element, vector_of(element, PAIR))
+@emitted(pair_type, TAG, int64, int64)
+def load_pair(builder, dtype, address, index):
+    return _split(builder, dtype, llvm.load_raw(builder, dtype, address, index, PAIR))
 
 
-@intrinsic
-def load_pair(typingctx, dtype, address, index):
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        raw = builder.load(_pair_pointer(context, builder, args[1:], sig.args[1:], element), align=size_of(element))
-        return context.make_tuple(builder, pair_type, _split(builder, dtype.tag, raw))
-
-    return pair_type(dtype, address, index), codegen
-
-
-@intrinsic
-def prefetch_pair(typingctx, dtype, address, index):
+@emitted(void, TAG, int64, int64)
+def prefetch_pair(builder, dtype, address, index):
     """Prefetch 32 elements into the L2 cache; any address is safe."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        address, index = (as_i64(context, builder, a, t) for a, t in zip(args[1:], sig.args[1:]))
-        for line in range(0, PAIR, 64 // size_of(element)):
-            at = builder.add(index, ir.Constant(index.type, line))
-            pointer = builder.bitcast(pointer_to(builder, address, at, element), ir.IntType(8).as_pointer())
-            prefetch(builder, pointer)
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index), codegen
+    for line in range(0, PAIR, 64 // llvm.size_of(dtype)):
+        pointer = llvm.pointer_to(builder, dtype, address, builder.add(index, ir.Constant(index.type, line)))
+        llvm.prefetch(builder, builder.bitcast(pointer, ir.IntType(8).as_pointer()))
 
 
-@intrinsic
-def load_pair_first(typingctx, dtype, address, index, count):
+@emitted(pair_type, TAG, int64, int64, int64)
+def load_pair_first(builder, dtype, address, index, count):
     """Load the first `count` of 32 elements, zeros after; nothing beyond is read."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        return context.make_tuple(
-            builder, pair_type, _split(builder, dtype.tag, _masked_load(builder, pointer, element, args[3]))
-        )
-
-    return pair_type(dtype, address, index, types.int64), codegen
+    return _masked_load(builder, dtype, address, index, count)
 
 
 def _selected(builder, tag, count, first, second):
     """Return a pair: of its first `count` elements from one pair, of those after from another."""
     order = _lane_order(tag)
-    masks = (_are_below(builder, half, count) for half in (order[:LANES], order[LANES:]))
+    masks = (_are_below(builder, half, count) for half in (order[: llvm.LANES], order[llvm.LANES :]))
     return [builder.select(*each) for each in zip(masks, first, second)]
 
 
-@intrinsic
-def load_pair_or(typingctx, dtype, address, index, count, other):
+@emitted(pair_type, TAG, int64, int64, int64, float32)
+def load_pair_or(builder, dtype, address, index, count, other):
     """Load the first `count` of 32 elements, `other` in the lanes after; nothing beyond is read."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        raw = _masked_load(builder, pointer, element, args[3])
-        filling = [splatted(builder, args[4])] * 2
-        halves = _selected(builder, dtype.tag, args[3], _split(builder, dtype.tag, raw), filling)
-        return context.make_tuple(builder, pair_type, halves)
-
-    return pair_type(dtype, address, index, types.int64, types.float32), codegen
+    loaded, filling = _masked_load(builder, dtype, address, index, count), [llvm.splatted(builder, other)] * 2
+    return _selected(builder, dtype, count, loaded, filling)
 
 
-@intrinsic
-def split_pair(typingctx, dtype, columns, first, second):
+@emitted(pair_type, TAG, int64, float32, float32)
+def split_pair(builder, dtype, columns, first, second):
     """Return a pair with one value in the first `columns` elements, another in those after."""
-
-    def codegen(context, builder, sig, args):
-        before, after = ([splatted(builder, value)] * 2 for value in args[2:])
-        halves = _selected(builder, dtype.tag, args[1], before, after)
-        return context.make_tuple(builder, pair_type, halves)
-
-    return pair_type(dtype, types.int64, types.float32, types.float32), codegen
+    before, after = ([llvm.splatted(builder, value)] * 2 for value in (first, second))
+    return _selected(builder, dtype, columns, before, after)
 
 
-@intrinsic
-def store_pair(typingctx, dtype, address, index, low, high):
+@emitted(void, TAG, int64, int64, f32x16, f32x16)
+def store_pair(builder, dtype, address, index, low, high):
     """Store 32 elements."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if dtype.tag == F16 and _HAS_AVX512:
-            _store_halves(builder, pointer, args[3:], size_of(element))
-        else:
-            builder.store(_join(builder, dtype.tag, args[3], args[4]), pointer, align=size_of(element))
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16), codegen
+    pointer, align = llvm.pointer_to(builder, dtype, address, index, PAIR), llvm.size_of(dtype)
+    if dtype == F16 and llvm.HAS_AVX512:
+        _store_halves(builder, pointer, (low, high), align)
+    else:
+        builder.store(_join(builder, dtype, low, high), pointer, align=align)
 
 
-@intrinsic
-def store_pair_first(typingctx, dtype, address, index, low, high, count):
+@emitted(void, TAG, int64, int64, f32x16, f32x16, int64)
+def store_pair_first(builder, dtype, address, index, low, high, count):
     """Store the first `count` of 32 elements."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if dtype.tag == F32:
-            _store_first_floats(builder, pointer, args[3:5], args[5])
-        else:
-            _masked_store(builder, pointer, _join(builder, dtype.tag, args[3], args[4]), args[5], size_of(element))
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16, types.int64), codegen
+    pointer = llvm.pointer_to(builder, dtype, address, index, PAIR)
+    if dtype == F32:
+        _store_first_floats(builder, pointer, (low, high), count)
+    else:
+        _masked_store(builder, pointer, _join(builder, dtype, low, high), count, llvm.size_of(dtype))
 
 
 def _make_non_temporal(builder, stores):
     for stored in stores:
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32_TYPE, 1)]))
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(llvm.I32_TYPE, 1)]))
 
 
-@intrinsic
-def stream_pair(typingctx, dtype, address, index, low, high):
+@emitted(void, TAG, int64, int64, f32x16, f32x16)
+def stream_pair(builder, dtype, address, index, low, high):
     """Store 32 elements by non-temporal stores; the address must be a multiple of 64."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], element)
-        if dtype.tag == F16 and _HAS_AVX512:
-            stores = _store_halves(builder, pointer, args[3:], 32)
-        else:
-            lanes = vector_of(FLOAT_TYPE, PAIR * size_of(element) // 4)
-            raw = builder.bitcast(_join(builder, dtype.tag, args[3], args[4]), lanes)
-            stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
-        _make_non_temporal(builder, stores)
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16), codegen
+    pointer = llvm.pointer_to(builder, dtype, address, index, PAIR)
+    if dtype == F16 and llvm.HAS_AVX512:
+        stores = _store_halves(builder, pointer, (low, high), 32)
+    else:
+        lanes = llvm.vector_of(llvm.FLOAT_TYPE, PAIR * llvm.size_of(dtype) // 4)
+        raw = builder.bitcast(_join(builder, dtype, low, high), lanes)
+        stores = [builder.store(raw, builder.bitcast(pointer, lanes.as_pointer()), align=64)]
+    _make_non_temporal(builder, stores)
 
 
-@intrinsic
-def stream_vector(typingctx, address, index, value):
+@emitted(void, int64, int64, f32x16)
+def stream_vector(builder, address, index, value):
     """Store 16 float32 by a non-temporal store; the address must be a multiple of 64."""
-
-    def codegen(context, builder, sig, args):
-        address_, index_ = (as_i64(context, builder, a, t) for a, t in zip(args[:2], sig.args[:2]))
-        stored = builder.store(args[2], pointer_to(builder, address_, index_, FLOAT_TYPE, args[2].type), align=64)
-        _make_non_temporal(builder, [stored])
-        return context.get_dummy_value()
-
-    return types.void(address, index, f32x16), codegen
+    stored = builder.store(value, llvm.pointer_to(builder, F32, address, index, llvm.LANES), align=64)
+    _make_non_temporal(builder, [stored])
 
 
-@intrinsic
-def load_ordered(typingctx, dtype, address, index):
+@emitted(pair_type, TAG, int64, int64)
+def load_ordered(builder, dtype, address, index):
     """Load 32 float32 in the lane order of a dtype's pairs."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _pair_pointer(context, builder, args[1:], sig.args[1:], FLOAT_TYPE)
-        low, high = _split(builder, F32, builder.load(pointer, align=4))
-        return context.make_tuple(builder, pair_type, _shuffled_pair(builder, low, high, _lane_order(dtype.tag)))
-
-    return pair_type(dtype, address, index), codegen
+    low, high = _split(builder, F32, llvm.load_raw(builder, F32, address, index, PAIR))
+    return _shuffled_pair(builder, low, high, _lane_order(dtype))
 
 
-@intrinsic
-def store_ordered(typingctx, dtype, address, index, low, high):
+@emitted(void, TAG, int64, int64, f32x16, f32x16)
+def store_ordered(builder, dtype, address, index, low, high):
     """Store 32 float32 that are in the lane order of a dtype's pairs in the order of elements."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _pair_pointer(context, builder, args[1:3], sig.args[1:3], FLOAT_TYPE)
-        low, high = _shuffled_pair(builder, args[3], args[4], _inverse(_lane_order(dtype.tag)))
-        builder.store(_join(builder, F32, low, high), pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(dtype, address, index, f32x16, f32x16), codegen
+    low, high = _shuffled_pair(builder, low, high, _inverse(_lane_order(dtype)))
+    pointer = llvm.pointer_to(builder, F32, address, index, PAIR)
+    builder.store(_join(builder, F32, low, high), pointer, align=4)
 
 
-@intrinsic
-def is_bfloat16(typingctx, dtype):
-    answer = int(dtype.tag == BF16)
-    return types.boolean(dtype), lambda context, builder, sig, args: ir.Constant(ir.IntType(1), answer)
+@emitted(boolean, TAG)
+def is_bfloat16(builder, dtype):
+    return ir.Constant(ir.IntType(1), int(dtype == BF16))
 
 
-@intrinsic
-def code_of(typingctx, dtype):
+@emitted(int64, TAG)
+def code_of(builder, dtype):
     """Return the number that a dtype has in descriptors."""
-    code = next(CODES[known] for known, tag in TAGS.items() if tag == dtype.tag)
-    return types.int64(dtype), lambda context, builder, sig, args: ir.Constant(I64_TYPE, code)
+    return ir.Constant(llvm.I64_TYPE, next(CODES[known] for known, tag in TAGS.items() if tag == dtype))
 
 
-@intrinsic
-def copy_element(typingctx, dtype, source, source_index, target, target_index):
+@emitted(void, TAG, int64, int64, int64, int64)
+def copy_element(builder, dtype, source, source_index, target, target_index):
     """Copy an element bit for bit."""
-
-    def codegen(context, builder, sig, args):
-        element = STORAGE[dtype.tag]
-        value = builder.load(pointer_to(builder, args[1], args[2], element), align=size_of(element))
-        builder.store(value, pointer_to(builder, args[3], args[4], element), align=size_of(element))
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(dtype, i, i, i, i), codegen
+    value = llvm.load_raw(builder, dtype, source, source_index)
+    builder.store(value, llvm.pointer_to(builder, dtype, target, target_index), align=llvm.size_of(dtype))

@@ -9,46 +9,43 @@ from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
-from normgrad.cpu.prepare.axes import padded
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
-from normgrad.cpu.prepare.staging import Operands
-from normgrad.cpu.tags import CODES, COLUMNS, ROWS, TAGS, Tag
+from normgrad.cpu.prepare.staging import Operands, padded
+from normgrad.cpu.tags import CODES
 
 _ELEMT = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt")
 _ELEMT_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_elemt_backward")
 _REDUCE_BACKWARD = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_reduce_backward")
 _STATS = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_stats")
-_GATHER = Kernel("normgrad.cpu.kernels.gather_stats", "batch_norm_gather_stats_with_counts")
+_GATHER = Kernel("normgrad.cpu.kernels.batch_norm", "batch_norm_gather_stats_with_counts")
 
 
 def prepare_elemt_backward(problem: Problem) -> SteppedKernel:
     """Prepare ``batch_norm_elemt_backward``."""
-    operands = Operands(problem)
-    if problem.views["input"].numel == 0:
-        return operands.kernel()
-    tensors = {"grad_out": "grad_out", "input": "input", "grad_input": "result"}
-    _unite_dtypes(operands, tensors)
-    operands.separate("grad_input", ("grad_out", "input"))
-    layout, tags = _layout(operands, tensors)
-    layout.add_vectors("mean", "weight", "sum_dy", "sum_dy_xmu", "counter", rstd="invstd")
-    layout.desc.counts = problem.views["counter"].numel
-    layout.take_coefficients(COEFFICIENTS)
-    return operands.kernel(layout.step(_ELEMT_BACKWARD, *tags))
+    vectors = ("mean", "weight", "sum_dy", "sum_dy_xmu", "counter")
+    return _elementwise(problem, _ELEMT_BACKWARD, ("grad_out", "input"), "grad_input", vectors)
 
 
 def prepare_elemt(problem: Problem) -> SteppedKernel:
     """Prepare ``batch_norm_elemt``."""
+    return _elementwise(problem, _ELEMT, ("input",), "output", ("mean", "weight", "bias"))
+
+
+def _elementwise(
+    problem: Problem, kernel: Kernel, inputs: tuple[str, ...], output: str, vectors: Iterable[str]
+) -> SteppedKernel:
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
         return operands.kernel()
-    tensors = {"input": "input", "output": "result"}
+    tensors = {**dict(zip(inputs, inputs, strict=True)), output: "result"}
     _unite_dtypes(operands, tensors)
-    operands.separate("output", ("input",))
-    layout, tags = _layout(operands, tensors)
-    layout.add_vectors("mean", "weight", "bias", rstd="invstd")
+    operands.separate(output, inputs)
+    layout = _layout(operands, tensors)
+    layout.add_vectors(*vectors, rstd="invstd")
+    layout.desc.counts = problem.views["counter"].numel if "counter" in operands else 0
     layout.take_coefficients(COEFFICIENTS)
-    return operands.kernel(layout.step(_ELEMT, *tags))
+    return operands.kernel(layout.step(kernel))
 
 
 def prepare_stats(problem: Problem) -> SteppedKernel:
@@ -56,14 +53,14 @@ def prepare_stats(problem: Problem) -> SteppedKernel:
     operands = Operands(problem)
     if problem.views["input"].numel == 0:
         return operands.kernel(*operands.fills(math.nan, "mean", "invstd"))
-    layout, tags = _layout(operands, {"input": "input"})
+    layout = _layout(operands, {"input": "input"})
     layout.desc.eps = problem.attributes["eps"]
     layout.add_vectors("mean", rstd="invstd")
     layout.take_statistics(layout.desc.padded_channels)
     layout.take_partials()
     if layout.columns:
         layout.take_coefficients(layout.desc.samples * layout.desc.chunks)  # shifts
-    return operands.kernel(layout.step(_STATS, *tags))
+    return operands.kernel(layout.step(_STATS))
 
 
 def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
@@ -76,12 +73,12 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
         return operands.kernel(*operands.fills(0.0, *outputs))
     tensors = {"grad_out": "grad_out", "input": "input"}
     _unite_dtypes(operands, tensors)
-    layout, tags = _layout(operands, tensors)
+    layout = _layout(operands, tensors)
     layout.add_vectors("mean", *outputs, rstd="invstd")
     layout.take_statistics(layout.desc.padded_channels)
     layout.take_partials()
     layout.take_coefficients(3)
-    return operands.kernel(layout.step(_REDUCE_BACKWARD, *tags))
+    return operands.kernel(layout.step(_REDUCE_BACKWARD))
 
 
 def prepare_gather_stats(problem: Problem) -> SteppedKernel:
@@ -108,12 +105,11 @@ def _unite_dtypes(operands: Operands, names: Iterable[str]) -> None:
                 operands.copy(name, FLOAT32)
 
 
-def _layout(operands: Operands, tensors: dict[str, str]) -> tuple[ChannelLayout, tuple[Tag, Tag]]:
-    """Describe BatchNorm's data, and choose the kernel's tags."""
+def _layout(operands: Operands, tensors: dict[str, str]) -> ChannelLayout:
+    """Describe BatchNorm's data."""
     shape = operands.view("input").shape
     layout = ChannelLayout(operands, (shape[0], shape[1], math.prod(shape[2:])), tensors)
     layout.choose_layout()
     layout.merge_samples()
     layout.describe(groups=1)
-    layout.desc.statistic_channels = 1
-    return layout, (TAGS[operands.staged("input").dtype], COLUMNS if layout.columns else ROWS)
+    return layout

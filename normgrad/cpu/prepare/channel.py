@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from normgrad.contract.view import Shape
+from normgrad.contract.view import Shape, reshaped_strides
+from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel, ChannelTensor
-from normgrad.cpu.limits import (
-    COLUMN_CHUNK_POSITIONS,
-    FEW_UNITS,
-    PHASES_FROM,
-    ROW_CHUNK,
-    SHORT_ROWS_CHUNK,
-    TAKEN_ELEMENTS,
-)
-from normgrad.cpu.prepare.axes import padded, strides_along
+from normgrad.cpu.descriptors import Channel, ChannelTensor
 from normgrad.cpu.prepare.launch import Step
-from normgrad.cpu.prepare.staging import Operands, is_large
-from normgrad.cpu.tags import Tag
+from normgrad.cpu.prepare.staging import Operands, is_large, padded
+from normgrad.cpu.tags import COLUMNS, ROWS, TAGS
 from normgrad.cpu.threads import pool
 
 
@@ -33,8 +26,8 @@ class ChannelLayout:
         self.desc = Channel()
         self.tensors = tensors
         self.sizes: Any = sizes
-        found = {name: operands.with_layout(name, lambda view: strides_along(view, sizes)) for name in tensors}
-        self.strides = {name: list(strides) for name, strides in found.items()}
+        own = {name: operands.with_layout(name, lambda v: reshaped_strides(v, sizes, (0, 0, 0))) for name in tensors}
+        self.strides = {name: list(strides) for name, strides in own.items()}
         self.columns = False
 
     def choose_layout(self) -> None:
@@ -63,24 +56,24 @@ class ChannelLayout:
     def describe(self, groups: int, phases_above: int | None = None) -> None:
         """Fill in sizes, strides and the split of the work; units of more elements are processed in phases."""
         samples, channels, positions = self.sizes
-        desc, chunk = self.desc, COLUMN_CHUNK_POSITIONS if self.columns else ROW_CHUNK
+        desc, chunk = self.desc, limits.COLUMN_CHUNK_POSITIONS if self.columns else limits.ROW_CHUNK
         desc.samples, desc.channels, desc.positions, desc.groups = samples, channels, positions, groups
         desc.chunk_positions, desc.chunks = chunk, -(-positions // chunk)
         desc.units = samples if self.columns else samples * groups
-        unit_channels, size = channels // groups, samples * channels * positions // max(desc.units, 1)
+        desc.group_channels, size = channels // groups, samples * channels * positions // max(desc.units, 1)
         several = 1
         # Short rows make a chunk together: reaching a chunk would be most of the work. A power of two of them: chunks
         # of contiguous rows then begin at cache lines.
         if 0 < positions <= chunk:
-            several = max(1, min(unit_channels, 1 << (SHORT_ROWS_CHUNK // positions).bit_length() >> 1))
+            several = max(1, min(desc.group_channels, 1 << (limits.SHORT_ROWS_CHUNK // positions).bit_length() >> 1))
         desc.chunk_channels = several
-        desc.unit_chunks = desc.chunks if self.columns else -(-unit_channels // several) * desc.chunks
+        desc.unit_chunks = desc.chunks if self.columns else -(-desc.group_channels // several) * desc.chunks
         chunk_elements = min(positions, chunk) * (channels if self.columns else several)
-        desc.chunks_per_take = max(1, TAKEN_ELEMENTS // max(1, chunk_elements))
-        desc.units_per_take = max(1, min(TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
+        desc.chunks_per_take = max(1, limits.TAKEN_ELEMENTS // max(1, chunk_elements))
+        desc.units_per_take = max(1, min(limits.TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
         desc.padded_channels, desc.slots = padded(channels), pool.slots()
         if phases_above is not None:
-            is_few = desc.units < FEW_UNITS and size * desc.units > PHASES_FROM
+            is_few = desc.units < limits.FEW_UNITS and size * desc.units > limits.PHASES_FROM
             desc.in_phases = size > phases_above or is_few
         for name, own in self.tensors.items():
             n, c, position = self.strides[name]
@@ -107,13 +100,9 @@ class ChannelLayout:
         """Reserve workspace for so many arrays of float32, with an element per channel."""
         self.desc.coefficients = self.operands.workspace.take(arrays * self.desc.padded_channels * 4)
 
-    def take_unit_coefficients(self, units: int) -> None:
-        """Reserve workspace for the coefficients of so many units."""
-        per_unit = COEFFICIENTS * self.desc.padded_channels + SPARE_LANES
-        self.desc.coefficients = self.operands.workspace.take(units * per_unit * 4)
-
-    def step(self, kernel: Kernel, *tags: Tag) -> Step:
+    def step(self, kernel: Kernel) -> Step:
         """Return the step that calls a kernel with this descriptor."""
-        samples, channels, positions = self.sizes
         several = self.desc.units * self.desc.unit_chunks > 1
-        return Step(kernel, self.desc, *tags, shared=pool.shared(samples * channels * positions) if several else 0)
+        shared = pool.shared(math.prod(self.sizes)) if several else 0
+        dtype, layout = TAGS[self.operands.staged("input").dtype], COLUMNS if self.columns else ROWS
+        return Step(kernel, self.desc, dtype, layout, shared=shared)

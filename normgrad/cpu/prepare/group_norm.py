@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 from normgrad.contract.plan import Problem
+from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.descriptors import SPARE_LANES
-from normgrad.cpu.limits import L2_UNIT
+from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import SteppedKernel
 from normgrad.cpu.prepare.staging import Operands
-from normgrad.cpu.tags import COLUMNS, ROWS, TAGS
 
 _BACKWARD = Kernel("normgrad.cpu.kernels.group_norm", "group_norm_backward")
 _FORWARD = Kernel("normgrad.cpu.kernels.group_norm", "group_norm")
@@ -28,9 +27,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         tensors["grad_input"] = "result"
     layout = _layout(operands, tensors, 2)
     layout.add_vectors("mean", "rstd", "weight", "grad_weight", "grad_bias")
-    return operands.kernel(
-        layout.step(_BACKWARD, TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS)
-    )
+    return operands.kernel(layout.step(_BACKWARD))
 
 
 def prepare_forward(problem: Problem) -> SteppedKernel:
@@ -46,9 +43,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     layout.take_statistics(desc.samples * desc.groups)
     desc.eps = problem.attributes["eps"]
     layout.add_vectors("weight", "bias", "mean", "rstd")
-    return operands.kernel(
-        layout.step(_FORWARD, TAGS[problem.views["input"].dtype], COLUMNS if layout.columns else ROWS)
-    )
+    return operands.kernel(layout.step(_FORWARD))
 
 
 def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLayout:
@@ -57,10 +52,10 @@ def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLa
     sizes, groups = tuple(attributes[name] for name in ("N", "C", "HxW")), attributes["group"]
     layout = ChannelLayout(operands, sizes, tensors)
     layout.choose_layout()
-    layout.describe(groups, phases_above=L2_UNIT // (read * operands.view("input").dtype.itemsize))
+    layout.describe(groups, phases_above=limits.L2_UNIT // (read * operands.view("input").dtype.itemsize))
     desc = layout.desc
-    desc.statistic_channels = sizes[1] // groups
     layout.take_partials()
     desc.parameter_lanes = operands.workspace.take(2 * (desc.padded_channels + SPARE_LANES) * 4)
-    layout.take_unit_coefficients(desc.samples + desc.slots if desc.in_phases else 2 * desc.slots)
+    units = desc.samples + desc.slots if desc.in_phases else 2 * desc.slots
+    desc.coefficients = operands.workspace.take(units * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * 4)
     return layout

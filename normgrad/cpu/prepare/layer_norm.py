@@ -6,28 +6,11 @@ import math
 
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, merge_axes
+from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor
-from normgrad.cpu.limits import (
-    BLOCK,
-    BLOCKS_PER_ROW_BYTE,
-    EVEN_BLOCKS,
-    FLOAT64_ROWS,
-    FORWARD_BLOCK,
-    GROUP,
-    L1_ROWS,
-    L2_ROWS,
-    LENT_FROM,
-    MOST_BLOCKS,
-    SEGMENT,
-    SMALLEST_BLOCK,
-    STAGED_ROWS,
-    STRIP,
-    TILE,
-)
-from normgrad.cpu.prepare.axes import is_contiguous, padded, single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
-from normgrad.cpu.prepare.staging import Operands, is_large
+from normgrad.cpu.prepare.staging import Operands, is_large, padded, single_stride
 from normgrad.cpu.tags import TAGS
 from normgrad.cpu.threads import pool
 
@@ -45,17 +28,17 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     layout = _RowLayout(operands, "grad_out", "input", *(["grad_input"] if "grad_input" in operands else []))
     pitch = _staged_pitch(columns, layout) if in_place or layout.has_column_strides else 0
     blocks, block_rows = _split_rows(rows, columns, layout.itemsize)
-    splits_columns = not pitch and (columns > 2 * SEGMENT or (blocks == 1 and columns > SEGMENT))
+    splits_columns = not pitch and (columns > 2 * limits.SEGMENT or (blocks == 1 and columns > limits.SEGMENT))
     lanes = padded(columns)
-    cached_rows = GROUP if splits_columns else _cached_rows(columns, layout.itemsize)
+    cached_rows = limits.GROUP if splits_columns else _cached_rows(columns, layout.itemsize)
 
     desc = LayerNormBackward(rows, columns, blocks, block_rows, splits_columns, pitch)
     desc.is_large = not pitch and layout.is_large("grad_input")
     desc.wants_input, desc.wants_weight, desc.wants_bias = (
         name in operands for name in ("grad_input", "grad_weight", "grad_bias")
     )
-    desc.float64_terms, desc.cached_rows = rows <= FLOAT64_ROWS, cached_rows
-    desc.group_sums_size = 8 * (STRIP if cached_rows == GROUP else lanes)
+    desc.float64_terms, desc.cached_rows = rows <= limits.FLOAT64_ROWS, cached_rows
+    desc.group_sums_size = 8 * (limits.STRIP if cached_rows == limits.GROUP else lanes)
     desc.row_axes, desc.grad_out, desc.input = layout.axes, layout.tensor("grad_out"), layout.tensor("input")
     desc.grad_input = layout.tensor("grad_input")
     desc.mean, desc.rstd = operands.vector("mean"), operands.vector("rstd")
@@ -66,8 +49,8 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
     take = operands.workspace.take
     desc.weight_lanes = take(lanes * 4)
     desc.partials = take((1 if splits_columns else max(1, blocks)) * lanes * 16)
-    desc.row_sums = take(rows * -(-columns // SEGMENT) * 16 if splits_columns else 0)
-    desc.scratch_size = GROUP_SUMS + desc.group_sums_size + 3 * STAGED_ROWS * pitch
+    desc.row_sums = take(rows * -(-columns // limits.SEGMENT) * 16 if splits_columns else 0)
+    desc.scratch_size = GROUP_SUMS + desc.group_sums_size + 3 * limits.STAGED_ROWS * pitch
     desc.slots = pool.slots()
     desc.scratch = take(desc.slots * desc.scratch_size)
     tag = TAGS[problem.views["input"].dtype]
@@ -82,9 +65,9 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     in_place = operands.separate("output", ("input",))
     layout = _RowLayout(operands, "input", "output")
     pitch = _staged_pitch(columns, layout) if in_place or layout.has_column_strides else 0
-    block_rows = max(1, min(rows, -(-FORWARD_BLOCK // max(columns, 1))))
+    block_rows = max(1, min(rows, -(-limits.FORWARD_BLOCK // max(columns, 1))))
     if pitch:
-        block_rows = -(-block_rows // STAGED_ROWS) * STAGED_ROWS
+        block_rows = -(-block_rows // limits.STAGED_ROWS) * limits.STAGED_ROWS
 
     desc = LayerNormForward(rows, columns, padded(columns), -(-rows // block_rows), block_rows, pitch)
     desc.is_large = not pitch and layout.is_large("output")
@@ -98,7 +81,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     lanes = padded(columns) + 32  # a pair from any column on can be loaded
     desc.weight_lanes, desc.bias_lanes = take(lanes * 4), take(lanes * 4)
     desc.slots = pool.slots()
-    desc.scratch_size = 2 * STAGED_ROWS * pitch
+    desc.scratch_size = 2 * limits.STAGED_ROWS * pitch
     desc.scratch = take(desc.slots * desc.scratch_size)
     tag = TAGS[problem.views["input"].dtype]
     return operands.kernel(Step(_FORWARD, desc, tag, shared=pool.shared(rows * columns)))
@@ -111,22 +94,23 @@ def _staged_pitch(columns: int, layout: _RowLayout) -> int:
 
 def _split_rows(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     """Choose blocks of rows with partial weight gradients of their own, and rows per block: by shape alone."""
-    size, affordable = rows * columns, int(BLOCKS_PER_ROW_BYTE * rows * itemsize)
+    size, affordable = rows * columns, int(limits.BLOCKS_PER_ROW_BYTE * rows * itemsize)
     fewest = 1
-    if size >= LENT_FROM:  # a power of two of them, that two or four threads share evenly
-        fewest = min(EVEN_BLOCKS, rows // (2 * TILE), 1 << (size // SMALLEST_BLOCK).bit_length() >> 1)
-    blocks = max(1, min(MOST_BLOCKS, affordable, size // BLOCK), fewest)
-    tiles = -(-rows // (blocks * TILE))
-    block_rows = max(1, tiles) * TILE
+    if size >= limits.LENT_FROM:  # a power of two of them, that two or four threads share evenly
+        most = size // limits.SMALLEST_BLOCK
+        fewest = min(limits.EVEN_BLOCKS, rows // (2 * limits.TILE), 1 << most.bit_length() >> 1)
+    blocks = max(1, min(limits.MOST_BLOCKS, affordable, size // limits.BLOCK), fewest)
+    tiles = -(-rows // (blocks * limits.TILE))
+    block_rows = max(1, tiles) * limits.TILE
     return -(-rows // block_rows), block_rows
 
 
 def _cached_rows(columns: int, itemsize: int) -> int:
     """Return how many rows of two tensors the L1 cache holds, or the L2 cache beside the rows that come next."""
     row_bytes = max(2 * columns * itemsize, 1)
-    in_l1 = L1_ROWS // row_bytes
-    rows = in_l1 if 2 * in_l1 >= TILE else L2_ROWS // row_bytes
-    return next((size for size in (GROUP, GROUP // 2) if size <= rows), TILE)
+    in_l1 = limits.L1_ROWS // row_bytes
+    rows = in_l1 if 2 * in_l1 >= limits.TILE else limits.L2_ROWS // row_bytes
+    return next((size for size in (limits.GROUP, limits.GROUP // 2) if size <= rows), limits.TILE)
 
 
 class _RowLayout:
@@ -140,7 +124,8 @@ class _RowLayout:
         sizes, strides = self._outer(names)
         if len(sizes) > _OUTER_RANK:  # rows along more axes than a kernel follows
             for name in names:
-                if not is_contiguous(operands.staged(name)):
+                view = operands.staged(name)
+                if view.numel > 1 and single_stride(view.shape, view.strides) != 1:
                     operands.copy(name)
                     self._column_strides[name] = 1
             sizes, strides = self._outer(names)

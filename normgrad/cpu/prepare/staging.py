@@ -11,11 +11,10 @@ from typing import TypeVar
 
 from normgrad.contract.dtypes import INT32, DType
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import View, contiguous_strides, merge_axes
+from normgrad.contract.view import Shape, View, contiguous_strides, merge_axes
+from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, CopyTensor, Fill, Pointer, Vector
-from normgrad.cpu.limits import COPIED_ELEMENTS, LARGE_FROM
-from normgrad.cpu.prepare.axes import single_stride
 from normgrad.cpu.prepare.launch import Step, SteppedKernel, Workspace
 from normgrad.cpu.tags import CODES
 from normgrad.cpu.threads import pool
@@ -27,9 +26,20 @@ _FILL = Kernel("normgrad.cpu.kernels.copy", "fill")
 _COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32
 
 
+def single_stride(shape: Shape, strides: Shape) -> int | None:
+    """Return the one stride that goes through all elements in order; None if there is none."""
+    sizes, (merged,) = merge_axes(shape, [strides])
+    return None if len(sizes) > 1 else merged[0] if merged else 1
+
+
+def padded(size: int) -> int:
+    """Return a number of columns or channels rounded up to whole pairs of vectors, as arrays in the workspace have."""
+    return -(-size // 32) * 32
+
+
 def is_large(nbytes: int, read: int) -> bool:
     """Return whether a result of so many bytes is too large for the caches beside ``read`` inputs of its size."""
-    return nbytes > LARGE_FROM[read]
+    return nbytes > limits.LARGE_FROM[read]
 
 
 class Operands:
@@ -85,17 +95,6 @@ class Operands:
         stride = self.with_layout(name, lambda view: single_stride(view.shape, view.strides))
         return Vector(self.pointer(name), stride, CODES[self.view(name).dtype])
 
-    def aliased(self, output: str) -> list[str]:
-        """Return the inputs whose memory an output may reach."""
-        reach = self.view(output).reach
-        inputs = [name for name in self.problem.views if not self.problem.signature.is_output(name)]
-        return [name for name in inputs if name != output and reach.intersects(self.view(name).reach)]
-
-    def is_same(self, output: str, name: str) -> bool:
-        """Return whether an output and an input are the same elements of the same memory."""
-        one, other = self.view(output), self.view(name)
-        return one.address == other.address and one.same_layout(other)
-
     def separate(self, output: str, in_place: tuple[str, ...] = ()) -> bool:
         """Give an output that aliases inputs a copy, unless it is the same as inputs that may be overwritten in place.
 
@@ -103,8 +102,11 @@ class Operands:
         """
         if output not in self or output in self._copies:
             return False
-        aliased = self.aliased(output)
-        if all(name in in_place and self.is_same(output, name) for name in aliased):
+        own, is_output = self.view(output), self.problem.signature.is_output
+        inputs = {name: view for name, view in self.problem.views.items() if name != output and not is_output(name)}
+        aliased = {name: view for name, view in inputs.items() if own.reach.intersects(view.reach)}
+        same = (own.address == view.address and own.same_layout(view) for view in aliased.values())
+        if aliased.keys() <= set(in_place) and all(same):
             return bool(aliased)
         self.copy(output)
         return False
@@ -131,7 +133,7 @@ def _copy_step(view: View, pointer: Pointer, copy: Pointer, dtype: DType, *, out
     descriptor = Copy(
         lines=view.numel // length if length else 0,
         length=length,
-        lines_per_take=max(1, COPIED_ELEMENTS // max(length, 1)),
+        lines_per_take=max(1, limits.COPIED_ELEMENTS // max(length, 1)),
         sizes=(*[1] * missing, *sizes),
         source=source,
         target=target,

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import IDLE, POSTED, Mailbox, layout, size
-from normgrad.cpu.limits import LENT_FROM, SHARED_FROM, WOKEN_FROM
 from normgrad.cpu.threads import torch_pool
 from normgrad.log import warn_once
 from normgrad.threads import get_num_threads, usable_cores
@@ -137,7 +137,7 @@ def slots() -> int:
 
 def shared(elements: int) -> int:
     """Return how many elements a step shares among threads: 0 if it would be done before another thread starts."""
-    return elements if elements >= min(SHARED_FROM, LENT_FROM) else 0
+    return elements if elements >= min(limits.SHARED_FROM, limits.LENT_FROM) else 0
 
 
 def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = None) -> int:
@@ -149,10 +149,10 @@ def run(entry: Entry, most: int, descriptor: int, elements: int, kept: Any = Non
     threads, lent = min(get_num_threads(), most), torch_pool.found()
     if lent is not None:
         threads = min(threads, lent.count())
-        if threads > 1 and elements >= LENT_FROM and lent.are_here():
+        if threads > 1 and elements >= limits.LENT_FROM and lent.are_here():
             return lent.run(entry, threads, descriptor)
-    if threads > 1 and elements >= SHARED_FROM:
-        _post(threads - 1, entry.address, descriptor, elements >= WOKEN_FROM, kept)
+    if threads > 1 and elements >= limits.SHARED_FROM:
+        _post(threads - 1, entry.address, descriptor, elements >= limits.WOKEN_FROM, kept)
     return entry(descriptor)
 
 

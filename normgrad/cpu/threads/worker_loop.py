@@ -3,12 +3,11 @@
 import platform
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
+from numba.core.types import int32, int64, void
 
 from normgrad.cpu.compile.jit import kernel
 from normgrad.cpu.descriptors import IDLE, POSTED, Mailbox, ParallelLoop
-from normgrad.cpu.intrinsics.llvm import I32_TYPE, I64_TYPE, call_intrinsic
+from normgrad.cpu.intrinsics.llvm import I32_TYPE, I64_TYPE, call_intrinsic, emitted
 from normgrad.cpu.intrinsics.memory import fetch_add, load_acquire, store_release
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
@@ -16,27 +15,18 @@ _POLLS = 12_000 if _HAS_PAUSE else 100_000  # about 0.2 ms, several times what w
 _POLLS_FOR_TURN = 1000  # some microseconds
 
 
-@intrinsic
-def _pause(typingctx):
+@emitted(void)
+def _pause(builder):
     """Leave the core to its other hardware thread for a moment."""
-
-    def codegen(context, builder, sig, args):
-        if _HAS_PAUSE:
-            call_intrinsic(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    if _HAS_PAUSE:
+        call_intrinsic(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
-@intrinsic
-def _call(typingctx, function, descriptor):
+@emitted(int32, int64, int64)
+def _call(builder, function, descriptor):
     """Call a kernel by its address, return its status."""
-
-    def codegen(context, builder, sig, args):
-        signature = ir.FunctionType(I32_TYPE, [I64_TYPE])
-        return builder.call(builder.inttoptr(args[0], signature.as_pointer()), [args[1]])
-
-    return types.int32(types.int64, types.int64), codegen
+    signature = ir.FunctionType(I32_TYPE, [I64_TYPE])
+    return builder.call(builder.inttoptr(function, signature.as_pointer()), [descriptor])
 
 
 @kernel

@@ -2,28 +2,16 @@
 
 from collections import namedtuple
 
+from llvmlite import ir
+from numba.core.types import boolean
 from numba.extending import overload
 
-from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu.compile.jit import device
+from normgrad.cpu.intrinsics.llvm import TAG, emitted
 from normgrad.cpu.tags import COLUMNS
 
 #: A chunk in rows: channels [first, last) of sample n, part `part` of their positions.
 RowChunk = namedtuple("RowChunk", "n first last part")
-#: Where tensors are read and written, and the bytes to the next position (in columns) or channel (in rows).
-Cursor = namedtuple("Cursor", "grad_out grad_out_step input input_step result result_step")
-
-
-@inline
-def moved(at, steps):
-    """Go so many positions or channels on."""
-    return Cursor(
-        at.grad_out + steps * at.grad_out_step,
-        at.grad_out_step,
-        at.input + steps * at.input_step,
-        at.input_step,
-        at.result + steps * at.result_step,
-        at.result_step,
-    )
 
 
 @device
@@ -67,18 +55,7 @@ def choose(stub, **functions):
     overload(stub, **_OPTIONS)(chosen)
 
 
-def in_columns(layout):
+@emitted(boolean, TAG)
+def in_columns(builder, layout):
     """Return whether channels are contiguous, and so in the lane order of pairs."""
-
-
-def _yes(layout):
-    return True
-
-
-def _no(layout):
-    return False
-
-
-@overload(in_columns, **_OPTIONS)
-def _in_columns(layout):
-    return _yes if layout.tag is COLUMNS else _no
+    return ir.Constant(ir.IntType(1), int(layout is COLUMNS))

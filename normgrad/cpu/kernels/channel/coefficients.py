@@ -73,14 +73,14 @@ def load_six(array, pitch, lane):
 
 
 @device
-def whole_vectors(columns, first, last):
+def whole_vectors(paired, first, last):
     """Return up to which channel, from the first on, vectors hold no channel of another group."""
-    if columns:
+    if paired:
         return last if (first | last) % 32 == 0 else first
     return last - (last - first) % 16
 
 
 @device
-def filled_vectors(columns, desc, first, last):
+def filled_vectors(paired, desc, first, last):
     """As whole_vectors, where coefficients are written: a unit's own have spare lanes behind the group."""
-    return whole_vectors(columns, first, last) if columns or desc.in_phases else last
+    return whole_vectors(paired, first, last) if paired or desc.in_phases else last

@@ -6,25 +6,18 @@ positions are processed at a time, so that coefficients and sums stay in registe
 
 import numpy as np
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline
-from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store_f64
-from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vload_f64, vstore, vstore_f64, widen
-from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
+from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store
+from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vstore, widen
+from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
 from normgrad.cpu.kernels.common.reduce import about_mean, moments
-from normgrad.cpu.kernels.common.results import load_some, store_result
-from normgrad.cpu.limits import (
-    CHANNEL_BLOCK,
-    COLUMN_RUN,
-    CONFLICTING_STRIDE,
-    OUTPUT_RUN,
-    POSITIONWISE_CHANNELS,
-    PREFETCH_POSITIONS,
-)
-from normgrad.cpu.tags import F32
+from normgrad.cpu.kernels.common.tensors import Cursor, load_some, moved, store_result
+from normgrad.cpu.tags import F32, F64
 
 _SUM_RUN = 2  # positions of all channels that are summed at a time
-_sums_of_run = stack_space(2 * CHANNEL_BLOCK * 4)
+_sums_of_run = stack_space(2 * limits.CHANNEL_BLOCK * 4)
 
 
 @inline
@@ -38,8 +31,8 @@ def prefetch_channels(dtype, address):
 @inline
 def add_pair(sums, c, low, high):
     """Add 32 float32 to sums in float64."""
-    vstore_f64(sums, c, vload_f64(sums, c) + widen(low))
-    vstore_f64(sums, c + 16, vload_f64(sums, c + 16) + widen(high))
+    vstore(F64, sums, c, vload(F64, sums, c) + widen(low))
+    vstore(F64, sums, c + 16, vload(F64, sums, c + 16) + widen(high))
 
 
 @inline
@@ -65,7 +58,7 @@ def _beside(at, size, channels):
 def clear_sums(desc, n, chunk):
     sums = partials_of(desc, n, chunk)
     for c in range(0, 2 * desc.padded_channels, 16):
-        vstore_f64(sums, c, splat_f64(0.0))
+        vstore(F64, sums, c, splat_f64(0.0))
 
 
 # Sums of gradients.
@@ -88,23 +81,23 @@ def _sum_columns(dtype, at, positions, sums, pitch, c, coefficients, count):
     shift = vload(F32, coefficients, pitch + c), vload(F32, coefficients, pitch + c + 16)
     s, t = (zero, zero, zero, zero), (zero, zero, zero, zero)
     for _ in range(positions // 2):
-        s = _add_terms(dtype, at, COLUMN_RUN, count, scale, shift, s)
-        t = _add_terms(dtype, moved(at, 1), COLUMN_RUN, count, scale, shift, t)
+        s = _add_terms(dtype, at, limits.COLUMN_RUN, count, scale, shift, s)
+        t = _add_terms(dtype, moved(at, 1), limits.COLUMN_RUN, count, scale, shift, t)
         at = moved(at, 2)
     if positions % 2:
-        s = _add_terms(dtype, at, COLUMN_RUN, count, scale, shift, s)
+        s = _add_terms(dtype, at, limits.COLUMN_RUN, count, scale, shift, s)
     add_pair(sums, c, s[0] + t[0], s[1] + t[1])
     add_pair(sums, pitch + c, s[2] + t[2], s[3] + t[3])
 
 
 @device
-def sum_columns(dtype, desc, n, chunk, first, last, coefficients):
+def add_sums(dtype, desc, n, chunk, first, last, coefficients):
     """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
     whole, left = channels & ~31, channels & 31
     while first < last:
-        positions, at = min(COLUMN_RUN, last - first), _cursor(desc, size, n, position + first)
+        positions, at = min(limits.COLUMN_RUN, last - first), _cursor(desc, size, n, position + first)
         for c in range(0, whole, 32):
             _sum_columns(dtype, _beside(at, size, c), positions, sums, pitch, c, coefficients, 32)
         if left > 0:
@@ -118,7 +111,7 @@ def _sum_positions(at, positions, sums, shifts, count):
     one, zero = splat_f32(np.float32(1)), splat_f32(np.float32(0))
     shift, s = (vload(F32, shifts, 0), vload(F32, shifts, 16)), (zero, zero, zero, zero)
     for _ in range(positions):
-        s = _add_terms(F32, at, PREFETCH_POSITIONS, count, (one, one), shift, s)
+        s = _add_terms(F32, at, limits.PREFETCH_POSITIONS, count, (one, one), shift, s)
         at = moved(at, 1)
     vstore(F32, sums, 0, vload(F32, sums, 0) + s[0])
     vstore(F32, sums, 16, vload(F32, sums, 16) + s[1])
@@ -141,7 +134,7 @@ def _flush_sums(run_sums, sums, sums_x, channels):
 def _sum_block(at, positions, sums, sums_x, shifts, channels):
     """Sum some channels over positions: COLUMN_RUN of them in float32, float64 beyond."""
     run_sums, whole = _sums_of_run(), channels & ~31
-    for i in range(0, 2 * CHANNEL_BLOCK, 16):
+    for i in range(0, 2 * limits.CHANNEL_BLOCK, 16):
         vstore(F32, run_sums, i, splat_f32(np.float32(0)))
     first = 0
     while first < positions:
@@ -152,7 +145,7 @@ def _sum_block(at, positions, sums, sums_x, shifts, channels):
             left = channels & 31
             _sum_positions(_beside(at, 4, whole), some, run_sums + 8 * whole, shifts + 4 * whole, left)
         at, first = moved(at, some), first + some
-        if first % COLUMN_RUN == 0 or first == positions:
+        if first % limits.COLUMN_RUN == 0 or first == positions:
             _flush_sums(run_sums, sums, sums_x, channels)
 
 
@@ -165,8 +158,8 @@ def sum_all_channels(desc, n, chunk, shifts):
     """
     sums, position, channels = partials_of(desc, n, chunk), chunk * desc.chunk_positions, desc.channels
     sums_x, positions = sums + 8 * desc.padded_channels, positions_of(desc, chunk)
-    for c in range(0, channels, CHANNEL_BLOCK):
-        at, some = _beside(_cursor(desc, 4, n, position), 4, c), min(CHANNEL_BLOCK, channels - c)
+    for c in range(0, channels, limits.CHANNEL_BLOCK):
+        at, some = _beside(_cursor(desc, 4, n, position), 4, c), min(limits.CHANNEL_BLOCK, channels - c)
         _sum_block(at, positions, sums + 8 * c, sums_x + 8 * c, shifts + 4 * c, some)
 
 
@@ -180,7 +173,7 @@ def _add_moments(v, m, s, q):
 
 
 @device
-def sum_moments(dtype, desc, n, chunk, first, last):
+def add_moments(dtype, desc, n, chunk, first, last):
     """Add x - shift and its square at positions of a chunk to its partials; the shift is the chunk's first position."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     sums = partials_of(desc, n, chunk)
@@ -189,17 +182,17 @@ def sum_moments(dtype, desc, n, chunk, first, last):
     x = address_of(desc.input, size, n, 0, position + first)
     for c in range(0, channels, 32):
         m = load_some(dtype, shift, c, min(32, channels - c))
-        s0, s1 = vload_f64(sums, c), vload_f64(sums, c + 16)
-        q0, q1 = vload_f64(squares, c), vload_f64(squares, c + 16)
+        s0, s1 = vload(F64, sums, c), vload(F64, sums, c + 16)
+        q0, q1 = vload(F64, squares, c), vload(F64, squares, c + 16)
         for r in range(last - first):
-            prefetch_channels(dtype, x + (r + COLUMN_RUN) * step + c * size)
+            prefetch_channels(dtype, x + (r + limits.COLUMN_RUN) * step + c * size)
             v = load_some(dtype, x + r * step, c, min(32, channels - c))
             s0, q0 = _add_moments(v[0], m[0], s0, q0)
             s1, q1 = _add_moments(v[1], m[1], s1, q1)
-        vstore_f64(sums, c, s0)
-        vstore_f64(sums, c + 16, s1)
-        vstore_f64(squares, c, q0)
-        vstore_f64(squares, c + 16, q1)
+        vstore(F64, sums, c, s0)
+        vstore(F64, sums, c + 16, s1)
+        vstore(F64, squares, c, q0)
+        vstore(F64, squares, c + 16, q1)
 
 
 @device
@@ -213,10 +206,10 @@ def finish_moments(dtype, desc, n, chunk):
         shift = load_some(dtype, first, c, min(32, channels - c))
         for half in range(2):
             at = c + 16 * half
-            s, q = vload_f64(sums, at), vload_f64(squares, at)
+            s, q = vload(F64, sums, at), vload(F64, squares, at)
             s, q = about_mean(s, q, count, widen(shift[0] if half == 0 else shift[1]))
-            vstore_f64(sums, at, s)
-            vstore_f64(squares, at, q)
+            vstore(F64, sums, at, s)
+            vstore(F64, squares, at, q)
 
 
 @device
@@ -225,8 +218,8 @@ def contiguous_moments(dtype, desc, n, chunk):
     size, partials = item_size(dtype), partials_of(desc, n, chunk)
     x = address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
     total, squares = moments(dtype, x, positions_of(desc, chunk) * desc.channels, size)
-    store_f64(partials, 0, total)
-    store_f64(partials, desc.padded_channels, squares)
+    store(F64, partials, 0, total)
+    store(F64, partials, desc.padded_channels, squares)
 
 
 # Results.
@@ -242,15 +235,15 @@ def _streams(desc, at):
 def _prefetch_result(dtype, desc, at, stream):
     """Prefetch the cache lines of a large result that are stored through the caches."""
     if desc.is_large != 0 and not stream:
-        prefetch_channels(dtype, at.result + COLUMN_RUN * at.result_step)
+        prefetch_channels(dtype, at.result + limits.COLUMN_RUN * at.result_step)
 
 
 @inline
 def _gradient_columns(dtype, desc, at, positions, k, count, stream):
     """Compute grad_input of 32 channels at some positions; k has the coefficients of either half of the channels."""
     for _ in range(positions):
-        prefetch_channels(dtype, at.grad_out + COLUMN_RUN * at.grad_out_step)
-        prefetch_channels(dtype, at.input + COLUMN_RUN * at.input_step)
+        prefetch_channels(dtype, at.grad_out + limits.COLUMN_RUN * at.grad_out_step)
+        prefetch_channels(dtype, at.input + limits.COLUMN_RUN * at.input_step)
         _prefetch_result(dtype, desc, at, stream)
         g, v = load_some(dtype, at.grad_out, 0, count), load_some(dtype, at.input, 0, count)
         store_result(dtype, at.result, 0, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
@@ -258,11 +251,11 @@ def _gradient_columns(dtype, desc, at, positions, k, count, stream):
 
 
 @device
-def gradient_columns(dtype, desc, n, chunk, first, last, coefficients):
+def compute_gradients(dtype, desc, n, chunk, first, last, coefficients):
     """Compute grad_input at positions [first, last) of a chunk."""
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, position = channels & ~31, channels & 31, chunk * desc.chunk_positions
-    run = OUTPUT_RUN if size * desc.input.position_stride % CONFLICTING_STRIDE == 0 else COLUMN_RUN
+    run = limits.OUTPUT_RUN if size * desc.input.position_stride % limits.CONFLICTING_STRIDE == 0 else limits.COLUMN_RUN
     for start in range(position + first, position + last, run):
         at, positions = _cursor(desc, size, n, start), min(run, position + last - start)
         stream = _streams(desc, at)
@@ -279,7 +272,7 @@ def _output_columns(dtype, desc, at, positions, k, count, stream):
     """Compute the output of 32 channels at some positions; k has the coefficients of either half of the channels."""
     for _ in range(positions):
         if item_size(dtype) == 2:
-            prefetch_channels(dtype, at.input + PREFETCH_POSITIONS * at.input_step)
+            prefetch_channels(dtype, at.input + limits.PREFETCH_POSITIONS * at.input_step)
         _prefetch_result(dtype, desc, at, stream)
         v = load_some(dtype, at.input, 0, count)
         store_result(dtype, at.result, 0, output(v[0], k[0]), output(v[1], k[1]), count, stream)
@@ -287,14 +280,14 @@ def _output_columns(dtype, desc, at, positions, k, count, stream):
 
 
 @device
-def output_columns(dtype, desc, n, chunk, first, last, coefficients):
+def compute_outputs(dtype, desc, n, chunk, first, last, coefficients):
     """Compute the output at positions [first, last) of a chunk."""
     size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
     whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)
     stream = _streams(desc, at)
-    one_by_one = size == 4 and channels > POSITIONWISE_CHANNELS
+    one_by_one = size == 4 and channels > limits.POSITIONWISE_CHANNELS
     while first < last:
-        positions = 1 if one_by_one else min(OUTPUT_RUN, last - first)
+        positions = 1 if one_by_one else min(limits.OUTPUT_RUN, last - first)
         for c in range(0, whole, 32):
             k = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)
             if one_by_one:  # a constant, which makes coefficients operands in memory

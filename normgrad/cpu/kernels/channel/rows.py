@@ -6,16 +6,16 @@ channels. A chunk's sums go to its partials, one of each kind per channel.
 
 import numpy as np
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline
-from normgrad.cpu.intrinsics.memory import item_size, load, store_f64
+from normgrad.cpu.intrinsics.memory import item_size, load, store
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
-from normgrad.cpu.kernels.channel.access import Cursor, address_of, moved, partials_of, positions_of
+from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, output, splat_four, splat_six
 from normgrad.cpu.kernels.common.reduce import merged, moments
-from normgrad.cpu.kernels.common.results import is_streamed, store_result
-from normgrad.cpu.limits import FLOAT64_TERMS, SHORT_ROW
-from normgrad.cpu.tags import F32
+from normgrad.cpu.kernels.common.tensors import Cursor, is_streamed, moved, store_result
+from normgrad.cpu.tags import F32, F64
 
 _TOGETHER = 4  # rows whose lanes are added up together
 
@@ -57,7 +57,7 @@ def _output_row(dtype, at, count, k, stream):
 
 
 @device
-def gradient_rows(dtype, desc, chunk, coefficients):
+def compute_gradients(dtype, desc, chunk, coefficients):
     """Compute grad_input of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
@@ -67,7 +67,7 @@ def gradient_rows(dtype, desc, chunk, coefficients):
 
 
 @device
-def output_rows(dtype, desc, chunk, coefficients):
+def compute_outputs(dtype, desc, chunk, coefficients):
     """Compute the output of a chunk."""
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     for c in range(chunk.first, chunk.last):
@@ -77,7 +77,7 @@ def output_rows(dtype, desc, chunk, coefficients):
 
 
 @device
-def moments_rows(dtype, desc, chunk):
+def compute_moments(dtype, desc, chunk):
     """Compute the sum and M2 of all elements of a chunk, to the partials of its first channel."""
     n, first, last, part = chunk
     position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
@@ -91,8 +91,8 @@ def moments_rows(dtype, desc, chunk):
         total, squares = merged(total, squares, np.float64(done), other, others, np.float64(count))
         done += count
     partials = partials_of(desc, n, part)
-    store_f64(partials, first, total)
-    store_f64(partials, first + desc.padded_channels, squares)
+    store(F64, partials, first, total)
+    store(F64, partials, first + desc.padded_channels, squares)
 
 
 @inline
@@ -186,19 +186,19 @@ def _four_short_rows(dtype, at, count, scale, shifts, sums, sums_x):
 
 
 @device
-def sum_rows(dtype, desc, chunk, scale, shift, shifts):
+def compute_sums(dtype, desc, chunk, scale, shift, shifts):
     """Sum grad_out, and grad_out*deviation, over the rows of a chunk, to its partials.
 
     Either all rows have one `shift` (GroupNorm), or `shifts` is the address of one for each channel (BatchNorm, where a
     row's sums are results themselves).
     """
     at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
-    in_float64 = shifts != 0 and desc.samples * desc.positions <= FLOAT64_TERMS
+    in_float64 = shifts != 0 and desc.samples * desc.positions <= limits.FLOAT64_TERMS
     four = shift, shift, shift, shift
     sums = partials_of(desc, chunk.n, chunk.part)
     sums_x = sums + 8 * desc.padded_channels
     c = chunk.first
-    while count <= SHORT_ROW and not in_float64 and c + _TOGETHER <= chunk.last:
+    while count <= limits.SHORT_ROW and not in_float64 and c + _TOGETHER <= chunk.last:
         if shifts != 0:
             own = shifts + 4 * c
             four = load(F32, own, 0), load(F32, own, 1), load(F32, own, 2), load(F32, own, 3)
@@ -209,7 +209,7 @@ def sum_rows(dtype, desc, chunk, scale, shift, shifts):
         if shifts != 0:
             shift = load(F32, shifts, c)
         total, total_x = _lane_sums(dtype, at, count, scale, shift, in_float64)
-        store_f64(sums, c, hsum(total))
-        store_f64(sums_x, c, hsum(total_x))
+        store(F64, sums, c, hsum(total))
+        store(F64, sums_x, c, hsum(total_x))
         at = moved(at, 1)
         c += 1

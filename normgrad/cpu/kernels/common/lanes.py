@@ -9,11 +9,11 @@ holds positions of one channel, and channels keep their order.
 import numpy as np
 
 from normgrad.cpu.compile.jit import device
-from normgrad.cpu.intrinsics.memory import load_f64, load_i32, store
+from normgrad.cpu.intrinsics.memory import load, load_i32, store
 from normgrad.cpu.intrinsics.pairs import code_of, is_bfloat16, load_ordered, load_pair, store_ordered, store_pair
-from normgrad.cpu.intrinsics.vectors import narrow, splat_f32, vload_f64, vstore
+from normgrad.cpu.intrinsics.vectors import narrow, splat_f32, vload, vstore
 from normgrad.cpu.kernels.copy import load_by_code, store_rounded_once
-from normgrad.cpu.tags import CODE_F32, CODE_I32, F32
+from normgrad.cpu.tags import CODE_F32, CODE_I32, F32, F64
 
 
 @device
@@ -81,11 +81,11 @@ def from_lanes(dtype, paired, vector, first, last, source):
     if vector.address == 0:
         return
     if vector.stride == 1 and vector.dtype == CODE_F32 and last - first == 32:
-        low, high = narrow(vload_f64(source, 0)), narrow(vload_f64(source, 16))
+        low, high = narrow(vload(F64, source, 0)), narrow(vload(F64, source, 16))
         if paired:
             store_ordered(dtype, vector.address, first, low, high)
         else:
             store_pair(F32, vector.address, first, low, high)
         return
     for k in range(first, last):
-        store_element(vector, k, load_f64(source, lane_of(dtype, paired, k - first)))
+        store_element(vector, k, load(F64, source, lane_of(dtype, paired, k - first)))

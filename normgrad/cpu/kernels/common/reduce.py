@@ -14,11 +14,12 @@ bits do not depend on the thread that computed one.
 
 import numpy as np
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, load
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_or
-from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f64, vload_f64, vstore_f64, widen
-from normgrad.cpu.limits import SEGMENT
+from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f64, vload, vstore, widen
+from normgrad.cpu.tags import F64
 
 
 @inline
@@ -61,9 +62,9 @@ def _segment_moments(dtype, x, n):
 @device
 def moments(dtype, x, n, size):
     """Return the sum and M2 of n > 0 elements of `size` bytes."""
-    total, squares = _segment_moments(dtype, x, min(n, SEGMENT))
-    for first in range(SEGMENT, n, SEGMENT):
-        count = min(n - first, SEGMENT)
+    total, squares = _segment_moments(dtype, x, min(n, limits.SEGMENT))
+    for first in range(limits.SEGMENT, n, limits.SEGMENT):
+        count = min(n - first, limits.SEGMENT)
         other, others = _segment_moments(dtype, x + first * size, count)
         total, squares = merged(total, squares, np.float64(first), other, others, np.float64(count))
     return total, squares
@@ -96,13 +97,13 @@ def sum_partials(first, count, step, pitch):
     zero, at = splat_f64(0.0), first
     a0, a1, b0, b1 = zero, zero, zero, zero
     for _ in range(count):
-        a0, a1 = a0 + vload_f64(at, 0), a1 + vload_f64(at, 16)
-        b0, b1 = b0 + vload_f64(at, pitch), b1 + vload_f64(at, pitch + 16)
+        a0, a1 = a0 + vload(F64, at, 0), a1 + vload(F64, at, 16)
+        b0, b1 = b0 + vload(F64, at, pitch), b1 + vload(F64, at, pitch + 16)
         at += step
-    vstore_f64(first, 0, a0)
-    vstore_f64(first, 16, a1)
-    vstore_f64(first, pitch, b0)
-    vstore_f64(first, pitch + 16, b1)
+    vstore(F64, first, 0, a0)
+    vstore(F64, first, 16, a1)
+    vstore(F64, first, pitch, b0)
+    vstore(F64, first, pitch + 16, b1)
 
 
 @inline
@@ -112,13 +113,13 @@ def merge_partials(desc, first, last, lane):
     start, step = desc.partials + 8 * (2 * first * desc.chunks * pitch + lane), 16 * pitch
     total, squares = splat_f64(0.0), splat_f64(0.0)
     for i in range((last - first) * desc.chunks):
-        total = total + vload_f64(start + i * step, 0)
+        total = total + vload(F64, start + i * step, 0)
     at = start
     for _ in range(last - first):
         for chunk in range(desc.chunks):
             count = np.float64(min(desc.chunk_positions, desc.positions - chunk * desc.chunk_positions))
             share = splat_f64(1.0 / (count * size * size))
-            apart = between(vload_f64(at, 0), splat_f64(count), total, splat_f64(size), share)
-            squares = squares + (vload_f64(at, pitch) + apart)
+            apart = between(vload(F64, at, 0), splat_f64(count), total, splat_f64(size), share)
+            squares = squares + (vload(F64, at, pitch) + apart)
             at += step
     return total, squares

@@ -4,71 +4,42 @@ Phases: the weight in lane order; for few long rows (`splits_columns`) the sums 
 blocks of rows or, for long rows, by chunks of columns, with partial weight gradients in float64; the sum of these.
 
 Within a block, rows come in groups of up to GROUP. A group's rows are summed (`sum_group`), then their gradients are
-computed (`rows_gradients`), tile by tile (:mod:`normgrad.cpu.kernels.layer_norm.backward_tile`), while they are in a
-cache. How rows are split depends on the shape alone.
+computed (`rows_gradients`) while they are in a cache, in tiles of up to TILE rows whose weight gradients are added up
+in registers. How rows are split depends on the shape alone.
 """
 
 from collections import namedtuple
 
 import numpy as np
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline, kernel
-from normgrad.cpu.descriptors import (
-    GROUP_SUMS,
-    MEANS,
-    MEANS_G,
-    MEANS_GX,
-    RSTDS,
-    SUMS_G,
-    SUMS_GX,
-    LayerNormBackward,
-)
-from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load, load_f64, stack_space, store, store_f64
-from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair, split_pair
-from normgrad.cpu.intrinsics.vectors import (
-    fma,
-    hsum,
-    narrow,
-    splat_f32,
-    splat_f64,
-    store_sums,
-    vload,
-    vload_f64,
-    vstore,
-    vstore_f64,
-    widen,
-)
+from normgrad.cpu.descriptors import GROUP_SUMS, MEANS, MEANS_G, MEANS_GX, RSTDS, SUMS_G, SUMS_GX, LayerNormBackward
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load, stack_space, store
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair, split_pair, stream_pair
+from normgrad.cpu.intrinsics.vectors import fma, hsum, narrow, splat_f32, splat_f64, store_sums, vload, vstore, widen
 from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
+from normgrad.cpu.kernels.common.tensors import Cursor, load_some, moved, store_result
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
-from normgrad.cpu.kernels.layer_norm.backward_short_rows import SHORT, short_tile_gradients, sum_short_rows
-from normgrad.cpu.kernels.layer_norm.backward_tile import (
-    FETCH,
-    NO_STORE,
-    STORE,
-    STREAM,
-    Ahead,
-    GroupRows,
-    add_sums,
-    tile_gradients,
-)
-from normgrad.cpu.kernels.layer_norm.rows import Rows, copy_rows, row_address, rows_from, uniform_rows
-from normgrad.cpu.limits import (
-    COLUMN_CHUNK,
-    GROUP,
-    PREFETCH_BYTES,
-    REDUCED_COLUMNS,
-    SEGMENT,
-    STAGED_ROWS,
-    STRIP,
-    TILE,
-)
-from normgrad.cpu.tags import CODE_F32, F32
+from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
+from normgrad.cpu.tags import CODE_F32, F32, F64
 
+#: What becomes of grad_input: it is not wanted; it is stored; its cache lines are prefetched, since it is large, and it
+#: is stored; or it is stored past the caches.
+NO_STORE, STORE, FETCH, STREAM = range(4)
+
+#: Some rows of a group: where they are, how many, and the first one's number r in the group; the group's scratch memory
+#: with its statistics, and the float32 sums of its weight gradients.
+GroupRows = namedtuple("GroupRows", "rows count r scratch sums")
+#: How many bytes ahead a tile prefetches: 0 for an input that is in a cache; grad_input for FETCH alone.
+Ahead = namedtuple("Ahead", "grad_out input grad_input")
 #: Columns [first, last) of some rows, and where their partial weight gradients are added up.
 Part = namedtuple("Part", "first last dw db")
 
-_lanes = stack_space(2 * GROUP * 16 * 8)
+_lanes = stack_space(2 * limits.GROUP * 16 * 8)
+
+# Sums along rows.
 
 
 @inline
@@ -128,7 +99,7 @@ def _is_float32(vector):
 @device
 def load_statistics(desc, row, rows, scratch, r):
     """Store mean and rstd of rows from `row` on in the scratch, from the group's row r on."""
-    if rows == GROUP and _is_float32(desc.mean) and _is_float32(desc.rstd):
+    if rows == limits.GROUP and _is_float32(desc.mean) and _is_float32(desc.rstd):
         vstore(F32, scratch + MEANS, r, vload(F32, desc.mean.address, row))
         vstore(F32, scratch + RSTDS, r, vload(F32, desc.rstd.address, row))
         return
@@ -140,28 +111,28 @@ def load_statistics(desc, row, rows, scratch, r):
 @device
 def read_sums(desc, row, rows, scratch, r):
     """Add up the sums of the segments of rows."""
-    segments = (desc.columns + SEGMENT - 1) // SEGMENT
+    segments = (desc.columns + limits.SEGMENT - 1) // limits.SEGMENT
     for i in range(rows):
         s1, s2 = 0.0, 0.0
         for at in range(2 * (row + i) * segments, 2 * (row + i + 1) * segments, 2):
-            s1, s2 = s1 + load_f64(desc.row_sums, at), s2 + load_f64(desc.row_sums, at + 1)
-        store_f64(scratch + SUMS_G, r + i, s1)
-        store_f64(scratch + SUMS_GX, r + i, s2)
+            s1, s2 = s1 + load(F64, desc.row_sums, at), s2 + load(F64, desc.row_sums, at + 1)
+        store(F64, scratch + SUMS_G, r + i, s1)
+        store(F64, scratch + SUMS_GX, r + i, s2)
 
 
 @inline
 def _add_lanes(lanes, first, last, sums):
     """Add up the lanes of TILE rows; the last row takes the place of those that are not there."""
-    a, b = vload_f64(lanes, 16 * first), vload_f64(lanes, 16 * min(first + 1, last))
-    c, d = vload_f64(lanes, 16 * min(first + 2, last)), vload_f64(lanes, 16 * min(first + 3, last))
+    a, b = vload(F64, lanes, 16 * first), vload(F64, lanes, 16 * min(first + 1, last))
+    c, d = vload(F64, lanes, 16 * min(first + 2, last)), vload(F64, lanes, 16 * min(first + 3, last))
     store_sums(sums + 8 * first, a, b, c, d)
 
 
 @inline
 def _sum_segment(dtype, desc, rows, count, i, first, scratch, r):
     """Sum a segment of row i of `count` rows, in 16 lanes. Prefetch the input of the next rows."""
-    d, x = rows.grad_out + i * rows.grad_out_pitch, rows.input + i * rows.input_pitch
-    last, ahead = min(desc.columns, first + SEGMENT), x + count * rows.input_pitch
+    d, x = rows.grad_out + i * rows.grad_out_step, rows.input + i * rows.input_step
+    last, ahead = min(desc.columns, first + limits.SEGMENT), x + count * rows.input_step
     statistics = load(F32, scratch + MEANS, r + i), load(F32, scratch + RSTDS, r + i)
     return lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, ahead)
 
@@ -172,16 +143,206 @@ def sum_group(dtype, desc, rows, count, scratch, r):
     lanes, sums, sums_x = _lanes(), scratch + SUMS_G + 8 * r, scratch + SUMS_GX + 8 * r
     for i in range(count):  # all rows first: the sum over a row's lanes would wait for its columns
         a, b = _sum_segment(dtype, desc, rows, count, i, 0, scratch, r)
-        vstore_f64(lanes, 16 * i, a)
-        vstore_f64(lanes, 16 * (GROUP + i), b)
-    for i in range(0, count, TILE):
+        vstore(F64, lanes, 16 * i, a)
+        vstore(F64, lanes, 16 * (limits.GROUP + i), b)
+    for i in range(0, count, limits.TILE):
         _add_lanes(lanes, i, count - 1, sums)
-        _add_lanes(lanes + 128 * GROUP, i, count - 1, sums_x)
-    for first in range(SEGMENT, desc.columns, SEGMENT):
+        _add_lanes(lanes + 128 * limits.GROUP, i, count - 1, sums_x)
+    for first in range(limits.SEGMENT, desc.columns, limits.SEGMENT):
         for i in range(count):
             a, b = _sum_segment(dtype, desc, rows, count, i, first, scratch, r)
-            store_f64(sums, i, load_f64(sums, i) + hsum(a))
-            store_f64(sums_x, i, load_f64(sums_x, i) + hsum(b))
+            store(F64, sums, i, load(F64, sums, i) + hsum(a))
+            store(F64, sums_x, i, load(F64, sums_x, i) + hsum(b))
+
+
+# Tiles: up to TILE rows of a group whose row sums are known.
+
+
+@inline
+def splat_of(scratch, parameter, r):
+    return splat_f32(load(F32, scratch + parameter, r))
+
+
+@inline
+def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
+    """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
+    mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
+    mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
+    x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
+    if begins:
+        sums = (d[0] * x0, d[1] * x1, d[0], d[1])
+    else:
+        sums = (fma(d[0], x0, s[0]), fma(d[1], x1, s[1]), s[2] + d[0], s[3] + d[1])
+    # The two means, usually small, are added first, so that g is rounded once.
+    o0, o1 = fma(d[0], w0, -fma(x0, mean_gx, mean_g)), fma(d[1], w1, -fma(x1, mean_gx, mean_g))
+    return o0 * rstd, o1 * rstd, sums
+
+
+@inline
+def keep_sums(sums, i, s, begins):
+    """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
+    w0, w1, b0, b1 = s
+    if not begins:
+        w0, w1 = w0 + vload(F32, sums, 2 * i), w1 + vload(F32, sums, 2 * i + 16)
+        b0, b1 = b0 + vload(F32, sums, 2 * i + 32), b1 + vload(F32, sums, 2 * i + 48)
+    vstore(F32, sums, 2 * i, w0)
+    vstore(F32, sums, 2 * i + 16, w1)
+    vstore(F32, sums, 2 * i + 32, b0)
+    vstore(F32, sums, 2 * i + 48, b1)
+
+
+@inline
+def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store):
+    """Compute 32 columns from j on, or the first `columns` of them, of `count` rows."""
+    grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
+    w0, w1, zero = vload(F32, weight, j), vload(F32, weight, j + 16), splat_f32(np.float32(0))
+    s = (zero, zero, zero, zero)
+    for r in range(count):
+        d, v = load_some(dtype, grad_out + r * go_pitch, j, columns), load_some(dtype, x + r * x_pitch, j, columns)
+        prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
+        if ahead.input:
+            prefetch_pair(dtype, x + ahead.input + r * x_pitch, j)
+        if store == FETCH:
+            prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
+        o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
+        if store != NO_STORE:
+            store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, columns, store == STREAM)
+    keep_sums(tile.sums, j - first, s, tile.r == 0)
+
+
+@inline
+def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
+    j = first
+    while j + 32 <= last:
+        _columns_of_tile(dtype, tile, count, first, j, 32, weight, ahead, store)
+        j += 32
+    return j
+
+
+@device
+def tile_gradients(dtype, tile, first, last, weight, ahead, store):
+    """Compute columns [first, last) of up to TILE rows.
+
+    Add their terms of the weight gradients, in float32, to the group's sums.
+    """
+    if tile.count == limits.TILE and store == STREAM:  # constants, for which LLVM unrolls the loop over rows
+        j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, STREAM)
+    elif tile.count == limits.TILE and store == FETCH:
+        j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, FETCH)
+    elif tile.count == limits.TILE and store == STORE:
+        j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, STORE)
+    else:
+        j = _whole_pairs(dtype, tile, tile.count, first, last, weight, ahead, store)
+    if j < last:
+        _columns_of_tile(dtype, tile, tile.count, first, j, last - j, weight, ahead, store)
+
+
+@inline
+def _float64_sums_pair(dtype, group, j, count, dw, db, lane):
+    """Add the rows' terms of both weight gradients of 32 columns, in float64."""
+    grad_out, go_pitch, x, x_pitch, _, _ = group.rows
+    w0, w1 = vload(F64, dw, lane), vload(F64, dw, lane + 16)
+    b0, b1 = vload(F64, db, lane), vload(F64, db, lane + 16)
+    for r in range(group.count):
+        d = load_pair_first(dtype, grad_out + r * go_pitch, j, count)
+        v = load_pair_first(dtype, x + r * x_pitch, j, count)
+        m = splat_f64(np.float64(load(F32, group.scratch + MEANS, r)))
+        s = splat_f64(np.float64(load(F32, group.scratch + RSTDS, r)))
+        d0, d1 = widen(d[0]), widen(d[1])
+        w0, w1 = fma(d0, (widen(v[0]) - m) * s, w0), fma(d1, (widen(v[1]) - m) * s, w1)
+        b0, b1 = b0 + d0, b1 + d1
+    vstore(F64, dw, lane, w0)
+    vstore(F64, dw, lane + 16, w1)
+    vstore(F64, db, lane, b0)
+    vstore(F64, db, lane + 16, b1)
+
+
+@inline
+def _add_sums_pair(sums, dw, db, lane):
+    """Add the group's float32 sums of 32 columns."""
+    vstore(F64, dw, lane, vload(F64, dw, lane) + widen(vload(F32, sums, 0)))
+    vstore(F64, dw, lane + 16, vload(F64, dw, lane + 16) + widen(vload(F32, sums, 16)))
+    vstore(F64, db, lane, vload(F64, db, lane) + widen(vload(F32, sums, 32)))
+    vstore(F64, db, lane + 16, vload(F64, db, lane + 16) + widen(vload(F32, sums, 48)))
+
+
+@device
+def add_sums(dtype, in_float64, group, first, last, part):
+    """Add the sums of a group of rows over columns [first, last) to those of its part, in float64.
+
+    Where there are few rows in all, the terms too are computed in float64.
+    """
+    for j in range(first, last, 32):
+        if in_float64:
+            _float64_sums_pair(dtype, group, j, min(32, last - j), part.dw, part.db, j - part.first)
+        else:
+            _add_sums_pair(group.sums + 8 * (j - first), part.dw, part.db, j - part.first)
+
+
+# Rows of 16 float32 columns, each a single vector: 1.8 times as fast as tiles (Zen 5).
+
+SHORT = 16
+
+
+@inline
+def _short_x_hat(rows, scratch, r, i):
+    x = vload(F32, rows.input + i * rows.input_step, 0) - splat_of(scratch, MEANS, r + i)
+    return x * splat_of(scratch, RSTDS, r + i)
+
+
+@inline
+def _short_terms(w, rows, scratch, r, i):
+    g = vload(F32, rows.grad_out + i * rows.grad_out_step, 0) * w
+    return widen(g), widen(g * _short_x_hat(rows, scratch, r, i))
+
+
+@device
+def sum_short_rows(weight, rows, count, scratch, r):
+    """Sum rows, which are those from r on of their group."""
+    w, last = vload(F32, weight, 0), count - 1
+    for i in range(0, count, limits.TILE):  # the last row takes the place of those that are not there
+        a0, b0 = _short_terms(w, rows, scratch, r, i)
+        a1, b1 = _short_terms(w, rows, scratch, r, min(i + 1, last))
+        a2, b2 = _short_terms(w, rows, scratch, r, min(i + 2, last))
+        a3, b3 = _short_terms(w, rows, scratch, r, min(i + 3, last))
+        store_sums(scratch + SUMS_G + 8 * (r + i), a0, a1, a2, a3)
+        store_sums(scratch + SUMS_GX + 8 * (r + i), b0, b1, b2, b3)
+
+
+@inline
+def _short_gradient(w, tile, i):
+    """Return a row's grad_input, x_hat and grad_out."""
+    rows, scratch, r = tile.rows, tile.scratch, tile.r
+    d, x_hat = vload(F32, rows.grad_out + i * rows.grad_out_step, 0), _short_x_hat(rows, scratch, r, i)
+    means = fma(x_hat, splat_of(scratch, MEANS_GX, r + i), splat_of(scratch, MEANS_G, r + i))
+    return fma(d, w, -means) * splat_of(scratch, RSTDS, r + i), x_hat, d
+
+
+@device
+def short_tile_gradients(weight, tile, ahead, store):
+    """Compute TILE rows, and add their terms to the sums of their group. Prefetch so many rows ahead."""
+    w, zero, rows = vload(F32, weight, 0), splat_f32(np.float32(0)), tile.rows
+    out, pitch = rows.result, rows.result_step
+    for i in range(0, limits.TILE, 2):
+        prefetch_pair(F32, rows.grad_out + (ahead + i) * rows.grad_out_step, 0)
+        prefetch_pair(F32, rows.input + (ahead + i) * rows.input_step, 0)
+    o0, x0, d0 = _short_gradient(w, tile, 0)
+    o1, x1, d1 = _short_gradient(w, tile, 1)
+    o2, x2, d2 = _short_gradient(w, tile, 2)
+    o3, x3, d3 = _short_gradient(w, tile, 3)
+    if store == STREAM and pitch == 4 * SHORT:
+        stream_pair(F32, out, 0, o0, o1)
+        stream_pair(F32, out, 2 * SHORT, o2, o3)
+    else:
+        vstore(F32, out, 0, o0)
+        vstore(F32, out + pitch, 0, o1)
+        vstore(F32, out + 2 * pitch, 0, o2)
+        vstore(F32, out + 3 * pitch, 0, o3)
+    dw, db = fma(d3, x3, fma(d2, x2, fma(d1, x1, d0 * x0))), ((d0 + d1) + d2) + d3
+    keep_sums(tile.sums, 0, (dw, zero, db, zero), tile.r == 0)
+
+
+# Groups of rows, and the phases.
 
 
 @device
@@ -198,8 +359,8 @@ def prepare_rows(dtype, desc, row, rows, count, scratch, r):
     else:
         sum_group(dtype, desc, rows, count, scratch, r)
     per_column = splat_f64(1.0 / n)
-    vstore(F32, scratch + MEANS_G, r, narrow(vload_f64(scratch + SUMS_G, r) * per_column))
-    vstore(F32, scratch + MEANS_GX, r, narrow(vload_f64(scratch + SUMS_GX, r) * per_column))
+    vstore(F32, scratch + MEANS_G, r, narrow(vload(F64, scratch + SUMS_G, r) * per_column))
+    vstore(F32, scratch + MEANS_GX, r, narrow(vload(F64, scratch + SUMS_GX, r) * per_column))
 
 
 @inline
@@ -218,17 +379,17 @@ def rows_gradients(dtype, desc, these, first, last):
     """Compute columns [first, last) of rows of a group that are prepared."""
     rows, count, store = these.rows, these.count, store_of(desc)
     short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
-    for i in range(0, count, TILE):
-        tile = GroupRows(rows_from(rows, i), min(TILE, count - i), these.r + i, these.scratch, these.sums)
+    for i in range(0, count, limits.TILE):
+        tile = GroupRows(moved(rows, i), min(limits.TILE, count - i), these.r + i, these.scratch, these.sums)
         # The next rows; of the input, the sums have prefetched them.
         next_rows, next_bytes, next_input = count, 0, 0
         if desc.splits_columns != 0:
-            next_rows = TILE if i + TILE < count else -i
-            next_bytes = 0 if i + TILE < count else STRIP * item_size(dtype)
-            next_input = next_rows * rows.input_pitch + next_bytes
-        next_result = next_rows * rows.grad_input_pitch + next_bytes
-        ahead = Ahead(next_rows * rows.grad_out_pitch + next_bytes, next_input, next_result)
-        if short and tile.count == TILE:
+            next_rows = limits.TILE if i + limits.TILE < count else -i
+            next_bytes = 0 if i + limits.TILE < count else limits.STRIP * item_size(dtype)
+            next_input = next_rows * rows.input_step + next_bytes
+        next_result = next_rows * rows.result_step + next_bytes
+        ahead = Ahead(next_rows * rows.grad_out_step + next_bytes, next_input, next_result)
+        if short and tile.count == limits.TILE:
             short_tile_gradients(desc.weight_lanes, tile, count, store)
         else:
             tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
@@ -243,11 +404,11 @@ def run_group(dtype, desc, row, rows, count, part, scratch):
     """
     cached, want_sums = desc.cached_rows, (desc.wants_weight | desc.wants_bias) != 0
     for r in range(0, count, cached):
-        here, some = rows_from(rows, r), min(cached, count - r)
+        here, some = moved(rows, r), min(cached, count - r)
         prepare_rows(dtype, desc, row + r, here, some, scratch, r)
-        for j in range(part.first, part.last, STRIP):
-            end, sums = min(part.last, j + STRIP), scratch + GROUP_SUMS
-            if cached < GROUP:
+        for j in range(part.first, part.last, limits.STRIP):
+            end, sums = min(part.last, j + limits.STRIP), scratch + GROUP_SUMS
+            if cached < limits.GROUP:
                 sums += 8 * (j - part.first)
             rows_gradients(dtype, desc, GroupRows(here, some, r, scratch, sums), j, end)
             if want_sums and r + cached >= count:
@@ -264,19 +425,19 @@ def process_rows(dtype, desc, first_row, last_row, part, scratch):
     copies = scratch + GROUP_SUMS + desc.group_sums_size
     row = first_row
     while row < last_row:
-        rows = uniform_rows(desc.row_axes, row, min(STAGED_ROWS if pitch else GROUP, last_row - row))
+        rows = uniform_rows(desc.row_axes, row, min(limits.STAGED_ROWS if pitch else limits.GROUP, last_row - row))
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
         result = o = row_address(desc.grad_input, desc.row_axes, row)
         dp, xp, op = desc.grad_out.strides.inner, desc.input.strides.inner, desc.grad_input.strides.inner
         if pitch:
-            copy_d, copy_x, inner = copies, copies + STAGED_ROWS * pitch, (pitch // size, 1)
+            copy_d, copy_x, inner = copies, copies + limits.STAGED_ROWS * pitch, (pitch // size, 1)
             copy_rows(dtype, d, (dp // size, desc.grad_out.column_stride), copy_d, inner, rows, n)
             copy_rows(dtype, x, (xp // size, desc.input.column_stride), copy_x, inner, rows, n)
-            d, x, o = copy_d, copy_x, copies + 2 * STAGED_ROWS * pitch
+            d, x, o = copy_d, copy_x, copies + 2 * limits.STAGED_ROWS * pitch
             dp, xp, op = pitch, pitch, pitch
-        for r in range(0, rows, GROUP):
-            group = rows_from(Rows(d, dp, x, xp, o, op), r)
-            run_group(dtype, desc, row + r, group, min(GROUP, rows - r), part, scratch)
+        for r in range(0, rows, limits.GROUP):
+            group = moved(Cursor(d, dp, x, xp, o, op), r)
+            run_group(dtype, desc, row + r, group, min(limits.GROUP, rows - r), part, scratch)
         if pitch and desc.wants_input:
             strides = desc.grad_input.strides.inner // size, desc.grad_input.column_stride
             copy_rows(dtype, o, (pitch // size, 1), result, strides, rows, n)
@@ -286,7 +447,7 @@ def process_rows(dtype, desc, first_row, last_row, part, scratch):
 @device
 def zero_f64(address, count):
     for i in range(0, count, 16):
-        vstore_f64(address, i, splat_f64(0.0))
+        vstore(F64, address, i, splat_f64(0.0))
 
 
 @device
@@ -302,17 +463,17 @@ def order_weight(dtype, desc):
 def sum_segments(dtype, desc):
     """Phase 2, for few long rows: sum them, a segment at a time."""
     n, done = desc.columns, 0
-    segments = (n + SEGMENT - 1) // SEGMENT
+    segments = (n + limits.SEGMENT - 1) // limits.SEGMENT
     items = desc.rows * segments if desc.wants_input and desc.splits_columns else 0
     i = take_next(desc.row_sum_phase)
     while i < items:
-        row, first = i // segments, (i % segments) * SEGMENT
+        row, first = i // segments, (i % segments) * limits.SEGMENT
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
-        last = min(n, first + SEGMENT)
+        last = min(n, first + limits.SEGMENT)
         statistics = np.float32(load_element(desc.mean, row)), np.float32(load_element(desc.rstd, row))
-        s1, s2 = lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, x + PREFETCH_BYTES)
-        store_f64(desc.row_sums, 2 * i, hsum(s1))
-        store_f64(desc.row_sums, 2 * i + 1, hsum(s2))
+        s1, s2 = lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, x + limits.PREFETCH_BYTES)
+        store(F64, desc.row_sums, 2 * i, hsum(s1))
+        store(F64, desc.row_sums, 2 * i + 1, hsum(s2))
         done += 1
         i = take_next(desc.row_sum_phase)
     finish_phase(desc.row_sum_phase, done, items)
@@ -324,13 +485,13 @@ def compute_gradients(dtype, desc, slot, scratch):
     m, n, splits_columns, done = desc.rows, desc.columns, desc.splits_columns != 0, 0
     padded = (n + 31) // 32 * 32
     want_sums = (desc.wants_weight | desc.wants_bias) != 0
-    items = (n + COLUMN_CHUNK - 1) // COLUMN_CHUNK if splits_columns else desc.blocks
+    items = (n + limits.COLUMN_CHUNK - 1) // limits.COLUMN_CHUNK if splits_columns else desc.blocks
     i = take(desc.gradient_phase, items, slot)
     while i < items:
         first_row, last_row, first, last = i * desc.block_rows, min(m, (i + 1) * desc.block_rows), 0, n
         dw = desc.partials + i * padded * 16
         if splits_columns:
-            first_row, last_row, first, last = 0, m, i * COLUMN_CHUNK, min(n, (i + 1) * COLUMN_CHUNK)
+            first_row, last_row, first, last = 0, m, i * limits.COLUMN_CHUNK, min(n, (i + 1) * limits.COLUMN_CHUNK)
             dw = desc.partials + first * 8
         db = dw + padded * 8
         if want_sums:
@@ -344,8 +505,8 @@ def compute_gradients(dtype, desc, slot, scratch):
 
 @device
 def _round_to_f32(address):
-    vstore_f64(address, 0, widen(narrow(vload_f64(address, 0))))
-    vstore_f64(address, 16, widen(narrow(vload_f64(address, 16))))
+    vstore(F64, address, 0, widen(narrow(vload(F64, address, 0))))
+    vstore(F64, address, 16, widen(narrow(vload(F64, address, 16))))
 
 
 @device
@@ -353,11 +514,11 @@ def reduce_partials(dtype, desc):
     """Phase 4: add up the partial weight gradients of the blocks, and write them."""
     n, done, blocks = desc.columns, 0, 1 if desc.splits_columns else desc.blocks
     padded = (n + 31) // 32 * 32
-    chunks = (n + REDUCED_COLUMNS - 1) // REDUCED_COLUMNS if desc.wants_weight | desc.wants_bias else 0
+    chunks = (n + limits.REDUCED_COLUMNS - 1) // limits.REDUCED_COLUMNS if desc.wants_weight | desc.wants_bias else 0
     is_16_bit = desc.grad_weight.dtype != CODE_F32 or desc.grad_bias.dtype != CODE_F32
     chunk = take_next(desc.reduce_phase)
     while chunk < chunks:
-        for j in range(chunk * REDUCED_COLUMNS, min(n, (chunk + 1) * REDUCED_COLUMNS), 32):
+        for j in range(chunk * limits.REDUCED_COLUMNS, min(n, (chunk + 1) * limits.REDUCED_COLUMNS), 32):
             dw, last = desc.partials + 8 * j, min(n, j + 32)
             if blocks != 1:
                 sum_partials(dw, blocks, 16 * padded, padded)

@@ -6,20 +6,20 @@ while the rows are in a cache.
 
 import numpy as np
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import LayerNormForward
-from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load_f64, stack_space, store_f64
+from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load, stack_space, store
 from normgrad.cpu.intrinsics.pairs import is_bfloat16, load_pair, load_pair_first, store_pair_first
-from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, vload, vload_f64, vstore_f64
+from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, vload, vstore
 from normgrad.cpu.kernels.common.lanes import store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
-from normgrad.cpu.kernels.common.results import is_streamed, store_result
+from normgrad.cpu.kernels.common.tensors import is_streamed, store_result
 from normgrad.cpu.kernels.common.work import finish_phase, is_first, take_next
 from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
-from normgrad.cpu.limits import ALIGNED_ROW, STAGED_ROWS, TILE, TOGETHER_COLUMNS
-from normgrad.cpu.tags import F32
+from normgrad.cpu.tags import F32, F64
 
-_sums, _lanes = stack_space(2 * TILE * 8), stack_space(TILE * 2 * 16 * 8)
+_sums, _lanes = stack_space(2 * limits.TILE * 8), stack_space(limits.TILE * 2 * 16 * 8)
 
 
 @inline
@@ -44,7 +44,7 @@ def normalise_row(dtype, desc, x, y, mean, rstd):
     high, factor = np.float32(mean), np.float32(rstd)
     rest, low = np.float32((high - mean) * rstd), np.float32(rstd - factor)
     k, n, size = (splat_f32(high), splat_f32(factor), splat_f32(low), splat_f32(rest)), desc.columns, item_size(dtype)
-    head = (-y & 63) // size if n * size >= ALIGNED_ROW and not is_bfloat16(dtype) else 0
+    head = (-y & 63) // size if n * size >= limits.ALIGNED_ROW and not is_bfloat16(dtype) else 0
     last = head + ((n - head) & ~31)
     if head > 0:
         a, b = _pair(dtype, desc, load_pair_first(dtype, x, 0, head), 0, k)
@@ -64,30 +64,30 @@ def sum_tile(dtype, x, pitch, rows, n, sums):
     lanes = _lanes()
     for r in range(rows):
         s, q = lane_moments(dtype, x + r * pitch, n, shift_of(dtype, x + r * pitch))
-        vstore_f64(lanes, 32 * r, s)
-        vstore_f64(lanes, 32 * r + 16, q)
+        vstore(F64, lanes, 32 * r, s)
+        vstore(F64, lanes, 32 * r + 16, q)
     for k in range(0, 32, 16):  # of rows that are not there nothing is read
-        a, b = vload_f64(lanes, k), vload_f64(lanes, k + 32)
-        store_sums(sums + 2 * k, a, b, vload_f64(lanes, k + 64), vload_f64(lanes, k + 96))
+        a, b = vload(F64, lanes, k), vload(F64, lanes, k + 32)
+        store_sums(sums + 2 * k, a, b, vload(F64, lanes, k + 64), vload(F64, lanes, k + 96))
     for r in range(rows):
         shift = np.float64(shift_of(dtype, x + r * pitch))
-        total, squares = about_mean(load_f64(sums, r), load_f64(sums, TILE + r), n, shift)
-        store_f64(sums, r, total)
-        store_f64(sums, TILE + r, squares)
+        total, squares = about_mean(load(F64, sums, r), load(F64, sums, limits.TILE + r), n, shift)
+        store(F64, sums, r, total)
+        store(F64, sums, limits.TILE + r, squares)
 
 
 @device
 def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch):
     """Process up to TILE rows, or one long row: the moments of all, then the output of each."""
     n, sums, total, squares = desc.columns, _sums(), 0.0, 0.0
-    together = 0 < n <= TOGETHER_COLUMNS
+    together = 0 < n <= limits.TOGETHER_COLUMNS
     if together:
         sum_tile(dtype, x, x_pitch, rows, n, sums)
     elif n > 0:
         total, squares = moments(dtype, x, n, item_size(dtype))
     for r in range(rows):
         if together:
-            total, squares = load_f64(sums, r), load_f64(sums, TILE + r)
+            total, squares = load(F64, sums, r), load(F64, sums, limits.TILE + r)
         mean, variance = total / n, squares / n
         rstd = 1.0 / np.sqrt(variance + desc.eps)
         store_element(desc.mean, row + r, mean)
@@ -110,15 +110,15 @@ def process_block(dtype, desc, block, scratch):
     """Process the rows of a block, strided ones through contiguous copies."""
     n, size, pitch = desc.columns, item_size(dtype), desc.staged_pitch
     row, last = block * desc.block_rows, min(desc.rows, (block + 1) * desc.block_rows)
-    at_once = TILE if n <= TOGETHER_COLUMNS else 1
+    at_once = limits.TILE if n <= limits.TOGETHER_COLUMNS else 1
     while row < last:
-        rows = uniform_rows(desc.row_axes, row, min(STAGED_ROWS, last - row))
+        rows = uniform_rows(desc.row_axes, row, min(limits.STAGED_ROWS, last - row))
         source = x = row_address(desc.input, desc.row_axes, row)
         target = y = row_address(desc.output, desc.row_axes, row)
         xp, yp = desc.input.strides.inner, desc.output.strides.inner
         if pitch:
             copy_rows(dtype, x, (xp // size, desc.input.column_stride), scratch, (pitch // size, 1), rows, n)
-            source, xp, target, yp = scratch, pitch, scratch + STAGED_ROWS * pitch, pitch
+            source, xp, target, yp = scratch, pitch, scratch + limits.STAGED_ROWS * pitch, pitch
         for r in range(0, rows, at_once):
             some = min(at_once, rows - r)
             forward_rows(dtype, desc, row + r, some, source + r * xp, xp, target + r * yp, yp)

@@ -1,26 +1,8 @@
 """Rows of LayerNorm: where they are, and strided rows through contiguous copies."""
 
-from collections import namedtuple
-
-from normgrad.cpu.compile.jit import device, inline
+from normgrad.cpu import limits
+from normgrad.cpu.compile.jit import device
 from normgrad.cpu.intrinsics.pairs import copy_element, prefetch_pair
-from normgrad.cpu.limits import PREFETCH_COLUMNS
-
-#: Where rows of LayerNorm backward begin in three tensors, and the bytes from one row to the next.
-Rows = namedtuple("Rows", "grad_out grad_out_pitch input input_pitch grad_input grad_input_pitch")
-
-
-@inline
-def rows_from(rows, r):
-    """Return the rows from row r on."""
-    return Rows(
-        rows.grad_out + r * rows.grad_out_pitch,
-        rows.grad_out_pitch,
-        rows.input + r * rows.input_pitch,
-        rows.input_pitch,
-        rows.grad_input + r * rows.grad_input_pitch,
-        rows.grad_input_pitch,
-    )
 
 
 @device
@@ -52,8 +34,8 @@ def copy_rows(dtype, source, source_strides, target, target_strides, rows, colum
     if source_row < source_column or target_row < target_column:
         for j in range(columns):
             x, y = source_column * j, target_column * j
-            prefetch_pair(dtype, source, x + PREFETCH_COLUMNS * source_column)
-            prefetch_pair(dtype, target, y + PREFETCH_COLUMNS * target_column)
+            prefetch_pair(dtype, source, x + limits.PREFETCH_COLUMNS * source_column)
+            prefetch_pair(dtype, target, y + limits.PREFETCH_COLUMNS * target_column)
             for r in range(rows):
                 copy_element(dtype, source, x + r * source_row, target, y + r * target_row)
         return

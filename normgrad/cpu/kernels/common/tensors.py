@@ -1,5 +1,8 @@
-"""Loads of 32 elements or of the end of a row, and stores of results, past the caches too."""
+"""The large tensors: where rows are read and written, loads of 32 elements, and stores, past the caches too."""
 
+from collections import namedtuple
+
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import inline
 from normgrad.cpu.intrinsics.memory import item_size
 from normgrad.cpu.intrinsics.pairs import (
@@ -10,7 +13,23 @@ from normgrad.cpu.intrinsics.pairs import (
     stream_pair,
     stream_vector,
 )
-from normgrad.cpu.limits import ALIGNED_ROW
+
+#: Where rows (LayerNorm), channels (rows of GroupNorm and BatchNorm) or positions (columns) are read and written, and
+#: the bytes to the next one.
+Cursor = namedtuple("Cursor", "grad_out grad_out_step input input_step result result_step")
+
+
+@inline
+def moved(at, steps):
+    """Go so many rows, channels or positions on."""
+    return Cursor(
+        at.grad_out + steps * at.grad_out_step,
+        at.grad_out_step,
+        at.input + steps * at.input_step,
+        at.input_step,
+        at.result + steps * at.result_step,
+        at.result_step,
+    )
 
 
 @inline
@@ -27,7 +46,7 @@ def is_streamed(is_large, address, row_bytes):
 
     Short rows only where all of them do: one in the middle of a line shares it with the row before.
     """
-    return is_large != 0 and address % 64 == 0 and (row_bytes % 64 == 0 or row_bytes >= ALIGNED_ROW)
+    return is_large != 0 and address % 64 == 0 and (row_bytes % 64 == 0 or row_bytes >= limits.ALIGNED_ROW)
 
 
 @inline
