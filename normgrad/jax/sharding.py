@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def varying_axes(*arrays: Any) -> frozenset[Any]:
@@ -47,4 +48,4 @@ def gathered(array: Any) -> Any:
     sharding = jax.typeof(array).sharding
     if all(axis is None for axis in sharding.spec):
         return array
-    return jax.sharding.reshard(array, sharding.update(spec=jax.sharding.PartitionSpec()))
+    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec()))
