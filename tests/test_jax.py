@@ -341,6 +341,35 @@ def test_under_shard_map() -> None:
     assert run_python(_SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4") == "right\n"
 
 
+_EXPLICITLY_SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+from normgrad.jax import group_norm, layer_norm
+
+jax.set_mesh(jax.make_mesh((2, 2), ("d", "e"), axis_types=(AxisType.Explicit,) * 2))
+whole, weight = jax.random.normal(jax.random.PRNGKey(0), (4, 6, 8)), jnp.linspace(0.5, 1.5, 8)
+norms = (
+    lambda x, weight: layer_norm(x, 8, weight, weight) ** 3,
+    lambda x, weight: group_norm(jnp.moveaxis(x, 2, 1), 4, weight, weight) ** 3,
+)
+for spec in (P("d"), P(None, "e"), P("d", "e"), P("e", None, "d")):
+    x = jax.sharding.reshard(whole, spec)
+    for norm in norms:
+        np.testing.assert_array_equal(norm(x, weight), norm(whole, weight))
+        for transform in (jax.grad, lambda *args: jax.jit(jax.grad(*args))):
+            found, expected = (transform(lambda *args: norm(*args).sum(), (0, 1))(data, weight) for data in (x, whole))
+            for one, other in zip(found, expected):
+                np.testing.assert_array_equal(one, other)
+            assert jax.typeof(found[0]) == jax.typeof(x), (jax.typeof(found[0]), jax.typeof(x))
+print("right")
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax.sharding, "reshard"), reason="this JAX cannot change how an array is sharded")
+def test_data_that_is_sharded_in_its_type() -> None:
+    assert run_python(_EXPLICITLY_SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4") == "right\n"
+
+
 @pytest.mark.parametrize("size", [np.int64(4), np.array(4), [np.int32(4)], (4,), 4])
 def test_normalized_shape_in_integers_of_any_kind(size: Any) -> None:
     np.testing.assert_array_equal(layer_norm(jnp.ones((2, 4)), size), np.zeros((2, 4)))

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from normgrad.contract.check import check
 from normgrad.contract.products import current_product
 from normgrad.jax.calls import call, layout_of, result, stand_ins
-from normgrad.jax.sharding import as_varying, varying_axes
+from normgrad.jax.sharding import as_varying, gathered, varying_axes
 from normgrad.operators import OPERATORS
 
 
@@ -122,7 +122,7 @@ def group_norm(
 
 def _arrays(operator: str, *values: Any) -> list[Any]:
     """The arguments as JAX's arrays. Inside shard_map all vary over the same axes of the mesh, as the output will."""
-    arrays = [None if value is None else jnp.asarray(value) for value in values]
+    arrays = [None if value is None else gathered(jnp.asarray(value)) for value in values]
     for name, array in zip(("input", "weight", "bias"), arrays, strict=True):
         if array is not None and not all(isinstance(size, int) for size in array.shape):
             raise NotImplementedError(

@@ -1,7 +1,9 @@
-"""Inside ``jax.shard_map``: over which axes of the mesh an array varies, as JAX tracks it in the array's type.
+"""What JAX tracks in the type of an array about the devices of a mesh.
 
-A foreign function's results count as the same on all devices unless they are marked otherwise. JAX 0.10 renamed the
-attribute and the cast.
+Inside ``jax.shard_map`` it is the axes of the mesh over which an array varies. A foreign function's results count as
+the same on all devices unless they are marked otherwise. JAX 0.10 renamed the attribute and the cast.
+
+Outside, on a mesh of explicit axes (the default of JAX 0.10), it is how an array is sharded.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def varying_axes(*arrays: Any) -> frozenset[Any]:
@@ -32,3 +35,17 @@ def as_varying(array: Any, axes: frozenset[Any]) -> Any:
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(array, missing, to="varying")
     return jax.lax.pvary(array, missing)
+
+
+def gathered(array: Any) -> Any:
+    """Return an array whose type says that it is sharded as one that every device has whole.
+
+    XLA cannot split a foreign function, and its results are sharded in no way, as the gradients of such arguments have
+    to be. The gradient of what this function returns becomes sharded as its argument is.
+    """
+    if not hasattr(jax.sharding, "reshard"):  # JAX before 0.7
+        return array
+    sharding = jax.typeof(array).sharding
+    if all(axis is None for axis in sharding.spec):
+        return array
+    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec()))

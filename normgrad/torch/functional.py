@@ -54,30 +54,23 @@ def layer_norm(
     autocast_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return ``torch.nn.functional.layer_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
+    output = None
     if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
         if why_not_layer_norm(input, normalized_shape, weight, bias) is None:
             return run_layer_norm(input, normalized_shape, weight, bias, eps, autocast_dtype)
         output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
-    elif (
-        _is_traceable(input, weight, bias, heuristics.layer_norm_is_slower)
-        and _layer_norm_problem(input, normalized_shape, weight, bias) is None
-    ):
-        output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    elif _is_traceable(input, weight, bias, heuristics.layer_norm_is_slower):
+        if _layer_norm_problem(input, normalized_shape, weight, bias) is None:
+            output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
     elif is_pending(input):
         return layer_norm(Wait.apply(input), normalized_shape, weight, bias, eps, autocast_dtype)
-    else:
-        output = None
-        if is_dtensor(input):
-            row_dims = input.dim() - len(normalized_shape)
-            output = norm_of_shards(
-                lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps, autocast_dtype),
-                input,
-                row_dims,
-                weight,
-                bias,
-            )
-        if output is None:
-            output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    elif is_dtensor(input):
+        row_dims = input.dim() - len(normalized_shape)
+        output = norm_of_shards(
+            lambda x, w, b: layer_norm(x, normalized_shape, w, b, eps, autocast_dtype), input, row_dims, weight, bias
+        )
+    if output is None:
+        output = torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     return as_autocast(output, input, autocast_dtype)
 
 
@@ -95,7 +88,7 @@ def group_norm(
         reason = why_not_group_norm(input, num_groups, weight, bias)
         if reason is None:
             return run_group_norm(input, num_groups, weight, bias, eps, autocast_dtype)
-        if reason is heuristics.PYTORCH_IS_FASTER:
+        if reason is heuristics.PYTORCH_IS_FASTER:  # and not where PyTorch's function in Python may refuse the call
             output = torch.group_norm(input, num_groups, weight, bias, eps)
     elif _is_traceable(input, weight, bias, heuristics.group_norm_is_slower):
         if _group_norm_problem(input, num_groups, weight, bias) is None:

@@ -112,13 +112,18 @@ def _register_autograd(name: str, op: Any) -> None:
 def _reverse_mode(name: str, op: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
     """Return ``backward`` and ``setup_context``, as ``torch.library.register_autograd`` takes them."""
     formula, gradients = getattr(formulas, name), _GRADIENTS.get(name)
-    written = [number for number, argument in enumerate(op._schema.arguments) if argument.is_write]
+    # A gradient with a kernel of its own depends on the statistics among the results, and not on the bias. So it saves
+    # what the nodes of eager mode save, and checkpointing may run the two passes one with a mode and one without.
+    unsaved = [
+        number
+        for number, argument in enumerate(op._schema.arguments)
+        if argument.is_write or (gradients is not None and argument.name == "bias")
+    ]
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = [
-            arg if isinstance(arg, Tensor) and number not in written else None for number, arg in enumerate(inputs)
+            arg if isinstance(arg, Tensor) and number not in unsaved else None for number, arg in enumerate(inputs)
         ]
-        # The statistics are what a gradient with a kernel of its own needs of the results.
         tensors += output[1:] if gradients else []
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import normgrad.torch
 from normgrad.torch import functional, heuristics, internals
@@ -472,6 +475,26 @@ def test_a_library_that_cannot_be_unregistered() -> None:
 
     library: Any = Library()
     assert not internals.unregister(library, [torch.ops.aten.layer_norm.default], ["CPU"])
+
+
+class Passing(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [lambda: FlopCounterMode(display=False), Passing])
+@pytest.mark.parametrize("watched", ["forward", "backward"])
+def test_a_mode_in_one_pass_of_a_checkpointed_model(mode: Callable[[], Any], watched: str) -> None:
+    """The pass that runs the model again saves tensors of the same shapes, whether a mode watches it or not."""
+    both, x = model(), images().requires_grad_()
+    _, expected = gradients(both, x)
+    with mode() if watched == "forward" else nullcontext():
+        output = checkpoint(both, x, use_reentrant=False)
+    with mode() if watched == "backward" else nullcontext():
+        output.sin().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_the_eager_path_asks_nothing_of_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
