@@ -27,14 +27,7 @@ from normgrad.bench.compilation import compile_ahead
 from normgrad.bench.contenders.streaming import DeviceCopy
 from normgrad.bench.workload import Workload, workload
 from normgrad.cuda.batch_norm import tiles as batch_norm
-from normgrad.cuda.batch_norm.tiles import (
-    DataLayout,
-    ElementwiseTile,
-    ReduceTile,
-    reduce_tile,
-    segment_choices,
-    tile_shape,
-)
+from normgrad.cuda.batch_norm.tiles import DataLayout, ElementwiseTile, ReduceTile, reduce_tile
 from normgrad.cuda.chip import Chip, cdiv, fit_stages, next_power_of_2
 from normgrad.cuda.group_norm import tiles as group_norm
 from normgrad.cuda.group_norm.tiles import ChannelsLastTile, GroupTile
@@ -195,10 +188,10 @@ def batch_cases() -> list[Case]:
         contiguous, itemsize = order == CONTIGUOUS, 2 if dtype == "bfloat16" else 4
         merged = (N, C, HxW) if contiguous else (1, C, N * HxW)
         for nbytes, warps in ELEMENTWISE:
-            shape = tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
+            shape = batch_norm.tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
             found.append(Case("batch_norm_elemt_backward", sizes, dtype, order, ElementwiseTile(*shape, warps)))
         for operator, (nbytes, warps, *rest) in product(("batch_norm_reduce_backward", "batch_norm_stats"), REDUCE):
-            shape = tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
+            shape = batch_norm.tile_shape(*merged, nbytes * 32 * warps // itemsize, contiguous)
             found.append(Case(operator, sizes, dtype, order, ReduceTile(*shape, warps, *rest)))
     return found
 
@@ -209,7 +202,7 @@ def segment_cases() -> list[Case]:
     for sizes, dtype in product(FEW_POSITIONS, DTYPES):
         N, C, HxW = sizes
         itemsize = 2 if dtype == "bfloat16" else 4
-        elementwise = [ElementwiseTile(*tile_shape(N, C, HxW, 8192 // itemsize, True), 4)]
+        elementwise = [ElementwiseTile(*batch_norm.tile_shape(N, C, HxW, 8192 // itemsize, True), 4)]
         elementwise += [ElementwiseTile(1, 4096 // itemsize // width, width, 4, width) for width in (128, 256, 512)]
         for operator in ("batch_norm_elemt", "batch_norm_elemt_backward"):
             found += [Case(operator, sizes, dtype, tile=tile) for tile in elementwise]
@@ -219,7 +212,7 @@ def segment_cases() -> list[Case]:
             depth = fit_stages(stages, ctas_per_sm, 2 * samples * 2048, Chip(132))
             reduce += [
                 ReduceTile(1, samples, width, 4, ctas_per_sm, depth, 16, segment)
-                for segment in segment_choices(HxW, itemsize, width, 16)
+                for segment in batch_norm.segment_choices(HxW, itemsize, width, 16)
             ]
         for operator in ("batch_norm_stats", "batch_norm_reduce_backward"):
             found += [Case(operator, sizes, dtype, tile=tile) for tile in reduce]
