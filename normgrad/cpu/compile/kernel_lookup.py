@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -18,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normgrad.cpu.compile import disk_cache
+from normgrad.log import announced
 
 if TYPE_CHECKING:
     from normgrad.cpu.compile.object_code import Entry
     from normgrad.cpu.tags import Tag
 
-_ANNOUNCE_AFTER = 1.0  # seconds
 _SYMBOL = "normgrad_{}"
 _BACKEND = Path(__file__).parent.parent  # the folder of the backend, with all kernels and what they are made of
 
@@ -67,7 +64,7 @@ def _load(kernel: Kernel, tags: tuple[Tag, ...]) -> Entry:
     name = f"{kernel.name}-{types}" if types else kernel.name
     code = disk_cache.find(name, key)
     if code is None or not object_code.needs_only_c(code):
-        with announced(kernel.name):
+        with announced(f"compiling {kernel.name} (once; kept on disk)"):
             from normgrad.cpu.compile import jit
 
             if jit.internal_compiler is None:
@@ -96,30 +93,3 @@ def _numba() -> str:
     if found is None or not found.origin:
         return "no Numba"
     return Path(found.origin).with_name("_version.py").read_text(encoding="utf-8")
-
-
-@contextmanager
-def announced(name: str) -> Iterator[None]:
-    """Say on a terminal what is going on while a kernel is compiled for longer than a second."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    line = f"normgrad: compiling {name} (once; kept on disk) …"
-    shown = threading.Event()
-
-    def show() -> None:
-        shown.set()
-        sys.stderr.write(line)
-        sys.stderr.flush()
-
-    timer = threading.Timer(_ANNOUNCE_AFTER, show)
-    timer.daemon = True
-    with suppress(RuntimeError):  # no thread can be started
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if shown.is_set():
-            sys.stderr.write("\r" + " " * len(line) + "\r")
-            sys.stderr.flush()

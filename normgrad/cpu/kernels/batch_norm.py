@@ -50,7 +50,7 @@ from normgrad.cpu.kernels.channel.access import (
 from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, merge_partials, moments, sum_partials
 from normgrad.cpu.kernels.common.tensors import load_some
-from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
+from normgrad.cpu.kernels.common.work import items_in_order, items_of
 from normgrad.cpu.tags import BACKWARD, BACKWARD_SUMS, F32, F64, FORWARD, FORWARD_SUMS
 
 #: The statistics of a rank, as `descriptors.Vector`.
@@ -418,30 +418,18 @@ choose(
 def _process_all(dtype, layout, direction, desc, slot):
     """Compute the sums or the results of all chunks."""
     blocks = 1 if in_columns(layout) else _row_blocks(desc)
-    total, per_take, done = desc.samples * desc.chunks * blocks, desc.chunks_per_take, 0
-    items = (total + per_take - 1) // per_take
-    item = take(desc.sum_phase, items, slot)
-    while item < items:
-        for i in range(item * per_take, min(total, (item + 1) * per_take)):
-            _process(dtype, layout, direction, desc, i)
-        done += 1
-        item = take(desc.sum_phase, items, slot)
-    finish_phase(desc.sum_phase, done, items)
+    for i in items_of(desc.sum_phase, desc.samples * desc.chunks * blocks, desc.chunks_per_take, slot):
+        _process(dtype, layout, direction, desc, i)
 
 
 @device
 def _write_statistics(dtype, paired, desc):
     """Write mean and invstd of every channel, 32 at a time."""
-    blocks, done = desc.padded_channels // 32, 0
-    block = take_next(desc.output_phase)
-    while block < blocks:
+    for block in items_in_order(desc.output_phase, desc.padded_channels // 32):
         reduce_moments(desc, block)
         first, last, means = 32 * block, min(desc.channels, 32 * (block + 1)), desc.statistics + 256 * block
         from_lanes(dtype, paired, desc.mean, first, last, means)
         from_lanes(dtype, paired, desc.rstd, first, last, means + 8 * desc.padded_channels)
-        done += 1
-        block = take_next(desc.output_phase)
-    finish_phase(desc.output_phase, done, blocks)
 
 
 @device
@@ -454,9 +442,8 @@ def _weight_gradients(desc, lane):
 @device
 def _write_sums(dtype, paired, desc):
     """Write the four outputs. They may alias the inputs, which are all read by now."""
-    blocks, pitch, done = desc.padded_channels // 32, desc.padded_channels, 0
-    block = take_next(desc.output_phase)
-    while block < blocks:
+    pitch = desc.padded_channels
+    for block in items_in_order(desc.output_phase, pitch // 32):
         first, last, sums = 32 * block, min(desc.channels, 32 * (block + 1)), desc.partials + 256 * block
         sum_partials(sums, desc.samples * desc.chunks, 16 * pitch, pitch)
         _weight_gradients(desc, first)
@@ -465,9 +452,6 @@ def _write_sums(dtype, paired, desc):
         from_lanes(dtype, paired, desc.sum_dy_xmu, first, last, sums + 8 * pitch)
         from_lanes(dtype, paired, desc.grad_weight, first, last, desc.statistics + 256 * block)
         from_lanes(dtype, paired, desc.grad_bias, first, last, sums)
-        done += 1
-        block = take_next(desc.output_phase)
-    finish_phase(desc.output_phase, done, blocks)
 
 
 @kernel
@@ -484,10 +468,8 @@ def batch_norm_reduce_backward(desc: Channel, dtype, layout):
     slot = fetch_add(desc.slot, 1)
     if slot >= desc.slots:
         return
-    mine = is_first(desc.parameter_phase)
-    if mine:
+    for _ in items_in_order(desc.parameter_phase, 1):
         sum_coefficients(dtype, in_columns(layout), desc)
-    finish_phase(desc.parameter_phase, mine, 1)
     _process_all(dtype, layout, BACKWARD_SUMS, desc, slot)
     _write_sums(dtype, in_columns(layout), desc)
 
@@ -497,10 +479,8 @@ def batch_norm_elemt_backward(desc: Channel, dtype, layout):
     slot = fetch_add(desc.slot, 1)
     if slot >= desc.slots:
         return
-    mine = is_first(desc.parameter_phase)
-    if mine:
+    for _ in items_in_order(desc.parameter_phase, 1):
         gradient_coefficients(dtype, in_columns(layout), desc)
-    finish_phase(desc.parameter_phase, mine, 1)
     _process_all(dtype, layout, BACKWARD, desc, slot)
 
 
@@ -509,10 +489,8 @@ def batch_norm_elemt(desc: Channel, dtype, layout):
     slot = fetch_add(desc.slot, 1)
     if slot >= desc.slots:
         return
-    mine = is_first(desc.parameter_phase)
-    if mine:
+    for _ in items_in_order(desc.parameter_phase, 1):
         output_coefficients(dtype, in_columns(layout), desc)
-    finish_phase(desc.parameter_phase, mine, 1)
     _process_all(dtype, layout, FORWARD, desc, slot)
 
 

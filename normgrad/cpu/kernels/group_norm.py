@@ -35,7 +35,7 @@ from normgrad.cpu.kernels.channel.access import RowChunk, choose, in_columns, pa
 from normgrad.cpu.kernels.channel.coefficients import filled_vectors, whole_vectors
 from normgrad.cpu.kernels.common.lanes import from_lanes, lane_of, load_element, store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged, sum_partials
-from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
+from normgrad.cpu.kernels.common.work import finish_phase, items_in_order, items_of, take
 from normgrad.cpu.tags import BACKWARD, F32, F64, FORWARD
 
 #: A chunk of a unit, with the address of the unit's coefficients; unit -1: none.
@@ -354,25 +354,19 @@ def _write_gradients(dtype, layout, direction, desc):
     """Write grad_weight and grad_bias: the sums over samples, 32 channels at a time."""
     is_wanted = desc.grad_weight.address != 0 or desc.grad_bias.address != 0
     blocks, step = desc.padded_channels // 32 if is_wanted else 0, 16 * desc.padded_channels * desc.chunks
-    done, block = 0, take_next(desc.output_phase)
-    while block < blocks:
+    for block in items_in_order(desc.output_phase, blocks):
         sums, first, last = desc.partials + 256 * block, 32 * block, min(desc.channels, 32 * (block + 1))
         sum_partials(sums, desc.samples, step, desc.padded_channels)
         from_lanes(dtype, in_columns(layout), desc.grad_weight, first, last, sums + 8 * desc.padded_channels)
         from_lanes(dtype, in_columns(layout), desc.grad_bias, first, last, sums)
-        done += 1
-        block = take_next(desc.output_phase)
-    finish_phase(desc.output_phase, done, blocks)
 
 
 def _write_statistics(dtype, layout, direction, desc):
     """Write mean and rstd: once all input is read, since they may alias it."""
-    mine = is_first(desc.output_phase)
-    if mine:
+    for _ in items_in_order(desc.output_phase, 1):
         for statistic in range(desc.samples * desc.groups):
             store_element(desc.mean, statistic, load(F64, desc.statistics, 2 * statistic))
             store_element(desc.rstd, statistic, load(F64, desc.statistics, 2 * statistic + 1))
-    finish_phase(desc.output_phase, mine, 1)
 
 
 choose(_prepare, columns_backward=_prepare_columns_backward, backward=_prepare_nothing, forward=_prepare_nothing)
@@ -395,11 +389,10 @@ def _coefficients(desc, number):
 @device
 def _order_parameters(dtype, layout, desc):
     """Store weight and bias in lane order."""
-    mine, paired, pitch = is_first(desc.parameter_phase), in_columns(layout), desc.padded_channels
-    if mine:
+    paired, pitch = in_columns(layout), desc.padded_channels
+    for _ in items_in_order(desc.parameter_phase, 1):
         to_lanes(dtype, paired, desc.weight, 1.0, desc.parameter_lanes, 0, pitch, desc.channels)
         to_lanes(dtype, paired, desc.bias, 0.0, bias_lanes(desc), 0, pitch, desc.channels)
-    finish_phase(desc.parameter_phase, mine, 1)
 
 
 @inline
@@ -429,35 +422,20 @@ def _pipelined(dtype, layout, direction, desc, slot):
 @inline
 def _in_phases(dtype, layout, direction, desc, slot):
     """Sum all chunks, reduce all units, then compute the results of all chunks."""
-    chunks, per_take, total = desc.unit_chunks, desc.chunks_per_take, desc.units * desc.unit_chunks
-    items, own, unit, done = (total + per_take - 1) // per_take, _coefficients(desc, desc.samples + slot), -1, 0
-    item = take(desc.sum_phase, items, slot)
-    while item < items:
-        for i in range(item * per_take, min(total, (item + 1) * per_take)):
-            if i // chunks != unit:
-                unit = i // chunks
-                _prepare(dtype, layout, direction, desc, unit, own)
-            _process(dtype, layout, direction, desc, Work(unit, i % chunks, own), Work(-1, 0, own))
-        done += 1
-        item = take(desc.sum_phase, items, slot)
-    finish_phase(desc.sum_phase, done, items)
-    units, per_sample, done = desc.units, desc.units // desc.samples, 0
-    unit = take_next(desc.statistics_phase)
-    while unit < units:
-        _reduce(dtype, layout, direction, desc, unit, _coefficients(desc, unit // per_sample))
-        done += 1
-        unit = take_next(desc.statistics_phase)
-    finish_phase(desc.statistics_phase, done, units)
-    items, done = items if desc.result.address != 0 else 0, 0
-    item = take(desc.result_phase, items, slot)
-    while item < items:
-        for i in range(item * per_take, min(total, (item + 1) * per_take)):
+    chunks, total = desc.unit_chunks, desc.units * desc.unit_chunks
+    own, unit = _coefficients(desc, desc.samples + slot), -1
+    for i in items_of(desc.sum_phase, total, desc.chunks_per_take, slot):
+        if i // chunks != unit:
             unit = i // chunks
-            previous = Work(unit, i % chunks, _coefficients(desc, unit // per_sample))
-            _process(dtype, layout, direction, desc, Work(-1, 0, own), previous)
-        done += 1
-        item = take(desc.result_phase, items, slot)
-    finish_phase(desc.result_phase, done, items)
+            _prepare(dtype, layout, direction, desc, unit, own)
+        _process(dtype, layout, direction, desc, Work(unit, i % chunks, own), Work(-1, 0, own))
+    per_sample = desc.units // desc.samples
+    for unit in items_in_order(desc.statistics_phase, desc.units):
+        _reduce(dtype, layout, direction, desc, unit, _coefficients(desc, unit // per_sample))
+    for i in items_of(desc.result_phase, total if desc.result.address != 0 else 0, desc.chunks_per_take, slot):
+        unit = i // chunks
+        previous = Work(unit, i % chunks, _coefficients(desc, unit // per_sample))
+        _process(dtype, layout, direction, desc, Work(-1, 0, own), previous)
 
 
 @inline

@@ -21,12 +21,7 @@ def load_element(vector, index):
     """Return an element of a small vector, in float64."""
     if vector.dtype == CODE_I32:
         return np.float64(load_i32(vector.address, index * vector.stride))
-    return np.float64(load_by_code(vector.dtype, vector.address, index * vector.stride))
-
-
-@device
-def load_element_or(vector, index, absent):
-    return load_element(vector, index) if vector.address != 0 else absent
+    return np.float64(load_by_code(load, vector.dtype, vector.address, index * vector.stride))
 
 
 @device
@@ -68,7 +63,9 @@ def to_lanes(dtype, paired, vector, absent, target, first, last, count):
             vstore(F32, target, c + 16, v[1])
             c += 32
     for k in range(c, last):
-        value = load_element_or(vector, k, absent) if k < count else 0.0
+        value = 0.0
+        if k < count:
+            value = load_element(vector, k) if vector.address != 0 else absent
         store(F32, target, lane_of(dtype, paired, k), np.float32(value))
 
 

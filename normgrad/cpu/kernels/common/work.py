@@ -33,29 +33,39 @@ def take(phase, items, slot):
 
 
 @device
-def take_next(phase):
-    """Take the items of a phase in order: return the index of the next one."""
-    return fetch_add(phase.taken, 1)
+def items_of(phase, items, per_take, slot):
+    """Yield the items of a phase that this thread takes, `per_take` at once; wait at the end until all are done."""
+    takes, done = (items + per_take - 1) // per_take, 0
+    taken = take(phase, takes, slot)
+    while taken < takes:
+        for item in range(taken * per_take, min(items, (taken + 1) * per_take)):  # noqa: UP028 - unknown to Numba
+            yield item
+        done += 1
+        taken = take(phase, takes, slot)
+    finish_phase(phase, done, takes)
 
 
 @device
-def is_first(phase):
-    """Return whether this thread is the first to enter a phase, and so does what is done once."""
-    return fetch_add(phase.taken, 1) == 0
+def items_in_order(phase, items):
+    """As `items_of`, in order and one at a time: few items, or the one of what a single thread does for all."""
+    done = 0
+    item = fetch_add(phase.taken, 1)
+    while item < items:
+        yield item
+        done += 1
+        item = fetch_add(phase.taken, 1)
+    finish_phase(phase, done, items)
 
 
 @device
 def finish_phase(phase, done, items):
-    """Add what this thread has done, and wait until all items of the phase are done."""
+    """Add what this thread has done, and wait until all items of the phase are done.
+
+    Spin first: the other threads are nearly done.
+    """
     fetch_add(phase.done, done)
-    wait_until(phase.done, items)
-
-
-@device
-def wait_until(counter, value):
-    """Return once a counter has reached a value. Spin first: the other threads are nearly done."""
     spins = 0
-    while load_acquire(counter) < value:
+    while load_acquire(phase.done) < items:
         spins += 1
         if spins > _SPINS_BEFORE_YIELD:
             _yield_to_others()

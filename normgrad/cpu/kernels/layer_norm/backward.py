@@ -21,7 +21,7 @@ from normgrad.cpu.intrinsics.vectors import fma, hsum, narrow, splat_f32, splat_
 from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import sum_partials
 from normgrad.cpu.kernels.common.tensors import Cursor, load_some, moved, store_result
-from normgrad.cpu.kernels.common.work import finish_phase, is_first, take, take_next
+from normgrad.cpu.kernels.common.work import items_in_order, items_of
 from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
 from normgrad.cpu.tags import CODE_F32, F32, F64
 
@@ -453,20 +453,16 @@ def zero_f64(address, count):
 @device
 def order_weight(dtype, desc):
     """Phase 1: store the weight as float32 in lane order, padded with zeros, by one thread."""
-    mine = is_first(desc.weight_phase)
-    if mine:
+    for _ in items_in_order(desc.weight_phase, 1):
         to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, (desc.columns + 31) // 32 * 32, desc.columns)
-    finish_phase(desc.weight_phase, mine, 1)
 
 
 @device
 def sum_segments(dtype, desc):
     """Phase 2, for few long rows: sum them, a segment at a time."""
-    n, done = desc.columns, 0
-    segments = (n + limits.SEGMENT - 1) // limits.SEGMENT
+    n, segments = desc.columns, (desc.columns + limits.SEGMENT - 1) // limits.SEGMENT
     items = desc.rows * segments if desc.wants_input and desc.splits_columns else 0
-    i = take_next(desc.row_sum_phase)
-    while i < items:
+    for i in items_in_order(desc.row_sum_phase, items):
         row, first = i // segments, (i % segments) * limits.SEGMENT
         d, x = row_address(desc.grad_out, desc.row_axes, row), row_address(desc.input, desc.row_axes, row)
         last = min(n, first + limits.SEGMENT)
@@ -474,20 +470,16 @@ def sum_segments(dtype, desc):
         s1, s2 = lane_sums(dtype, d, x, desc.weight_lanes, first, last, statistics, x + limits.PREFETCH_BYTES)
         store(F64, desc.row_sums, 2 * i, hsum(s1))
         store(F64, desc.row_sums, 2 * i + 1, hsum(s2))
-        done += 1
-        i = take_next(desc.row_sum_phase)
-    finish_phase(desc.row_sum_phase, done, items)
 
 
 @inline
 def compute_gradients(dtype, desc, slot, scratch):
     """Phase 3: blocks of rows, each with its own partial weight gradients; for long rows, chunks of columns."""
-    m, n, splits_columns, done = desc.rows, desc.columns, desc.splits_columns != 0, 0
+    m, n, splits_columns = desc.rows, desc.columns, desc.splits_columns != 0
     padded = (n + 31) // 32 * 32
     want_sums = (desc.wants_weight | desc.wants_bias) != 0
     items = (n + limits.COLUMN_CHUNK - 1) // limits.COLUMN_CHUNK if splits_columns else desc.blocks
-    i = take(desc.gradient_phase, items, slot)
-    while i < items:
+    for i in items_of(desc.gradient_phase, items, 1, slot):
         first_row, last_row, first, last = i * desc.block_rows, min(m, (i + 1) * desc.block_rows), 0, n
         dw = desc.partials + i * padded * 16
         if splits_columns:
@@ -498,9 +490,6 @@ def compute_gradients(dtype, desc, slot, scratch):
             zero_f64(dw, (last - first + 31) // 32 * 32)
             zero_f64(db, (last - first + 31) // 32 * 32)
         process_rows(dtype, desc, first_row, last_row, Part(first, last, dw, db), scratch)
-        done += 1
-        i = take(desc.gradient_phase, items, slot)
-    finish_phase(desc.gradient_phase, done, items)
 
 
 @device
@@ -512,12 +501,11 @@ def _round_to_f32(address):
 @device
 def reduce_partials(dtype, desc):
     """Phase 4: add up the partial weight gradients of the blocks, and write them."""
-    n, done, blocks = desc.columns, 0, 1 if desc.splits_columns else desc.blocks
+    n, blocks = desc.columns, 1 if desc.splits_columns else desc.blocks
     padded = (n + 31) // 32 * 32
     chunks = (n + limits.REDUCED_COLUMNS - 1) // limits.REDUCED_COLUMNS if desc.wants_weight | desc.wants_bias else 0
     is_16_bit = desc.grad_weight.dtype != CODE_F32 or desc.grad_bias.dtype != CODE_F32
-    chunk = take_next(desc.reduce_phase)
-    while chunk < chunks:
+    for chunk in items_in_order(desc.reduce_phase, chunks):
         for j in range(chunk * limits.REDUCED_COLUMNS, min(n, (chunk + 1) * limits.REDUCED_COLUMNS), 32):
             dw, last = desc.partials + 8 * j, min(n, j + 32)
             if blocks != 1:
@@ -527,9 +515,6 @@ def reduce_partials(dtype, desc):
                 _round_to_f32(dw + 8 * padded)
             from_lanes(dtype, True, desc.grad_weight, j, last, dw)
             from_lanes(dtype, True, desc.grad_bias, j, last, dw + 8 * padded)
-        done += 1
-        chunk = take_next(desc.reduce_phase)
-    finish_phase(desc.reduce_phase, done, chunks)
 
 
 @kernel

@@ -15,7 +15,7 @@ from normgrad.cpu.intrinsics.vectors import fma, scaled, splat_f32, store_sums, 
 from normgrad.cpu.kernels.common.lanes import store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
 from normgrad.cpu.kernels.common.tensors import is_streamed, store_result
-from normgrad.cpu.kernels.common.work import finish_phase, is_first, take_next
+from normgrad.cpu.kernels.common.work import items_in_order
 from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
 from normgrad.cpu.tags import F32, F64
 
@@ -98,11 +98,9 @@ def forward_rows(dtype, desc, row, rows, x, x_pitch, y, y_pitch):
 @device
 def order_parameters(dtype, desc):
     """Store weight and bias in lane order, by one thread."""
-    mine = is_first(desc.parameter_phase)
-    if mine:
+    for _ in items_in_order(desc.parameter_phase, 1):
         to_lanes(dtype, True, desc.weight, 1.0, desc.weight_lanes, 0, desc.padded_columns, desc.columns)
         to_lanes(dtype, True, desc.bias, 0.0, desc.bias_lanes, 0, desc.padded_columns, desc.columns)
-    finish_phase(desc.parameter_phase, mine, 1)
 
 
 @device
@@ -134,10 +132,5 @@ def layer_norm(desc: LayerNormForward, dtype):
     if slot >= desc.slots:
         return
     order_parameters(dtype, desc)
-    scratch, done = desc.scratch + slot * desc.scratch_size, 0
-    block = take_next(desc.block_phase)
-    while block < desc.blocks:
-        process_block(dtype, desc, block, scratch)
-        done += 1
-        block = take_next(desc.block_phase)
-    finish_phase(desc.block_phase, done, desc.blocks)
+    for block in items_in_order(desc.block_phase, desc.blocks):
+        process_block(dtype, desc, block, desc.scratch + slot * desc.scratch_size)
