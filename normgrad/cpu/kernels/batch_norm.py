@@ -163,16 +163,17 @@ def moments_rows(dtype, desc, chunk):
 
 
 @inline
-def _shift_columns(dtype, x, step, positions, shifts, count):
+def _shift_columns(dtype, x, step, positions, shifts, channel, count):
     """Store the mean of some positions as the shifts of 32 channels."""
+    x += channel * item_size(dtype)
     first, zero = load_some(dtype, x, 0, count), splat_f32(np.float32(0))
     s0, s1 = zero, zero
     for r in range(1, positions):
         v = load_some(dtype, x + r * step, 0, count)
         s0, s1 = s0 + (v[0] - first[0]), s1 + (v[1] - first[1])
     share = splat_f32(np.float32(1.0 / positions))
-    vstore(F32, shifts, 0, fma(s0, share, first[0]))
-    vstore(F32, shifts, 16, fma(s1, share, first[1]))
+    vstore(F32, shifts, channel, fma(s0, share, first[0]))
+    vstore(F32, shifts, channel + 16, fma(s1, share, first[1]))
 
 
 @inline
@@ -191,9 +192,10 @@ def _add_place(dtype, x, ahead, count, m, s):
 
 
 @inline
-def _add_columns(dtype, x, step, positions, shifts, sums, squares, count):
+def _add_columns(dtype, x, step, positions, shifts, sums, squares, channel, count):
     """Add x - shift and its square at some positions to the sums of 32 channels: four sequences of terms in float32."""
-    m, zero, ahead = _channel_shifts(dtype, shifts), splat_f32(np.float32(0)), limits.COLUMN_RUN * step
+    x, m = x + channel * item_size(dtype), _channel_shifts(dtype, shifts + 4 * channel)
+    zero, ahead = splat_f32(np.float32(0)), limits.COLUMN_RUN * step
     a = b = c = d = (zero, zero, zero, zero)
     for _ in range(positions // 4):
         a = _add_place(dtype, x, ahead, count, m, a)
@@ -204,8 +206,8 @@ def _add_columns(dtype, x, step, positions, shifts, sums, squares, count):
     for _ in range(positions % 4):
         a = _add_place(dtype, x, ahead, count, m, a)
         x += step
-    columns.add_pair(sums, 0, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
-    columns.add_pair(squares, 0, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
+    columns.add_pair(sums, channel, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
+    columns.add_pair(squares, channel, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
 
 
 @inline
@@ -231,22 +233,13 @@ def moments_columns(dtype, desc, n, chunk):
         return
     size, channels, count, pitch = item_size(dtype), desc.channels, positions_of(desc, chunk), desc.padded_channels
     step, sums = size * desc.input.position_stride, partials_of(desc, n, chunk)
-    whole, left = channels & ~31, channels & 31
     shifts = desc.coefficients + 4 * (n * desc.chunks + chunk) * pitch
     squares, x = sums + 8 * pitch, address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
     if not is_bfloat16(dtype):
-        for c in range(0, whole, 32):
-            _shift_columns(dtype, x + c * size, step, (count + 3) // 4, shifts + 4 * c, 32)
-        if left > 0:
-            _shift_columns(dtype, x + whole * size, step, (count + 3) // 4, shifts + 4 * whole, left)
+        columns.for_channels(channels, _shift_columns, dtype, x, step, (count + 3) // 4, shifts)
     for first in range(0, count, limits.COLUMN_RUN):
         positions, row = min(limits.COLUMN_RUN, count - first), x + first * step
-        for c in range(0, whole, 32):
-            m, s, q = shifts + 4 * c, sums + 8 * c, squares + 8 * c
-            _add_columns(dtype, row + c * size, step, positions, m, s, q, 32)
-        if left > 0:
-            m, s, q = shifts + 4 * whole, sums + 8 * whole, squares + 8 * whole
-            _add_columns(dtype, row + whole * size, step, positions, m, s, q, left)
+        columns.for_channels(channels, _add_columns, dtype, row, step, positions, shifts, sums, squares)
     _finish_columns(dtype, desc, count, shifts, sums, squares)
 
 

@@ -29,6 +29,19 @@ def prefetch_channels(dtype, address):
 
 
 @inline
+def for_channels(channels, process, *args):
+    """Call process(*args, c, count) for every 32 channels from c on. Only of the last ones are there fewer.
+
+    For the others the count is a constant, so that loads and stores have no mask.
+    """
+    whole = channels & ~31
+    for c in range(0, whole, 32):
+        process(*args, c, 32)
+    if whole < channels:
+        process(*args, whole, channels - whole)
+
+
+@inline
 def add_pair(sums, c, low, high):
     """Add 32 float32 to sums in float64."""
     vstore(F64, sums, c, vload(F64, sums, c) + widen(low))
@@ -75,8 +88,9 @@ def _add_terms(dtype, at, ahead, count, scale, shift, s):
 
 
 @inline
-def _sum_columns(dtype, at, positions, sums, pitch, c, coefficients, count):
+def _sum_columns(dtype, at, positions, sums, pitch, coefficients, c, count):
     """Sum 32 channels over up to 16 positions: two sequences of up to 8 terms in float32, float64 beyond."""
+    at = _beside(at, item_size(dtype), c)
     scale, zero = (vload(F32, coefficients, c), vload(F32, coefficients, c + 16)), splat_f32(np.float32(0))
     shift = vload(F32, coefficients, pitch + c), vload(F32, coefficients, pitch + c + 16)
     s, t = (zero, zero, zero, zero), (zero, zero, zero, zero)
@@ -95,21 +109,18 @@ def add_sums(dtype, desc, n, chunk, first, last, coefficients):
     """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
     size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
     sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
-    whole, left = channels & ~31, channels & 31
     while first < last:
         positions, at = min(limits.COLUMN_RUN, last - first), _cursor(desc, size, n, position + first)
-        for c in range(0, whole, 32):
-            _sum_columns(dtype, _beside(at, size, c), positions, sums, pitch, c, coefficients, 32)
-        if left > 0:
-            _sum_columns(dtype, _beside(at, size, whole), positions, sums, pitch, whole, coefficients, left)
+        for_channels(channels, _sum_columns, dtype, at, positions, sums, pitch, coefficients)
         first += positions
 
 
 @inline
-def _sum_positions(at, positions, sums, shifts, count):
+def _sum_positions(at, positions, run_sums, shifts, c, count):
     """Add the terms of up to _SUM_RUN positions to the float32 sums of 32 channels."""
+    at, sums = _beside(at, 4, c), run_sums + 8 * c
     one, zero = splat_f32(np.float32(1)), splat_f32(np.float32(0))
-    shift, s = (vload(F32, shifts, 0), vload(F32, shifts, 16)), (zero, zero, zero, zero)
+    shift, s = (vload(F32, shifts, c), vload(F32, shifts, c + 16)), (zero, zero, zero, zero)
     for _ in range(positions):
         s = _add_terms(F32, at, limits.PREFETCH_POSITIONS, count, (one, one), shift, s)
         at = moved(at, 1)
@@ -133,17 +144,13 @@ def _flush_sums(run_sums, sums, sums_x, channels):
 @device
 def _sum_block(at, positions, sums, sums_x, shifts, channels):
     """Sum some channels over positions: COLUMN_RUN of them in float32, float64 beyond."""
-    run_sums, whole = _sums_of_run(), channels & ~31
+    run_sums = _sums_of_run()
     for i in range(0, 2 * limits.CHANNEL_BLOCK, 16):
         vstore(F32, run_sums, i, splat_f32(np.float32(0)))
     first = 0
     while first < positions:
         some = min(_SUM_RUN, positions - first)
-        for c in range(0, whole, 32):
-            _sum_positions(_beside(at, 4, c), some, run_sums + 8 * c, shifts + 4 * c, 32)
-        if whole < channels:
-            left = channels & 31
-            _sum_positions(_beside(at, 4, whole), some, run_sums + 8 * whole, shifts + 4 * whole, left)
+        for_channels(channels, _sum_positions, at, some, run_sums, shifts)
         at, first = moved(at, some), first + some
         if first % limits.COLUMN_RUN == 0 or first == positions:
             _flush_sums(run_sums, sums, sums_x, channels)
@@ -239,8 +246,10 @@ def _prefetch_result(dtype, desc, at, stream):
 
 
 @inline
-def _gradient_columns(dtype, desc, at, positions, k, count, stream):
-    """Compute grad_input of 32 channels at some positions; k has the coefficients of either half of the channels."""
+def _gradient_columns(dtype, desc, at, positions, coefficients, stream, c, count):
+    """Compute grad_input of 32 channels at some positions."""
+    at, pitch = _beside(at, item_size(dtype), c), desc.padded_channels
+    k = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)  # of either half of the channels
     for _ in range(positions):
         prefetch_channels(dtype, at.grad_out + limits.COLUMN_RUN * at.grad_out_step)
         prefetch_channels(dtype, at.input + limits.COLUMN_RUN * at.input_step)
@@ -253,23 +262,18 @@ def _gradient_columns(dtype, desc, at, positions, k, count, stream):
 @device
 def compute_gradients(dtype, desc, n, chunk, first, last, coefficients):
     """Compute grad_input at positions [first, last) of a chunk."""
-    size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
-    whole, left, position = channels & ~31, channels & 31, chunk * desc.chunk_positions
+    size, position = item_size(dtype), chunk * desc.chunk_positions
     run = limits.OUTPUT_RUN if size * desc.input.position_stride % limits.CONFLICTING_STRIDE == 0 else limits.COLUMN_RUN
     for start in range(position + first, position + last, run):
         at, positions = _cursor(desc, size, n, start), min(run, position + last - start)
-        stream = _streams(desc, at)
-        for c in range(0, whole, 32):
-            k = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)
-            _gradient_columns(dtype, desc, _beside(at, size, c), positions, k, 32, stream)
-        if left > 0:
-            k = load_six(coefficients, pitch, whole), load_six(coefficients, pitch, whole + 16)
-            _gradient_columns(dtype, desc, _beside(at, size, whole), positions, k, left, stream)
+        for_channels(desc.channels, _gradient_columns, dtype, desc, at, positions, coefficients, _streams(desc, at))
 
 
 @inline
-def _output_columns(dtype, desc, at, positions, k, count, stream):
-    """Compute the output of 32 channels at some positions; k has the coefficients of either half of the channels."""
+def _output_columns(dtype, desc, at, positions, coefficients, stream, c, count):
+    """Compute the output of 32 channels at some positions."""
+    at, pitch = _beside(at, item_size(dtype), c), desc.padded_channels
+    k = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)  # of either half of the channels
     for _ in range(positions):
         if item_size(dtype) == 2:
             prefetch_channels(dtype, at.input + limits.PREFETCH_POSITIONS * at.input_step)
@@ -282,19 +286,14 @@ def _output_columns(dtype, desc, at, positions, k, count, stream):
 @device
 def compute_outputs(dtype, desc, n, chunk, first, last, coefficients):
     """Compute the output at positions [first, last) of a chunk."""
-    size, channels, pitch = item_size(dtype), desc.channels, desc.padded_channels
-    whole, left, at = channels & ~31, channels & 31, _cursor(desc, size, n, chunk * desc.chunk_positions + first)
+    size, channels = item_size(dtype), desc.channels
+    at = _cursor(desc, size, n, chunk * desc.chunk_positions + first)
     stream = _streams(desc, at)
     one_by_one = size == 4 and channels > limits.POSITIONWISE_CHANNELS
     while first < last:
         positions = 1 if one_by_one else min(limits.OUTPUT_RUN, last - first)
-        for c in range(0, whole, 32):
-            k = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)
-            if one_by_one:  # a constant, which makes coefficients operands in memory
-                _output_columns(dtype, desc, _beside(at, size, c), 1, k, 32, stream)
-            else:
-                _output_columns(dtype, desc, _beside(at, size, c), positions, k, 32, stream)
-        if left > 0:
-            k = load_four(coefficients, pitch, whole), load_four(coefficients, pitch, whole + 16)
-            _output_columns(dtype, desc, _beside(at, size, whole), positions, k, left, stream)
+        if one_by_one:  # a constant, which makes coefficients operands in memory
+            for_channels(channels, _output_columns, dtype, desc, at, 1, coefficients, stream)
+        else:
+            for_channels(channels, _output_columns, dtype, desc, at, positions, coefficients, stream)
         at, first = moved(at, positions), first + positions
