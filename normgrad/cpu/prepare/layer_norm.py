@@ -83,8 +83,7 @@ def prepare_forward(problem: Problem) -> SteppedKernel:
     desc.slots = pool.slots()
     desc.scratch_size = 2 * limits.STAGED_ROWS * pitch
     desc.scratch = take(desc.slots * desc.scratch_size)
-    tag = TAGS[problem.views["input"].dtype]
-    return operands.kernel(Step(_FORWARD, desc, tag, shared=pool.shared(rows * columns)))
+    return operands.kernel(Step(_FORWARD, desc, TAGS[problem.views["input"].dtype], shared=pool.shared(rows * columns)))
 
 
 def _staged_pitch(columns: int, layout: _RowLayout) -> int:

@@ -107,12 +107,11 @@ def _sum_columns(dtype, at, positions, sums, pitch, coefficients, c, count):
 @device
 def add_sums(dtype, desc, n, chunk, first, last, coefficients):
     """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
-    size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
+    size, begin = item_size(dtype), chunk * desc.chunk_positions
     sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
-    while first < last:
-        positions, at = min(limits.COLUMN_RUN, last - first), _cursor(desc, size, n, position + first)
-        for_channels(channels, _sum_columns, dtype, at, positions, sums, pitch, coefficients)
-        first += positions
+    for start in range(first, last, limits.COLUMN_RUN):
+        positions, at = min(limits.COLUMN_RUN, last - start), _cursor(desc, size, n, begin + start)
+        for_channels(desc.channels, _sum_columns, dtype, at, positions, sums, pitch, coefficients)
 
 
 @inline
@@ -286,14 +285,17 @@ def _output_columns(dtype, desc, at, positions, coefficients, stream, c, count):
 @device
 def compute_outputs(dtype, desc, n, chunk, first, last, coefficients):
     """Compute the output at positions [first, last) of a chunk."""
-    size, channels = item_size(dtype), desc.channels
+    size, channels, whole = item_size(dtype), desc.channels, desc.channels & ~31
     at = _cursor(desc, size, n, chunk * desc.chunk_positions + first)
     stream = _streams(desc, at)
     one_by_one = size == 4 and channels > limits.POSITIONWISE_CHANNELS
     while first < last:
         positions = 1 if one_by_one else min(limits.OUTPUT_RUN, last - first)
-        if one_by_one:  # a constant, which makes coefficients operands in memory
-            for_channels(channels, _output_columns, dtype, desc, at, 1, coefficients, stream)
-        else:
-            for_channels(channels, _output_columns, dtype, desc, at, positions, coefficients, stream)
+        for c in range(0, whole, 32):
+            if one_by_one:  # a constant, which makes coefficients operands in memory
+                _output_columns(dtype, desc, at, 1, coefficients, stream, c, 32)
+            else:
+                _output_columns(dtype, desc, at, positions, coefficients, stream, c, 32)
+        if whole < channels:
+            _output_columns(dtype, desc, at, positions, coefficients, stream, whole, channels - whole)
         at, first = moved(at, positions), first + positions

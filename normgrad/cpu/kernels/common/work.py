@@ -14,8 +14,7 @@ from normgrad.cpu.intrinsics.memory import fetch_add, load_acquire
 
 _FROM_ABOVE = 1 << 32  # items taken from above are counted in the upper half of a counter
 _SPINS_BEFORE_YIELD = 2000  # some microseconds
-_yield_name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
-_yield_to_others = types.ExternalFunction(_yield_name, types.int32())
+_yield_to_others = types.ExternalFunction("SwitchToThread" if sys.platform == "win32" else "sched_yield", types.int32())
 
 
 @device
