@@ -209,8 +209,8 @@ class Channel:
     grad_weight: Vector = field(default_factory=Vector)
     grad_bias: Vector = field(default_factory=Vector)
     partials: Pointer | None = None  # float64 [samples, chunks, 2, padded channels]
-    statistics: Pointer | None = None  # float64 [statistics, 2]
-    coefficients: Pointer | None = None  # float32 [.., COEFFICIENTS, padded channels]
+    statistics: Pointer | None = None  # float64: GroupNorm [samples, groups, 2], BatchNorm [2, padded channels]
+    coefficients: Pointer | None = None  # float32 [.., COEFFICIENTS, padded channels]; batch_norm_stats: shifts
     parameter_lanes: Pointer | None = None  # float32 [2, padded channels + SPARE_LANES]: weight and bias
     slots: int = 0
     slot: Counter = Counter(0)
