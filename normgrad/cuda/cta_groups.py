@@ -41,7 +41,10 @@ class CtaGroups:
 
     @classmethod
     def of(cls, parts: int, items: int, tile: RowTile | GroupTile, chip: Chip) -> CtaGroups:
-        """Choose how ``parts`` CTAs meet, and as many CTA groups as are resident at once, but no more than items."""
+        """Choose how ``parts`` CTAs exchange sums, and how many CTA groups there are.
+
+        There are as many as are resident at once, but no more than work items.
+        """
         resident_ctas = chip.multiprocessors * tile.ctas_per_sm
         if parts > 1 and tile.cluster:
             assert chip.max_active_clusters is not None

@@ -86,7 +86,7 @@ def power_of_two(builder, value, mean):
     """Return the largest power of two p with p/2 <= |value| and p/2*|mean| <= 2^126, within 2^-126 .. 2^127.
 
     For float64 or f64x16. Coefficients of x - mean are split by it (:mod:`normgrad.cpu.kernels.channel.coefficients`):
-    (x - mean)*p stays in float32's range, and the factor that remains is value/p. A NaN sets no limit (`minnum` returns
+    mean*p stays in float32's range, and the factor that remains is value/p. A NaN sets no limit (`minnum` returns
     the other operand). Where the mean sets none, |value/p| is below 1, so its product with a weight does not overflow.
     """
     size, mean_size = (llvm.call_math(builder, "fabs", each) for each in (value, mean))
