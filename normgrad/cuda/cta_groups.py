@@ -65,8 +65,8 @@ class CtaGroups:
     ) -> None:
         """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE, which is set here.
 
-        A cooperative launch comes after one that clears its mailbox. Two launches need no such: the second one starts
-        when the first has written all slots.
+        A launch that clears the mailbox comes before a cooperative one. Before two launches there is none: the second
+        starts when the first has written all slots.
         """
         options = Options(self.tile.warps, self.tile.ctas_per_sm)
         grid = (self.count * self.tile.parts, 1, 1)

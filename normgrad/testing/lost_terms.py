@@ -84,7 +84,7 @@ def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, 
     error = actual - exact
     few = few[np.argsort(-np.abs(error[few]) / allowed[few])]  # the sum that says most comes first
     if summands.count < 2 or not np.all(np.abs(np.sum(summands.terms[few], axis=1) - exact[few]) <= allowed[few]):
-        return None  # the exact results are more than the sums of these terms, so no claim can be made
+        return None  # the exact results are not the sums of these terms: no claim can be made
     # A sum of random terms matches an error with a probability of about allowed/error. There are about count² chunks to
     # choose from, so that one matches all errors by chance unless these are many, or large.
     evidence = np.sum(np.log(np.maximum(np.abs(error[few]) / allowed[few], 1)))

@@ -147,7 +147,7 @@ def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster 
 def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | None:
     """Return the formula's terms, all but one at most, that are missing, have the wrong sign or another factor."""
     if not terms or not np.all(np.abs(sum(terms.values()) - values.exact) <= values.allowed):
-        return None  # the exact results are more than the sums of these terms, so no claim can be made
+        return None  # the exact results are not the sums of these terms: no claim can be made
     error = values.actual - values.exact
     for count in range(1, len(terms)):
         for names in combinations(terms, count):
