@@ -90,7 +90,7 @@ class LayerNormBackward:
     columns: int = 0
     blocks: int = 0  # blocks of rows, each with partial weight gradients of its own
     block_rows: int = 0
-    splits_columns: int = 0  # few long rows: threads share the columns, not the rows
+    splits_columns: int = 0  # long rows: threads share the columns, not the rows
     staged_pitch: int = 0  # bytes between the rows of contiguous copies that rows go through; 0: they do not
     is_large: int = 0  # grad_input does not stay in the caches
     wants_input: int = 0
@@ -187,7 +187,7 @@ class Channel:
     chunks: int = 0  # along the positions
     chunk_channels: int = 0  # whole channels in a chunk of short rows
     chunks_per_take: int = 0
-    units: int = 0  # what shares statistics: a group of a sample (rows) or a sample (columns)
+    units: int = 0  # what is summed before its results are written: a group of a sample (rows), a sample (columns)
     unit_chunks: int = 0
     units_per_take: int = 0
     in_phases: int = 0  # GroupNorm: all sums before all results, where units are too large or too few
@@ -209,8 +209,8 @@ class Channel:
     grad_weight: Vector = field(default_factory=Vector)
     grad_bias: Vector = field(default_factory=Vector)
     partials: Pointer | None = None  # float64 [samples, chunks, 2, padded channels]
-    statistics: Pointer | None = None  # float64 [statistics, 2]
-    coefficients: Pointer | None = None  # float32 [.., COEFFICIENTS, padded channels]
+    statistics: Pointer | None = None  # float64: GroupNorm [samples, groups, 2], BatchNorm [2, padded channels]
+    coefficients: Pointer | None = None  # float32 [.., COEFFICIENTS, padded channels]; batch_norm_stats: shifts
     parameter_lanes: Pointer | None = None  # float32 [2, padded channels + SPARE_LANES]: weight and bias
     slots: int = 0
     slot: Counter = Counter(0)

@@ -23,7 +23,7 @@ _CLEAR_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """Workspace for the partial sums of ``device.mailbox``; none where no sums go through global memory."""
+    """The workspace that ``device.mailbox`` exchanges partial sums through; none where no sums go through it."""
 
     memory: Scratch | None = None
     slots: int = 0
@@ -33,15 +33,18 @@ class Mailbox:
 class CtaGroups:
     """How many CTA groups there are, how many of their CTAs exchange sums, and in how many launches."""
 
-    tile: RowTile | GroupTile  # that a CTA group holds
-    count: int
-    parts: int  # CTAs of a group that exchange sums; 1 if none do
-    fused: bool  # one launch computes sums and results
-    cluster: bool = False
+    tile: RowTile | GroupTile  # that a CTA group holds; tile.parts CTAs share it
+    count: int  # CTA groups
+    parts: int  # CTAs of a CTA group that exchange sums; 1 if none do, as where grad_input is not wanted
+    fused: bool  # one launch computes sums and results; else one launch each
+    cluster: bool = False  # a CTA group is a cluster; else, if parts > 1, sums go through a mailbox
 
     @classmethod
     def of(cls, parts: int, items: int, tile: RowTile | GroupTile, chip: Chip) -> CtaGroups:
-        """Return as many groups as can be resident at once, and no more than there are work items."""
+        """Choose how ``parts`` CTAs exchange sums, and how many CTA groups there are.
+
+        There are as many as are resident at once, but no more than work items.
+        """
         resident_ctas = chip.multiprocessors * tile.ctas_per_sm
         if parts > 1 and tile.cluster:
             assert chip.max_active_clusters is not None
@@ -51,7 +54,7 @@ class CtaGroups:
         return cls(tile, max(min(items, resident_ctas // tile.parts), 1), parts, fused)
 
     def mailbox(self, steps: Steps, slots_per_part: int) -> Mailbox:
-        """Allocate a mailbox, where the groups need one."""
+        """Allocate a mailbox with ``slots_per_part`` slots for each of the parts, where the CTA groups need one."""
         if self.parts == 1 or self.cluster:
             return Mailbox()
         slots = slots_per_part * self.parts
@@ -60,7 +63,11 @@ class CtaGroups:
     def add_launches(
         self, steps: Steps, mailbox: Mailbox, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any]
     ) -> None:
-        """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE."""
+        """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE, which is set here.
+
+        A launch that clears the mailbox comes before a cooperative one. Before two launches there is none: the second
+        starts when the first has written all slots.
+        """
         options = Options(self.tile.warps, self.tile.ctas_per_sm)
         grid = (self.count * self.tile.parts, 1, 1)
 

@@ -23,15 +23,15 @@ import triton
 from normgrad.cuda.helper_kernels import clear_mailbox
 from normgrad.cuda.launch import INT64, Given, Scratch, Step, aligned, compiled
 
-#: What the kernels that run in clusters were run with. With others they are launched without clusters.
+#: The GPU and the Triton that launches in clusters were tried with. With others, kernels are launched without clusters.
 CHECKED_CAPABILITY = (9, 0)
 CHECKED_TRITON = "3.6."
 
 _PORTABLE_CLUSTER_SIZE = 8  # CTAs: larger clusters have to be allowed for each kernel
 _MAX_POINTERS = 2  # that Triton adds to a kernel's parameters
-_OCCUPANCY_THREADS = 128
+_OCCUPANCY_THREADS = 128  # of a CTA of the kernel that the driver is asked about
 _RESERVED = 1024  # bytes of shared memory that the hardware takes for a CTA
-_SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}  # bytes
+_SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}  # bytes of an integer parameter, by Triton's name of its type
 
 
 class NotLaunchable(Exception):
@@ -88,16 +88,23 @@ def launch_config(
 
 @dataclass(slots=True)
 class _Buffers:
-    """What one run has for itself: the values of all parameters, and for each launch a configuration and pointers."""
+    """The memory that a run needs for itself, so that several threads may run a plan at once.
+
+    It has the values of all parameters, and for each launch a configuration and pointers to the values.
+    """
 
     values: array[int]
-    pointers: array[int]  # to the values
+    pointers: array[int]  # the addresses of the values
     launches: list[tuple[Any, Any, int]]  # configuration, function, address of the pointers
     stream: int
 
 
 class DriverLaunches:
-    """The launches of a plan, in order, on tensors whose addresses each run brings."""
+    """The launches of a plan, in order, on tensors whose addresses each run brings.
+
+    The parameters of all launches are one list of values. Those that are addresses of tensors or of the workspace are
+    written anew at every run.
+    """
 
     def __init__(
         self, steps: Sequence[Step], kernels: Sequence[Any], names: Sequence[str], device: int, driver: Any = None
@@ -113,11 +120,12 @@ class DriverLaunches:
             for step, kernel in zip(steps, kernels, strict=True):
                 if all(step.grid):
                     self._add(step, kernel, names)
-            self._free = [self._new_buffers()]
+            self._free = [self._new_buffers()]  # that no run is using
         except (AttributeError, RuntimeError, ValueError, OverflowError) as error:
             raise NotLaunchable(f"another Triton or driver than was tried ({type(error).__name__}: {error})") from error
 
     def _add(self, step: Step, kernel: Any, names: Sequence[str]) -> None:
+        """Add a launch, and where the values of its parameters come from."""
         function = self._driver.CUfunction(kernel.function)
         parameters = list(parameters_of(step, kernel))
         extra = _extra_pointers(self._driver, kernel, function, [size for size, _ in parameters])
@@ -133,7 +141,7 @@ class DriverLaunches:
         self._steps.append((step, kernel, first))
 
     def _new_buffers(self) -> _Buffers:
-        # Every value has 8 bytes: of a smaller parameter the driver reads the first ones.
+        # Every value has 8 bytes. Of a smaller parameter the driver reads the first ones, which are the low ones.
         values = array("q", self._values)
         base, _ = values.buffer_info()
         pointers = array("q", range(base, base + 8 * len(values), 8))
@@ -150,7 +158,7 @@ class DriverLaunches:
         """Put the launches for tensors at these addresses on a stream."""
         try:
             buffers = self._free.pop()  # no other thread, and no signal handler, has them
-        except IndexError:
+        except IndexError:  # other runs have all that there are
             buffers = self._new_buffers()
         values, base = buffers.values, aligned(workspace)
         for index, tensor in self._given:
@@ -178,7 +186,10 @@ class DriverLaunches:
 
 
 def parameters_of(step: Step, kernel: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the size in bytes and the value of each parameter that the compiled code takes, in order."""
+    """Yield the size in bytes and the value of each parameter that the compiled code takes, in order.
+
+    Tuples are taken apart and constants left out, as Triton does. The value of a tensor is its `Given` or `Scratch`.
+    """
     for kind, value in zip(kernel.src.signature.values(), step.parameters, strict=True):
         yield from _flattened(kind, value)
 
@@ -198,13 +209,14 @@ def _flattened(kind: Any, value: Any) -> Iterator[tuple[int, Any]]:
 def _extra_pointers(driver: Any, kernel: Any, function: Any, sizes: Sequence[int]) -> int:
     """Return how many pointers the loaded function takes after parameters of these sizes.
 
-    Triton passes memory that some kernels need for themselves. These need none, so the pointers are null.
+    They are for memory that Triton passes to kernels that need some. These need none, so the pointers are null. The
+    driver knows the size of every parameter, which shows whether the parameters are as expected.
     """
     metadata = kernel.metadata
     if metadata.num_ctas != 1 or metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
         raise NotLaunchable("a kernel needs several CTAs or memory of Triton's")
     found: list[int] = []
-    while len(found) <= len(sizes) + _MAX_POINTERS:
+    while len(found) <= len(sizes) + _MAX_POINTERS:  # one more than there may be, so that too many are noticed
         status, _, size = driver.cuFuncGetParamInfo(function, len(found))
         if status:
             break
@@ -221,9 +233,9 @@ def _error_text(driver: Any, status: Any) -> str:
 
 
 def cluster_occupancy(device: int) -> Callable[[int, int], int] | None:
-    """Return a function of CTAs per cluster and CTAs per SM to the number of resident clusters.
+    """Return a function that says how many clusters are resident at once, from CTAs per cluster and CTAs per SM.
 
-    None on a GPU without clusters, and with a GPU or a Triton that they were not checked with.
+    Return None for a GPU without clusters, and for a GPU or a Triton that clusters were not checked with.
     """
     capability = torch.cuda.get_device_capability(device)
     if capability < (9, 0):
@@ -247,7 +259,11 @@ def unchecked(capability: tuple[int, int], triton_version: str) -> str | None:
 
 @cache
 def _occupancy(device: int, ctas: int, ctas_per_sm: int) -> int:
-    """Ask for a kernel with so much shared memory that ``ctas_per_sm`` CTAs fit on an SM; 0 without an answer."""
+    """Return how many clusters of ``ctas`` CTAs are resident where ``ctas_per_sm`` CTAs fit on an SM; 0 if unknown.
+
+    The driver answers for a kernel and its shared memory. Any kernel will do, with so much shared memory that an SM has
+    room for ``ctas_per_sm`` CTAs and not for one more.
+    """
     kernel = compiled(Step(clear_mailbox, (1, 1, 1), [Scratch(0, INT64), 1], {"BLOCK": 1024}), device)
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_multiprocessor // (ctas_per_sm + 1) + _RESERVED

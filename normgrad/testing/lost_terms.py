@@ -1,6 +1,7 @@
-"""Sums that lack consecutive terms, or one of every 2, 4, … 1024, or have some twice: lost or repeated work.
+"""Find the terms that wrong sums lack, or have twice: consecutive ones, or one of every 2, 4, … 1024.
 
-A sum names only its error; the terms that explain the errors of all sums at once are what a kernel lost.
+The error of one sum fits many sets of its terms. A set that explains the errors of all wrong sums at once is what the
+kernel lost or did twice: a chunk of the work, or a lane of every vector.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import numpy as np
 from normgrad.oracle.float64 import Array
 from normgrad.testing.clusters import Cluster
 
-_TRIED = 64  # sums that a guess is tried on before all
-_MOST_CANDIDATES = 1 << 20  # for the first and last term
+_TRIED = 64  # wrong sums that a claim is tried on, before it is tried on all
+_MOST_CANDIDATES = 1 << 20  # pairs of first and last term that the first sum may leave
 _PERIODS = tuple(2**k for k in range(1, 11))
-_CHANCE = math.log(1e-3)
+_CHANCE = math.log(1e-3)  # a claim that chance makes more often than this is none
 
 
 @dataclass(frozen=True)
 class Summands:
-    """The terms of every sum of an output.
+    """The terms of every sum of an output, such as grad_weight.
 
     Attributes
     ----------
@@ -31,7 +32,8 @@ class Summands:
     axes : tuple of int
         The axes that are summed over; the others, in order, are those of the output.
     nouns : tuple of str
-        What an index is in the first of these axes, and in the others together: ``("sample", "position")``.
+        What an index into the first of these axes is called, and one into the others together: ``("sample",
+        "position")``.
     """
 
     values: Array
@@ -40,29 +42,29 @@ class Summands:
 
     @cached_property
     def terms(self) -> Array:
-        """A row for each element of the output, with its terms in order."""
+        """Return a row for each element of the output, with its terms in the order of ``axes``."""
         last = tuple(range(-len(self.axes), 0))
         return np.moveaxis(self.values, self.axes, last).reshape(-1, self.count)
 
     @property
     def count(self) -> int:
-        """How many terms a sum has."""
+        """Return how many terms a sum has."""
         return math.prod(self.values.shape[axis] for axis in self.axes)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many of each noun there are; those of which there is one are left out."""
+        """Return how many of each noun there are; a noun of which there is one is left out."""
         first = self.values.shape[self.axes[0]]
         every = zip(self.nouns, (first, self.count // max(first, 1)), strict=False)
         return {noun: size for noun, size in every if size > 1}
 
     def term(self) -> tuple[str, str]:
-        """What a term is called, and in which order terms are counted where that needs to be said."""
+        """Return what a term is called, and the order in which terms are counted where that needs to be said."""
         order = list(self.sizes)
         return (order[0], "") if len(order) == 1 else ("term", f", counted in the order {', '.join(order)}")
 
     def named(self, first: int, last: int) -> str:
-        """The terms from ``first`` to ``last`` in words."""
+        """Return the terms from ``first`` to ``last`` in words: as whole samples, say, where they are just these."""
         (noun, remark), count = self.term(), self.count
         outer, *inner = self.sizes.items()
         width = math.prod(size for _, size in inner)
@@ -73,14 +75,20 @@ class Summands:
 
 
 def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, wrong: np.ndarray) -> Cluster | None:
-    """The terms that all wrong sums lack, or have twice, in words; None where there are none."""
+    """Return the terms that all wrong sums lack, or have twice, in words; None where no terms explain all errors.
+
+    ``actual``, ``exact`` and ``allowed`` are flattened: the sums, the exact ones, and how far a sum may be off.
+    ``wrong`` has the indices of those that are further off.
+    """
     few = wrong[:: -(-wrong.size // _TRIED)]
     error = actual - exact
     few = few[np.argsort(-np.abs(error[few]) / allowed[few])]  # the sum that says most comes first
     if summands.count < 2 or not np.all(np.abs(np.sum(summands.terms[few], axis=1) - exact[few]) <= allowed[few]):
-        return None  # not all that is summed up
+        return None  # the exact results are not the sums of these terms: no claim can be made
+    # A sum of random terms matches an error with a probability of about allowed/error. There are about count² chunks to
+    # choose from, so that one matches all errors by chance unless these are many, or large.
     evidence = np.sum(np.log(np.maximum(np.abs(error[few]) / allowed[few], 1)))
-    if 2 * math.log(summands.count) - evidence >= _CHANCE:  # so many first and last terms there are
+    if 2 * math.log(summands.count) - evidence >= _CHANCE:
         return None
     tried = _Sums(summands.terms[few], error[few], allowed[few])
     every = _Sums(summands.terms[wrong], error[wrong], allowed[wrong])
@@ -105,11 +113,11 @@ class _Sums:
     allowed: Array
 
     def differ_by(self, which: slice, sign: int) -> bool:
-        """Whether these terms, added or left out, explain the errors."""
+        """Return whether these terms explain all errors: added once more for sign 1, left out for sign -1."""
         return bool(np.all(np.abs(np.sum(self.terms[:, which], axis=1) - sign * self.error) <= self.allowed))
 
     def lanes(self, period: int) -> list[int]:
-        """The lanes of every ``period`` terms that all sums may lack."""
+        """Return the lanes that all sums may lack: lane i has the terms i, i + period, i + 2·period and so on."""
         whole = self.terms.shape[1] // period * period
         lanes = self.terms[:, :whole].reshape(len(self.terms), -1, period).sum(axis=1)
         lanes[:, : self.terms.shape[1] - whole] += self.terms[:, whole:]
@@ -117,7 +125,9 @@ class _Sums:
         return [int(lane) for lane in np.flatnonzero(np.all(is_lost, axis=0))]
 
     def chunks(self, sign: int) -> list[tuple[int, int]]:
-        """The consecutive terms that all sums may lack or have twice, as first and last + 1; the fewest terms first.
+        """Return the consecutive terms that all sums may lack (sign -1) or have twice (sign 1), the fewest terms first.
+
+        They are pairs of the first term and the one after the last.
 
         With the partial sums C of a sum whose error is d, the terms from a to b − 1 are lost where C[b] = C[a] − d, and
         there twice where C[b] = C[a] + d. The first sum gives the candidates for a and b, which the others confirm.
@@ -132,7 +142,7 @@ class _Sums:
 
 
 def _apart(partial: Array, difference: float, allowed: float) -> tuple[np.ndarray, np.ndarray]:
-    """The indices a < b of partial sums with this difference."""
+    """Return the indices a < b of partial sums C with C[b] = C[a] + ``difference``; none where there are too many."""
     order = np.argsort(partial, kind="stable")
     in_order = partial[order]
     low = np.searchsorted(in_order, partial + difference - allowed, "left")

@@ -28,13 +28,13 @@ _NEUTRAL = {"mean": 0, "rstd": 1, "invstd": 1}  # statistics that change nothing
 
 
 class OtherCalls:
-    """The exact results of calls that differ in one argument; they are computed when they are first needed."""
+    """The exact results of calls that differ from a given one in one argument, computed when they are first needed."""
 
     def __init__(self, operator: Operator, arguments: Mapping[str, Any]) -> None:
         self._operator, self._arguments = operator, arguments
 
     def causes(self, name: str, measured: Measured) -> Iterator[Cluster]:
-        """The calls for which all wrong elements of an output are correct."""
+        """Yield the calls for which all wrong elements of an output are correct."""
         wrong = ~(measured.share_of_bound <= 1)
         if np.count_nonzero(wrong) < 2 or math.prod(np.shape(self._arguments["input"])) > _MOST_ELEMENTS:
             return
@@ -45,6 +45,7 @@ class OtherCalls:
             other = measure(measured.result, exact[name].reshape(shape), sizes[name].reshaped(shape))
             if not np.all(other.share_of_bound[wrong] <= 1):
                 continue
+            # A result that differs little between the two calls is correct for both, and shows nothing.
             with np.errstate(all="ignore"):
                 precision = np.abs(other.exact - measured.exact)[wrong] / other.limit[wrong]
             if is_beyond_chance(precision):
@@ -52,6 +53,7 @@ class OtherCalls:
 
     @cached_property
     def _results(self) -> list[tuple[str, dict[str, Array], dict[str, Magnitude]]]:
+        """Return for each call what is different, its exact results, and the sizes of their terms."""
         found = []
         for change, arguments in self._changed():
             try:
@@ -62,7 +64,7 @@ class OtherCalls:
         return found
 
     def _changed(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The arguments of each such call, and what is different."""
+        """Yield what is different in each call, and its arguments."""
         given = dict(self._arguments)
         inputs = [tensor for tensor in self._operator.signature.tensors if tensor.role is Role.INPUT]
         for tensor in inputs:

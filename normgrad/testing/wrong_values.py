@@ -1,6 +1,9 @@
-"""What the wrong elements of a result are: NaN, zero, off by a constant, rounded too early, or another element's value.
+"""Find what the wrong elements of a result are: NaN, zero, off by a constant, rounded too early, another's value.
 
-A claim is made if it is true of every wrong element within its error bound, and if chance does not explain it.
+A claim, such as "twice the exact value", is made where it is true of every wrong element within its error bound, and
+where chance does not explain it. Each element allows an interval of constants (the ratio of its value to the exact one,
+give or take the error bound). A constant in all intervals explains them all; the narrower these are beside the distance
+of the constant from that of a correct result (1 for a ratio, 0 for a difference), the less it can be chance.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ from normgrad.testing.moved import moved
 _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
-_TRIED = 1000  # elements
+_TRIED = 1000  # wrong elements that a claim is tried on, before it is tried on all
 _FEWEST_TRUNCATED = 10  # errors that are all toward 0: fewer may be so by chance
 
 
 def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Cluster]:
-    """What the elements beyond the bound are; where some are NaN or Inf, what the others are."""
+    """Return what the elements beyond the bound are; where some are wrongly NaN or Inf, also what the others are.
+
+    The first claim that holds is returned. Where there is none, and no NaN or Inf, the elements may be others' values.
+    """
     is_misplaced = np.ravel(measured.is_misplaced)
     wrong = np.flatnonzero(~(np.ravel(measured.share_of_bound) <= 1) & ~is_misplaced)
     found = [Cluster("special", measured.misplaced)] if np.any(is_misplaced) else []
@@ -52,7 +58,7 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
 
 
 def is_explained(found: Sequence[Cluster]) -> bool:
-    """Whether a pattern says what all wrong elements are, by one rule."""
+    """Return whether a pattern says what all wrong elements are, by one rule."""
     return any(cluster.kind not in WHERE and not cluster.text.startswith("in each") for cluster in found)
 
 
@@ -67,7 +73,8 @@ class _Values:
         self.limit, self.rounding, self.allowed = limit, rounding, limit + rounding
         with np.errstate(all="ignore"):
             self.ratio = self.actual / self.exact
-            # Multiplied by more than 1, what was within the bound is no longer.
+            # How far the ratio may be from a factor that explains it. A factor above 1 also multiplies an error that
+            # was within the bound before.
             self.width = (limit * np.maximum(np.abs(self.ratio), 1) + rounding) / np.abs(self.exact)
 
 
@@ -76,7 +83,7 @@ def _divisions(measured: Measured, layout: Layout) -> list[Division]:
 
 
 def _constant(values: _Values, those: str) -> Cluster | None:
-    """One rule by which all wrong values come from the exact ones."""
+    """Return one rule by which all wrong values come from the exact ones."""
     actual, exact, allowed = values.actual, values.exact, values.allowed
     if not np.any(actual):
         return Cluster("zero", f"{those} are 0")
@@ -93,6 +100,7 @@ def _constant(values: _Values, those: str) -> Cluster | None:
     if offset and is_beyond_chance(np.abs(float(offset)) / allowed):
         return Cluster("offset", f"{those} are {offset.lstrip('-')} too {'small' if offset[0] == '-' else 'large'}")
     if values.dtype in _NARROW:
+        # How far values are off towards 0, and the bound without the half ulp that it has for rounding to nearest.
         lost, rest = np.sign(exact) * (exact - actual), values.limit - 0.5 * ulp(exact, values.dtype)
         if exact.size >= _FEWEST_TRUNCATED and np.all((lost > 0) & (lost <= ulp(exact, values.dtype) + rest)):
             return Cluster(
@@ -110,7 +118,7 @@ def _constant(values: _Values, those: str) -> Cluster | None:
 
 
 def _of_the_formula(measured: Measured, wrong: np.ndarray, parts: Anatomy, those: str) -> Cluster | None:
-    """An input in place of the result, or a wrong term; tried on some elements before all."""
+    """Return the claim of an input in place of the result, or of a wrong term; tried on some elements before all."""
     claim = None
     for some in (wrong[:: -(-wrong.size // _TRIED)], wrong):
         values, (inputs, terms) = _Values(measured, some), parts.at(some)
@@ -121,7 +129,7 @@ def _of_the_formula(measured: Measured, wrong: np.ndarray, parts: Anatomy, those
 
 
 def _of_the_sum(measured: Measured, wrong: np.ndarray, parts: Anatomy) -> Cluster | None:
-    """Terms that a sum lacks, or has twice; looked for where no result is NaN or Inf."""
+    """Return the terms that sums lack or have twice; looked for where no result is wrongly NaN or Inf."""
     if parts.summands is None or np.any(measured.is_misplaced):
         return None
     limit = np.ravel(measured.limit + ulp(measured.actual, measured.dtype))
@@ -129,7 +137,7 @@ def _of_the_sum(measured: Measured, wrong: np.ndarray, parts: Anatomy) -> Cluste
 
 
 def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster | None:
-    """One of the call's inputs in place of the result."""
+    """Return the input of the call that is in place of the result."""
     for name, given in inputs.items():
         if np.any(given != given[0]) and np.array_equal(rounded(given, values.result_dtype), values.actual):
             return Cluster("copy", f"{those} equal the {name} that the call was given")
@@ -137,9 +145,9 @@ def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster 
 
 
 def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | None:
-    """One or two of the formula's terms that are missing, have the wrong sign, or are there several times."""
+    """Return the formula's terms, all but one at most, that are missing, have the wrong sign or another factor."""
     if not terms or not np.all(np.abs(sum(terms.values()) - values.exact) <= values.allowed):
-        return None  # not all that the formula adds up: no claim can be made
+        return None  # the exact results are not the sums of these terms: no claim can be made
     error = values.actual - values.exact
     for count in range(1, len(terms)):
         for names in combinations(terms, count):
@@ -158,7 +166,7 @@ def _term(values: _Values, terms: Mapping[str, Array], those: str) -> Cluster | 
 
 
 def _eps(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Cluster | None:
-    """Another eps, of one digit, in 1/√(variance + eps)."""
+    """Return another eps, of one digit, for which all results are correct: they are 1/√(variance + eps)."""
     if "eps" not in parts.terms:
         return None
     _, terms = parts.at(wrong)
@@ -177,7 +185,7 @@ def _eps(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Clus
 
 
 def _statistic(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -> Cluster | None:
-    """The variance, its root, or a variance divided by N − 1, in place of 1/√(variance + eps)."""
+    """Return the statistic that is in place of 1/√(variance + eps): the variance, a root, or with N − 1 for N."""
     if "eps" not in parts.terms or not np.any(values.actual):
         return None
     _, terms = parts.at(wrong)
@@ -203,7 +211,10 @@ def _statistic(values: _Values, parts: Anatomy, wrong: np.ndarray, those: str) -
 
 
 def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluster | None:
-    """One such constant for each row, sample or channel: a statistic or a weight that is missing or wrong."""
+    """Return a factor or offset that each row, sample or channel has one of.
+
+    Such a result lacks a statistic or a weight, or has a wrong one.
+    """
     error = values.actual - values.exact
     for division in sorted(every, key=lambda division: division.classes):
         order = np.argsort(division.of(values.index), kind="stable")
@@ -216,7 +227,10 @@ def _constants(values: _Values, every: Sequence[Division], those: str) -> Cluste
 
 
 def _one_each(middle: Array, width: Array, starts: np.ndarray, neutral: float) -> bool:
-    """Whether the intervals of every class have a number in common, and do not by chance."""
+    """Return whether the intervals of every class have a value in common that is not there by chance.
+
+    Intervals are middle ± width; a class begins at each of ``starts``. ``neutral`` is the value of a correct result.
+    """
     least, most = np.maximum.reduceat(middle - width, starts), np.minimum.reduceat(middle + width, starts)
     if not np.all(least <= most):  # nor where a ratio is NaN
         return False
@@ -226,7 +240,7 @@ def _one_each(middle: Array, width: Array, starts: np.ndarray, neutral: float) -
 
 
 def _factor(values: _Values) -> str:
-    """The number that all exact values are multiplied by; empty where there is none."""
+    """Return the factor that all exact values are multiplied by, as text; empty where there is none."""
     has_size = values.exact != 0
     if not np.all(np.abs(values.actual[~has_size]) <= values.allowed[~has_size]) or np.count_nonzero(has_size) < 2:
         return ""
@@ -236,7 +250,7 @@ def _factor(values: _Values) -> str:
 
 
 def _common(low: Array, high: Array) -> str:
-    """The shortest decimal number that is in every interval; empty where there is none."""
+    """Return the shortest decimal number that is in every interval, as text; empty where there is none."""
     least, most = float(np.max(low)), float(np.min(high))
     if not least <= most:
         return ""
@@ -251,5 +265,9 @@ def _common(low: Array, high: Array) -> str:
 
 
 def is_beyond_chance(precision: Array) -> bool:
-    """Whether intervals this narrow, for the size of the deviation, do not meet by chance."""
+    """Return whether intervals do not meet by chance; ``precision``: the deviation as a multiple of each one's width.
+
+    An interval of width w happens to include a constant at a distance d with a probability of about w/d. The largest
+    multiple is left out: its interval, the narrowest, is the one that gave the constant.
+    """
     return bool(-np.sum(np.log(np.maximum(np.sort(precision)[:-1], 1))) < _CHANCE)

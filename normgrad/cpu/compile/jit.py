@@ -1,4 +1,6 @@
-"""The decorators for kernels and the functions they call. Only kernel modules import it: it imports Numba.
+"""The decorators for kernels and the functions they call.
+
+Kernel modules import it, and `kernel_lookup` where a kernel has to be compiled; nothing else does: it imports Numba.
 
 Kernels are compiled by :mod:`normgrad.cpu.compile.compiler`, which uses Numba's internals. Where the installed Numba
 has other internals, they are compiled by its public interface (:func:`compiled_publicly`): the results have the same

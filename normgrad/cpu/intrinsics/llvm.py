@@ -1,5 +1,8 @@
 """The decorator `emitted`, which makes intrinsics, and the LLVM types, conversions and pointers that they are built of.
 
+The functions here write LLVM code while a kernel is compiled: their `builder` appends instructions, and what they
+return are LLVM values. Kernels do not call them; they call the intrinsics in `memory`, `vectors` and `pairs`.
+
 Addresses are in bytes, indices in elements.
 """
 
@@ -20,28 +23,34 @@ HALF_TYPE, FLOAT_TYPE, DOUBLE_TYPE = ir.HalfType(), ir.FloatType(), ir.DoubleTyp
 
 
 class BFloatType(ir.Type):
-    """LLVM's bfloat, which its binding has no class for; met only between two instructions."""
+    """LLVM's bfloat, which its binding has no class for: the result of one instruction, bitcast to integers at once."""
 
     def _to_string(self):
         return "bfloat"
 
 
-#: Parameters of intrinsics: a tag; and any type, the same wherever this stands.
+#: Placeholders for types in a call of `emitted`.
 TAG, SAME = object(), object()
 
 
 def emitted(result, *parameters):
     """Make an intrinsic of a function `emit(builder, *values)`, which writes its LLVM code and returns its result.
 
-    The result and the parameters are Numba types, to which arguments are converted, functions of the tag that return
-    such a type, TAG, or SAME. Of a tag `emit` gets the tag itself; a pair it returns as a sequence.
+    `result` and each of `parameters` is one of these:
+
+    - a Numba type, to which the argument is converted;
+    - TAG: the argument is a tag; `emit` gets the tag itself, no LLVM value;
+    - SAME: an argument of any type; all parameters and results that are SAME have the type of the last such argument;
+    - a function that returns a Numba type for the tag, such as the type that an element is loaded as.
+
+    `emit` returns None for a void result, and a sequence of two values for a pair of vectors.
     """
 
     def decorate(emit):
         @intrinsic
         @wraps(emit)
         def define(typingctx, *given):
-            own = dict(zip(parameters, given))
+            own = dict(zip(parameters, given))  # of which own[TAG] and own[SAME] are looked up
 
             def meant(each):
                 return (
@@ -78,6 +87,7 @@ def splatted(builder, scalar, lanes=LANES):
 
 
 def same_shape(like, element):
+    """Return the type of as many of these elements as a type has: a vector type for a vector type."""
     return vector_of(element, like.count) if isinstance(like, ir.VectorType) else element
 
 
@@ -87,13 +97,14 @@ def constant(like, value):
 
 
 def _bfloat_to_float(builder, raw):
+    """Convert the bits of bfloat16, which are the high half of a float32's."""
     wide = same_shape(raw.type, I32_TYPE)
     shifted = builder.shl(builder.zext(raw, wide), constant(wide, 16))
     return builder.bitcast(shifted, same_shape(raw.type, FLOAT_TYPE))
 
 
 def _float_to_bfloat(builder, value):
-    """Round to nearest even; a NaN keeps its high half with the quiet bit set, so it stays a NaN."""
+    """Round float32 to the bits of bfloat16, to nearest even. A NaN keeps its high half with the quiet bit set."""
     int_type = same_shape(value.type, I32_TYPE)
     bits = builder.bitcast(value, int_type)
     high = builder.lshr(bits, constant(int_type, 16))
@@ -105,19 +116,21 @@ def _float_to_bfloat(builder, value):
 
 
 def _half_to_float(builder, raw):
-    """float16 -> float32. Vectors by an intrinsic that LLVM does not see through: it would merge this and a conversion
-    to float64 after it into one instruction, which takes three times as long as the two.
+    """Convert float16 to float32.
+
+    Whole vectors are converted by an x86 intrinsic that LLVM does not see through. It would merge an ordinary
+    conversion with one to float64 after it into a single instruction, which takes three times as long as the two.
     """
     if not (HAS_AVX512 and isinstance(raw.type, ir.VectorType) and raw.type.count == LANES):
         return builder.fpext(raw, same_shape(raw.type, FLOAT_TYPE))
     bits, singles = builder.bitcast(raw, vector_of(I16_TYPE)), vector_of(FLOAT_TYPE)
-    usual_rounding = ir.Constant(I32_TYPE, 4)
+    usual_rounding = ir.Constant(I32_TYPE, 4)  # _MM_FROUND_CUR_DIRECTION: the processor's current mode
     arguments = [bits, ir.Constant(singles, None), ir.Constant(I16_TYPE, 0xFFFF), usual_rounding]
     return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", singles, arguments)
 
 
 def widened(builder, tag, raw):
-    """Convert stored value(s) to float32."""
+    """Convert values as they are stored to float32; float64 and int64 stay as they are."""
     if tag == BF16:
         return _bfloat_to_float(builder, raw)
     if tag == F16:
@@ -128,7 +141,7 @@ def widened(builder, tag, raw):
 
 
 def narrowed(builder, tag, value):
-    """Convert float32 to the values that are stored."""
+    """Round float32 values to the dtype that they are stored in; other values stay as they are."""
     if tag == BF16:
         return _float_to_bfloat(builder, value)
     if tag == F16:
@@ -154,6 +167,7 @@ def load_raw(builder, dtype, address, index, lanes=1):
 
 
 def call_intrinsic(builder, name, return_type, args):
+    """Call an intrinsic of LLVM by its name, and declare it where the module does not yet."""
     function_type = ir.FunctionType(return_type, [a.type for a in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
 
@@ -165,6 +179,7 @@ def prefetch(builder, pointer):
 
 
 def type_suffix(llvm_type):
+    """Return how the name of an intrinsic ends for a type, such as ``v16f32``."""
     element = llvm_type.element if isinstance(llvm_type, ir.VectorType) else llvm_type
     lanes = f"v{llvm_type.count}" if isinstance(llvm_type, ir.VectorType) else ""
     return lanes + {HALF_TYPE: "f16", I16_TYPE: "i16", FLOAT_TYPE: "f32", I32_TYPE: "i32", DOUBLE_TYPE: "f64"}[element]

@@ -15,7 +15,7 @@ def _loaded(dtype):
 
 @emitted(_loaded, TAG, int64, int64)
 def load(builder, dtype, address, index):
-    """Load an element; of a dtype with fewer bits than float32 as float32."""
+    """Load an element: float64 and int64 as they are, any other dtype as float32."""
     return llvm.widened(builder, dtype, llvm.load_raw(builder, dtype, address, index))
 
 
@@ -28,6 +28,7 @@ def store(builder, dtype, address, index, value):
 
 @emitted(int32, int64, int64)
 def load_i32(builder, address, index):
+    """Load an int32 as it is, where float32 would round it."""
     return llvm.load_raw(builder, I32, address, index)
 
 
@@ -37,19 +38,19 @@ def _int64_pointer(builder, address):
 
 @emitted(int64, int64, int64)
 def fetch_add(builder, address, amount):
-    """Atomically add to an int64 in memory, return what was there before."""
+    """Add to an int64 in memory atomically, and return what was there before."""
     return builder.atomic_rmw("add", _int64_pointer(builder, address), amount, "seq_cst")
 
 
 @emitted(int64, int64)
 def load_acquire(builder, address):
-    """Atomic int64 load: what its writer stored before is visible after."""
+    """Load an int64 atomically: what its writer stored before it is visible after this load."""
     return builder.load_atomic(_int64_pointer(builder, address), "acquire", 8)
 
 
 @emitted(void, int64, int64)
 def store_release(builder, address, value):
-    """Atomic int64 store: who reads it sees what was done before."""
+    """Store an int64 atomically: a thread that loads it (`load_acquire`) sees what was stored before it."""
     builder.store_atomic(value, _int64_pointer(builder, address), "release", 8)
 
 
@@ -58,7 +59,7 @@ def stack_space(nbytes):
 
     @emitted(int64)
     def space(builder):
-        with builder.goto_entry_block():
+        with builder.goto_entry_block():  # so that a call in a loop does not take more stack every time
             area = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
         area.align = 64
         return builder.ptrtoint(area, llvm.I64_TYPE)
@@ -80,7 +81,12 @@ def prefetch_l2(builder, address):
 
 @emitted(float32, TAG, float64)
 def round_for(builder, dtype, value):
-    """float64 -> float32 on the way to `dtype`: to odd before a 16-bit store, the only rounding then."""
+    """Round float64 to the float32 from which `store` makes an element of `dtype`, as if there were one rounding.
+
+    For float32 that is rounding to nearest. A 16-bit store rounds again, so for it the float32 is rounded to odd:
+    towards zero, with the last bit set where anything was lost. So the second rounding takes no value for a tie that is
+    none.
+    """
     nearest = builder.fptrunc(value, llvm.FLOAT_TYPE)
     if dtype == F32:
         return nearest

@@ -1,7 +1,8 @@
 """Pairs of vectors: 32 elements at a time, in the lane order that converts fastest.
 
-A bfloat16 pair is one 64-byte load split into even and odd columns (a shift and a mask, no shuffles). So vectors that
-meet the data lane by lane (weight, weight gradients) are kept in the same order in the workspace.
+A bfloat16 pair is one 64-byte load, split into even and odd elements by a shift and a mask, without shuffles. So what
+meets such a pair lane by lane (weights, weight gradients) is kept in the same order in the workspace. Pairs of other
+dtypes have the order of memory.
 """
 
 from llvmlite import ir
@@ -19,11 +20,12 @@ pair_type = UniTuple(f32x16, 2)
 
 
 def _lane_order(tag):
-    """Return the elements in the order of lanes: of bfloat16 the even ones, then the odd ones."""
+    """Return which element each lane of a pair holds: of bfloat16 the even ones, then the odd ones."""
     return [*range(0, PAIR, 2), *range(1, PAIR, 2)] if tag == BF16 else list(range(PAIR))
 
 
 def _inverse(order):
+    """Return which lane holds each element."""
     return [order.index(i) for i in range(PAIR)]
 
 
@@ -33,6 +35,7 @@ def _shuffled(builder, low, high, order):
 
 
 def _shuffled_pair(builder, low, high, order):
+    """Return these lanes of two vectors as two vectors."""
     return [_shuffled(builder, low, high, order[: llvm.LANES]), _shuffled(builder, low, high, order[llvm.LANES :])]
 
 
@@ -43,7 +46,7 @@ def _are_below(builder, elements, count):
 
 
 def _split(builder, tag, raw):
-    """32 storage elements -> two f32x16."""
+    """Convert 32 elements as they are stored to a pair of f32x16."""
     if tag == BF16:
         words = builder.bitcast(raw, llvm.vector_of(llvm.I32_TYPE))
         even = builder.shl(words, llvm.constant(words.type, 16))
@@ -54,7 +57,7 @@ def _split(builder, tag, raw):
 
 
 def _round_bits(builder, value):
-    """float32 bits rounded to bfloat16 in the high half. A NaN gets its quiet bit, so that it stays a NaN."""
+    """Round to bfloat16, in the high half of each word. A NaN gets its quiet bit, so that it stays a NaN."""
     bits = builder.bitcast(value, llvm.vector_of(llvm.I32_TYPE))
     odd = builder.and_(builder.lshr(bits, llvm.constant(bits.type, 16)), llvm.constant(bits.type, 1))
     rounded = builder.add(builder.add(bits, llvm.constant(bits.type, 0x7FFF)), odd)
@@ -63,7 +66,10 @@ def _round_bits(builder, value):
 
 
 def _join(builder, tag, low, high):
-    """Two f32x16 -> 32 storage elements. The instruction that rounds to bfloat16 flushes subnormal numbers to zero."""
+    """Round a pair of f32x16 to 32 elements as they are stored.
+
+    The instruction that rounds to bfloat16 flushes subnormal numbers to zero; its first operand is the upper half.
+    """
     if tag == BF16 and _ROUNDS_BFLOAT:
         name, halves = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", llvm.vector_of(llvm.BFloatType(), PAIR)
         rounded = llvm.call_intrinsic(builder, name, halves, [high, low])
@@ -78,15 +84,17 @@ def _join(builder, tag, low, high):
 
 
 def _float_to_half_bits(builder, value):
-    """f32x16 -> the bits of 16 float16, rounded to nearest even."""
+    """Round f32x16 to the bits of 16 float16, to nearest even."""
     half_bits = llvm.vector_of(llvm.I16_TYPE)
     arguments = [value, ir.Constant(llvm.I32_TYPE, 0), ir.Constant(half_bits, None), ir.Constant(llvm.I16_TYPE, 0xFFFF)]
     return llvm.call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", half_bits, arguments)
 
 
 def _store_halves(builder, pointer, values, align):
-    """Store two f32x16 as float16, one after the other: the conversion stores half a pair at half the cost of a pair
-    that is joined first. As integers: LLVM has no non-temporal store of float16, and would fold a bitcast.
+    """Store a pair of f32x16 as float16, one vector after the other, and return the two stores.
+
+    One instruction converts and stores 16 elements; to join the pair first would cost twice as much. The elements are
+    stored as integers, because LLVM has no non-temporal store of float16, and folds a bitcast of float16 into one.
     """
     halves = builder.bitcast(pointer, llvm.vector_of(llvm.I16_TYPE).as_pointer())
     return [
@@ -105,9 +113,10 @@ def _masked_store(builder, pointer, values, count, align):
 
 
 def _store_first_floats(builder, pointer, values, count):
-    """Store the first `count` of 32 float32, in two halves. Where the second half has none of them, it is "stored" to
-    the address of the first: a masked store fetches the cache line at its address even if it writes no lane, and that
-    would be the next row's.
+    """Store the first `count` of 32 float32, as two masked stores.
+
+    Where no lane of the second vector is stored, it gets the address of the first: a masked store fetches the cache
+    line at its address even if it writes no lane, and that would be the next row's line.
     """
     low = builder.bitcast(pointer, llvm.vector_of(llvm.FLOAT_TYPE).as_pointer())
     rest = builder.sub(count, ir.Constant(count.type, llvm.LANES))
@@ -128,6 +137,7 @@ def _masked_load(builder, dtype, address, index, count):
 
 @emitted(pair_type, TAG, int64, int64)
 def load_pair(builder, dtype, address, index):
+    """Load 32 elements; no alignment needed."""
     return _split(builder, dtype, llvm.load_raw(builder, dtype, address, index, PAIR))
 
 
@@ -146,7 +156,7 @@ def load_pair_first(builder, dtype, address, index, count):
 
 
 def _selected(builder, tag, count, first, second):
-    """Return a pair: of its first `count` elements from one pair, of those after from another."""
+    """Return a pair with the first `count` elements of one pair, and the elements after these of another."""
     order = _lane_order(tag)
     masks = (_are_below(builder, half, count) for half in (order[: llvm.LANES], order[llvm.LANES :]))
     return [builder.select(*each) for each in zip(masks, first, second)]
@@ -220,7 +230,7 @@ def load_ordered(builder, dtype, address, index):
 
 @emitted(void, TAG, int64, int64, f32x16, f32x16)
 def store_ordered(builder, dtype, address, index, low, high):
-    """Store 32 float32 that are in the lane order of a dtype's pairs in the order of elements."""
+    """Store 32 float32 in the order of elements; they are given in the lane order of a dtype's pairs."""
     low, high = _shuffled_pair(builder, low, high, _inverse(_lane_order(dtype)))
     pointer = llvm.pointer_to(builder, F32, address, index, PAIR)
     builder.store(_join(builder, F32, low, high), pointer, align=4)
@@ -228,12 +238,13 @@ def store_ordered(builder, dtype, address, index, low, high):
 
 @emitted(boolean, TAG)
 def is_bfloat16(builder, dtype):
+    """Return whether a tag is that of bfloat16, whose pairs have a lane order of their own."""
     return ir.Constant(ir.IntType(1), int(dtype == BF16))
 
 
 @emitted(int64, TAG)
 def code_of(builder, dtype):
-    """Return the number that a dtype has in descriptors."""
+    """Return the number of a dtype in descriptors (``tags.CODES``)."""
     return ir.Constant(llvm.I64_TYPE, next(CODES[known] for known, tag in TAGS.items() if tag == dtype))
 
 

@@ -1,7 +1,9 @@
 """Descriptors and tags as Numba types, so that a kernel reads ``desc.input.channel_stride`` as it is declared.
 
-A descriptor is a pointer in a kernel. A field of type int or float is loaded; a counter and an array are addresses; a
-part of the descriptor is a pointer again. A tag has no value, only a type, by its name.
+In a kernel a descriptor is a pointer to its words. What ``desc.field`` is depends on the field's type: an int, a float
+or the address of a `Pointer` is loaded; of a `Counter` it is the address, for atomic operations; of an array it is a
+pointer to the first element; of a part, such as ``desc.input``, a pointer to that part. A tag has no value, only a
+type, by its name.
 """
 
 from llvmlite import ir
@@ -25,7 +27,10 @@ class StructPointer(types.Type):
 
 
 def descriptor_type(kernel):
-    """Return the Numba type of a kernel's descriptor: its annotation is the class that declares it."""
+    """Return the Numba type of a kernel's descriptor, whose class is the kernel's only annotation.
+
+    A kernel without an annotation takes a pointer to integers.
+    """
     declared = next(iter(kernel.__annotations__.values()), None)
     return StructPointer(declared) if declared else types.CPointer(types.int64)
 
@@ -37,6 +42,7 @@ class _StructModel(models.PrimitiveModel):
 
 
 def _type_of(field):
+    """Return the Numba type of ``desc.field``."""
     if field.is_struct:
         return StructPointer(field.type)
     return types.CPointer(types.int64) if field.type is tuple else types.float64 if field.type is float else types.int64
@@ -53,6 +59,7 @@ class _StructAttributes(AttributeTemplate):
 
 @lower_getattr_generic(StructPointer)
 def _load_field(context, builder, pointer, value, name):
+    """Emit ``desc.name``, with the type that `_type_of` returns."""
     field = layout(pointer.struct)[name]
     address = builder.gep(value, [ir.Constant(I64_TYPE, field.offset)])
     if field.is_struct or field.type is tuple:
@@ -65,7 +72,7 @@ def _load_field(context, builder, pointer, value, name):
 
 
 class TagType(types.Type):
-    """The Numba type of a tag: one for each."""
+    """The Numba type of a tag; every tag has its own, and so a variant of each kernel that takes it."""
 
     def __init__(self, tag):
         self.tag = tag

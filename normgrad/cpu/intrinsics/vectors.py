@@ -1,7 +1,7 @@
 """Vectors of 16 float32 or float64 lanes: loads, stores, arithmetic.
 
-Their arithmetic is written out, not left to the auto-vectoriser, so it gives the same bits whatever the alignment,
-overlap or tile it happens in.
+Kernels do their arithmetic on these vectors and leave none to LLVM's auto-vectoriser. So an element gets the same bits
+whatever its alignment, its tile, and the overlap of tensors.
 """
 
 import operator
@@ -20,7 +20,7 @@ from normgrad.cpu.tags import F32, F64
 
 
 class Vector(types.Type):
-    """The Numba type of 16 lanes."""
+    """The Numba type of a vector of 16 lanes."""
 
     def __init__(self, name: str, element: ir.Type):
         self.element = element
@@ -59,22 +59,25 @@ def vstore(builder, dtype, address, index, value):
 
 @emitted(f32x16, float32)
 def splat_f32(builder, value):
+    """Return a float32 in all lanes."""
     return llvm.splatted(builder, value)
 
 
 @emitted(f64x16, float64)
 def splat_f64(builder, value):
+    """Return a float64 in all lanes."""
     return llvm.splatted(builder, value)
 
 
 @emitted(f64x16, f32x16)
 def widen(builder, value):
+    """Convert float32 lanes to float64."""
     return builder.fpext(value, llvm.vector_of(llvm.DOUBLE_TYPE))
 
 
 @emitted(f32x16, f64x16)
 def narrow(builder, value):
-    """Round to nearest even."""
+    """Round float64 lanes to float32, to nearest even."""
     return builder.fptrunc(value, llvm.vector_of(llvm.FLOAT_TYPE))
 
 
@@ -82,8 +85,9 @@ def narrow(builder, value):
 def power_of_two(builder, value, mean):
     """Return the largest power of two p with p/2 <= |value| and p/2*|mean| <= 2^126, within 2^-126 .. 2^127.
 
-    For float64 or f64x16. A NaN counts as no limit. Where the mean is no limit, value/p is below 1: its product with a
-    weight does not overflow.
+    For float64 or f64x16. Coefficients of x - mean are split by it (:mod:`normgrad.cpu.kernels.channel.coefficients`):
+    mean*p stays in float32's range, and the factor that remains is value/p. A NaN sets no limit (`minnum` returns
+    the other operand). Where the mean sets none, |value/p| is below 1, so its product with a weight does not overflow.
     """
     size, mean_size = (llvm.call_math(builder, "fabs", each) for each in (value, mean))
     largest = llvm.constant(size.type, 2.0**126)
@@ -106,32 +110,39 @@ def saturated(builder, value):
 
 @emitted(SAME, SAME, SAME)
 def not_below(builder, value, least):
-    """Return the value, or `least` where it is negative: NaN stays; float64 or f64x16."""
+    """Return `least` where a float64 or f64x16 is negative, and the value elsewhere: also 0, less than `least`, NaN."""
     is_negative = builder.fcmp_ordered("<", value, llvm.constant(value.type, 0.0))
     return builder.select(is_negative, least, value)
 
 
 @emitted(f64x16, f64x16)
 def square_roots(builder, value):
+    """Return the square root of every lane."""
     return llvm.call_math(builder, "sqrt", value)
 
 
 @emitted(SAME, SAME, SAME, SAME)
 def fma(builder, a, b, c):
-    """a*b + c with one rounding; vectors or scalars, all of one type."""
+    """Return a*b + c with one rounding; vectors or scalars, all of one type."""
     return llvm.call_math(builder, "fma", a, b, c)
 
 
 @emitted(SAME, TAG, SAME, SAME, SAME, SAME)
 def scaled(builder, dtype, value, factor, low, offset):
-    """Return value*(factor + low) + offset; before a 16-bit store without `low`, which would not show."""
+    """Return value*(factor + low) + offset, where `low` is what rounding took off the factor.
+
+    Before a 16-bit store `low` is left out: it would not show.
+    """
     if dtype == F32:
         offset = llvm.call_math(builder, "fma", value, low, offset)
     return llvm.call_math(builder, "fma", value, factor, offset)
 
 
 def _folded(builder, run, vector, other=None):
-    """Add the second half of every `run` lanes to the first, in one or two vectors."""
+    """Add the second half of every `run` lanes to the first half: half as many lanes remain, in the same order.
+
+    The lanes of a second vector follow those of the first.
+    """
     lanes = vector.type.count * (1 if other is None else 2)
     firsts = [start + i for start in range(0, lanes, run) for i in range(run // 2)]
     halves = [
@@ -159,7 +170,7 @@ def hsum(typingctx, value):
 
 @emitted(void, int64, f64x16, f64x16, f64x16, f64x16)
 def store_sums(builder, address, a, b, c, d):
-    """Store the sums of the lanes of four f64x16, each in the order of hsum, as four float64."""
+    """Store the sums of the lanes of four f64x16, each added in the order of `hsum`, as four float64 at an address."""
     a, b, c, d = (_folded(builder, 16, vector) for vector in (a, b, c, d))
     pairs = _folded(builder, 4, _folded(builder, 8, a, b), _folded(builder, 8, c, d))
     sums = _folded(builder, 2, pairs)

@@ -1,17 +1,18 @@
-"""BatchNorm: the kernels `batch_norm_stats`, `_gather_stats_with_counts`, `_elemt`, `_reduce_backward` and
-`_elemt_backward`.
+"""BatchNorm: the kernels `batch_norm_stats`, `batch_norm_reduce_backward`, `batch_norm_elemt`,
+`batch_norm_elemt_backward` and `batch_norm_gather_stats_with_counts`.
 
-Kernels that reduce sum every chunk, then add the partial sums of 32 channels at a time. Element-wise kernels compute
-the coefficients of all channels, then process every chunk. Statistics are float64, coefficients float32, both in lane
-order; lanes without a channel hold zeros.
+The first two sum every chunk, then add up the partial sums of 32 channels at a time. The element-wise ones compute the
+coefficients of all channels, then process every chunk. The last one is for a few small arrays, and uses one thread.
+Statistics are float64, coefficients float32, both in lane order; lanes without a channel hold zeros.
 
-The moments of a chunk's channels are their sums and M2 (squared distances from the mean). One method for all data:
-float32 sequences of 4 terms a lane about a shift, float64 beyond. float32 and float16 are read twice while they are in
-a cache: first a quarter of the elements, whose mean is the shift, then all of them about it. With the mean of k of n
-elements as the shift, the squares about it are at most n/k times M2, so that the difference that yields M2 loses about
-two bits whatever the data. Equal elements have a shift of their own value and an M2 of exactly 0. bfloat16 needs no
-shift: its squares have 16 bits, and float32 sums 16 of them without a rounding unless the largest element is more than
-11 times the smallest; but then M2 of these 16 is not much less than their squares.
+The moments of a chunk's channels are their sums and M2, the sum of squared distances from the mean. One method serves
+all data: terms about a shift are added in float32 sequences of 4 a lane, four sequences join to 16 terms, and float64
+adds these. float32 and float16 data is read twice while it is in a cache: the mean of the first quarter of the elements
+is the shift for all of them. With the mean of k of n elements as the shift, the squares about it sum to at most n/k
+times M2, so that the difference that yields M2 loses about two bits whatever the data. Equal elements have a shift of
+their own value and an M2 of exactly 0. bfloat16 needs no shift: its squares have 16 bits, and float32 sums 16 of them
+without a rounding unless the largest element is more than 11 times the smallest; but then M2 of these 16 is not much
+less than their squares.
 """
 
 from collections import namedtuple
@@ -53,7 +54,7 @@ from normgrad.cpu.kernels.common.tensors import load_some
 from normgrad.cpu.kernels.common.work import items_in_order, items_of
 from normgrad.cpu.tags import BACKWARD, BACKWARD_SUMS, F32, F64, FORWARD, FORWARD_SUMS
 
-#: The statistics of a rank, as `descriptors.Vector`.
+#: The statistics of one rank, with the fields of a `descriptors.Vector`.
 _RankRow = namedtuple("_RankRow", "address stride dtype")
 
 _lanes, _shifts = stack_space(limits.MOMENT_ROWS * 2 * 16 * 8), stack_space(limits.MOMENT_ROWS * 4)
@@ -74,9 +75,10 @@ def _sum_beginning(dtype, x, pairs):
 
 @inline
 def _add_terms(v, shift, half, s):
-    """Add x - shift and its square to s = (sum, sum/2, squares, squares).
+    """Add x - shift and its square, of a pair v, to s = (sum, sum/2, squares, squares): a sequence for either vector.
 
-    The second sum is halved, by FMA, since adders have more to do here than multipliers.
+    The second vector's sum is kept halved, because b*0.5 + sum is an FMA and keeps an adder free: adders have more to
+    do here than multipliers.
     """
     a, b = v[0] - shift, v[1] - shift
     return s[0] + a, fma(b, half, s[1]), fma(a, a, s[2]), fma(b, b, s[3])
@@ -84,7 +86,7 @@ def _add_terms(v, shift, half, s):
 
 @inline
 def _add_sums(s, q, a, b):
-    """Add the sums of four sequences to those in float64."""
+    """Add the sums of a and b, two sequences each, to s and q in float64; the second sum of either is halved."""
     halved = a[1] + b[1]
     s = s + widen((a[0] + b[0]) + (halved + halved))
     return s, q + widen((a[2] + a[3]) + (b[2] + b[3]))
@@ -92,7 +94,7 @@ def _add_sums(s, q, a, b):
 
 @inline
 def _row_moments(dtype, x, count, shift):
-    """Return sum(x - shift) and sum((x - shift)^2) in 16 lanes: up to 4 terms in float32, float64 beyond."""
+    """Return sum(x - shift) and sum((x - shift)^2) in 16 lanes: float32 sequences of up to 4 terms, float64 beyond."""
     centre, half, zero = splat_f32(shift), splat_f32(np.float32(0.5)), splat_f32(np.float32(0))
     s, q, nothing, i = splat_f64(0.0), splat_f64(0.0), (zero, zero, zero, zero), 0
     while i + 256 <= count:
@@ -119,7 +121,11 @@ def _row_moments(dtype, x, count, shift):
 
 @inline
 def _long_rows(dtype, rows, count, x, step, sums, squares):
-    """Compute the moments of up to MOMENT_ROWS rows; their lanes are added up together, so that none waits alone."""
+    """Compute the sums and M2 of up to MOMENT_ROWS rows of `count` elements, `step` bytes apart, to memory.
+
+    The lanes of all rows are added up after the last row is read: each such sum is a chain of dependent additions, and
+    those of several rows overlap. A row's first 32*`pairs` elements, about a quarter, give its shift.
+    """
     lanes, shifts, pairs = _lanes(), _shifts(), count // 128 + 1
     share = np.float32(1.0 / (32 * pairs))
     if not is_bfloat16(dtype):
@@ -149,6 +155,7 @@ def moments_rows(dtype, desc, chunk):
     sums = partials_of(desc, n, part)
     squares = sums + 8 * desc.padded_channels
     if count >= limits.FLOAT64_COLUMN_TERMS:
+        # As few groups of rows as MOMENT_ROWS and MOMENT_ELEMENTS allow, with the same number of rows but in the last.
         number = last - first
         groups = max((number + limits.MOMENT_ROWS - 1) // limits.MOMENT_ROWS, number * count // limits.MOMENT_ELEMENTS)
         at_once = (number + groups - 1) // groups
@@ -164,7 +171,7 @@ def moments_rows(dtype, desc, chunk):
 
 @inline
 def _shift_columns(dtype, x, step, positions, shifts, channel, count):
-    """Store the mean of some positions as the shifts of 32 channels."""
+    """Store the means of the first positions as the shifts of 32 channels, or of the first `count` of them."""
     x += channel * item_size(dtype)
     first, zero = load_some(dtype, x, 0, count), splat_f32(np.float32(0))
     s0, s1 = zero, zero
@@ -178,6 +185,7 @@ def _shift_columns(dtype, x, step, positions, shifts, channel, count):
 
 @inline
 def _channel_shifts(dtype, shifts):
+    """Return the shifts of 32 channels: zeros for bfloat16."""
     if is_bfloat16(dtype):
         return splat_f32(np.float32(0)), splat_f32(np.float32(0))
     return vload(F32, shifts, 0), vload(F32, shifts, 16)
@@ -185,6 +193,7 @@ def _channel_shifts(dtype, shifts):
 
 @inline
 def _add_place(dtype, x, ahead, count, m, s):
+    """Add x - shift and its square of 32 channels at one position to s, both in pairs; `ahead` bytes on, prefetch."""
     columns.prefetch_channels(dtype, x + ahead)
     v = load_some(dtype, x, 0, count)
     a, b = v[0] - m[0], v[1] - m[1]
@@ -212,7 +221,7 @@ def _add_columns(dtype, x, step, positions, shifts, sums, squares, channel, coun
 
 @inline
 def _finish_columns(dtype, desc, count, shifts, sums, squares):
-    """Turn the moments of a chunk about the shifts into the sums and M2."""
+    """Turn the sums about the shifts, in the partials of a chunk, into the sums and M2 of its channels."""
     for c in range(0, desc.padded_channels, 32):
         m, terms = _channel_shifts(dtype, shifts + 4 * c), splat_f64(np.float64(count))
         total, about = about_mean(vload(F64, sums, c), vload(F64, squares, c), terms, widen(m[0]))
@@ -248,10 +257,11 @@ def moments_columns(dtype, desc, n, chunk):
 
 @device
 def _statistics(desc, lane):
+    """Store mean and invstd of 16 channels."""
     size = splat_f64(np.float64(desc.samples * desc.positions))
     total, squares = merge_partials(desc, 0, desc.samples, lane)
     # Where float32 squares underflow, M2 may be negative, and invstd must be finite: with eps 0 it is Inf for equal
-    # elements alone. Where they overflow, it must be NaN, not 0.
+    # elements alone, whose M2 is 0. Where squares overflow, Inf - Inf makes the variance NaN: invstd must not be 0.
     variance = not_below(squares, splat_f64(limits.SMALLEST_M2)) / size
     variance = variance + (variance - variance)
     vstore(F64, desc.statistics, lane, total / size)
@@ -268,12 +278,13 @@ def reduce_moments(desc, block):
 
 @device
 def _ordered(dtype, paired, desc, vector, absent, target):
+    """Store a vector of all channels in lane order, or one value where it is absent."""
     to_lanes(dtype, paired, vector, absent, target, 0, desc.padded_channels, desc.channels)
 
 
 @device
 def sum_coefficients(dtype, paired, desc):
-    """Store the coefficients of sums of grad_out*(x - mean): scales of 1 and the negative means; and the invstds."""
+    """Store the coefficients of sums of grad_out*(x - mean): scales of 1, the negative means, and last the invstds."""
     target, pitch = desc.coefficients, desc.padded_channels
     _ordered(dtype, paired, desc, desc.mean, 0.0, target + 4 * pitch)
     _ordered(dtype, paired, desc, desc.rstd, 0.0, target + 8 * pitch)
@@ -284,7 +295,10 @@ def sum_coefficients(dtype, paired, desc):
 
 @device
 def gradient_coefficients(dtype, paired, desc):
-    """Store the coefficients of gradients, from the statistics and sums given."""
+    """Store the coefficients of gradients (`coefficients.gradient`), from the statistics and sums given.
+
+    Each array first gets a parameter of the call in lane order, which its coefficients then replace.
+    """
     target, plane, total = desc.coefficients, 4 * desc.padded_channels, 0.0
     for i in range(desc.counts):
         total += load_element(desc.counter, i)
@@ -312,7 +326,7 @@ def gradient_coefficients(dtype, paired, desc):
 
 @device
 def output_coefficients(dtype, paired, desc):
-    """Store the coefficients of outputs, from the statistics given."""
+    """Store the coefficients of outputs (`coefficients.output`), from the statistics given, in the same way."""
     target, plane = desc.coefficients, 4 * desc.padded_channels
     shifts, factors = target + plane, target + 2 * plane
     _ordered(dtype, paired, desc, desc.rstd, 0.0, target)
@@ -332,7 +346,7 @@ def output_coefficients(dtype, paired, desc):
 
 
 def _process(dtype, layout, direction, desc, i):
-    """Compute the sums or the results of chunk i. One function per layout and direction."""
+    """Compute the sums or the results of chunk i: by the function for its layout and direction, see `choose` below."""
 
 
 @device
@@ -362,7 +376,7 @@ def _rows_forward_sums(dtype, layout, direction, desc, i):
 def _columns_backward_sums(dtype, layout, direction, desc, i):
     n, chunk = i // desc.chunks, i % desc.chunks
     positions = positions_of(desc, chunk)
-    # The sums are results themselves: few terms are not added in float32.
+    # Positions that are added in float32 first. The sums are results themselves: of few terms, each joins float64.
     run = 1 if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS else positions
     columns.clear_sums(desc, n, chunk)
     if item_size(dtype) == 4 and desc.channels > limits.ALL_CHANNELS_FROM and run > 1:
@@ -500,17 +514,18 @@ def _updated(vector, c, momentum, new):
 
 @device
 def _load_rank(tensor, rank, first, last, channels, target):
-    """Store a rank's statistics of channels [first, last) as float32, with zeros beyond the last channel."""
+    """Store a rank's means or invstds of channels [first, last) as float32, with zeros beyond the last channel."""
     row = _RankRow(tensor.address + rank * tensor.rank_stride, tensor.channel_stride, tensor.dtype)
     to_lanes(F32, False, row, 0.0, target - 4 * first, first, last, channels)
 
 
 @device
 def _rank_moments(desc, first, last, n):
-    """Store the mean of channels [first, last) over all ranks, and the sum of squares about it.
+    """Store the mean of channels [first, last) over the n elements of all ranks, and the sum of squares about it.
 
-    Empty ranks add nothing. Every rank's row is read along its channels. Rows that are a power of two apart share the
-    sets of the cache: reading all of them at one channel would evict them before the next.
+    A rank adds count*(its variance + (its mean - the mean)^2) to the squares; one without elements adds nothing.
+    Every rank's row is read along its channels: rows that are a power of two apart share the sets of the cache, and to
+    read all of them at one channel would evict them before the next.
     """
     means, invstds, zero, one, eps = _means(), _invstds(), splat_f64(0.0), splat_f64(1.0), splat_f64(desc.eps)
     totals, squares = desc.results + 8 * first, desc.results + 8 * (desc.padded_channels + first)

@@ -1,9 +1,10 @@
 """GroupNorm: the kernels `group_norm` and `group_norm_backward`.
 
-A unit is what shares statistics: in rows a group of a sample, in columns a sample. Software pipelining: while a thread
-sums unit i it writes the results of unit i-1, so reads overlap writes. Units that would not stay in a core's cache, or
-too few of them, are processed in phases instead: the sums of all chunks, the statistics of all units, the results of
-all chunks.
+A unit is what a thread sums before it can write results: in rows a group of a sample, in columns a sample with all its
+groups. Software pipelining: while a thread sums unit i it writes the results of unit i-1, so reads overlap writes.
+Units that would not stay in a core's cache, or too few of them, are processed in phases instead: the sums of all
+chunks, the statistics of all units, the results of all chunks. Either way the work is done by four functions,
+`_prepare`, `_process`, `_reduce` and `_write_outputs`, of which `choose` takes the one for the layout and direction.
 
 The partial sums of a unit's chunks are reduced to statistics and coefficients of its groups: by `reduce_gradients` in
 the backward pass, by `reduce_moments` in the forward pass, in whole vectors of channels as far as a group fills them.
@@ -38,7 +39,7 @@ from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged, 
 from normgrad.cpu.kernels.common.work import finish_phase, items_in_order, items_of, take
 from normgrad.cpu.tags import BACKWARD, F32, F64, FORWARD
 
-#: A chunk of a unit, with the address of the unit's coefficients; unit -1: none.
+#: A chunk of a unit, with the address of the unit's coefficients. Unit -1: there is nothing to do.
 Work = namedtuple("Work", "unit chunk coefficients")
 
 # Partial sums to the statistics and coefficients of a group.
@@ -52,7 +53,10 @@ def bias_lanes(desc):
 
 @inline
 def _sum_lanes(desc, n, lane, ratio, total, total_x):
-    """Add up 16 channels of one group over the chunks, to the first chunk's partials, and add weight times that."""
+    """Add up 16 channels of one group over the chunks, to the first chunk's partials.
+
+    Return the totals with weight times these sums added; `ratio` is that of x_hat to the deviation that was summed.
+    """
     g, gx, pitch, first = splat_f64(0.0), splat_f64(0.0), desc.padded_channels, partials_of(desc, n, 0) + 8 * lane
     for chunk in range(desc.chunks):
         at = first + 16 * pitch * chunk
@@ -66,7 +70,7 @@ def _sum_lanes(desc, n, lane, ratio, total, total_x):
 
 @device
 def _sum_lane(desc, n, lane, ratio):
-    """As _sum_lanes, for a single channel."""
+    """Do as `_sum_lanes` for a single channel, and return weight times its sums."""
     g, gx, pitch, first = 0.0, 0.0, desc.padded_channels, partials_of(desc, n, 0)
     for chunk in range(desc.chunks):
         at = first + 16 * pitch * chunk
@@ -97,7 +101,10 @@ def _sum_group(dtype, paired, desc, n, first, last, ratio):
 
 @device
 def _store_gradient_coefficients(dtype, paired, desc, target, first, last, k):
-    """Store the coefficients of a group's gradients: k = (scale, shift, factor, mean_g, rstd), and the weights."""
+    """Store the coefficients of a group's gradients (`coefficients.gradient`): the weights are its `pre`.
+
+    k = (scale, shift, factor, mean_g, rstd) are the same for all channels of the group.
+    """
     whole, pitch, weights = filled_vectors(paired, desc, first, last), desc.padded_channels, desc.parameter_lanes
     a, b, c, d, f = splat_f32(k[0]), splat_f32(k[1]), splat_f32(k[2]), splat_f32(k[3]), splat_f32(k[4])
     for lane in range(first, whole, 16):
@@ -138,7 +145,11 @@ def reduce_gradients(dtype, paired, desc, n, q, target):
 
 @device
 def sum_coefficients(desc, n, q):
-    """Return scale and shift for the sums of a group, whose deviation is x_hat but for a factor of at most two."""
+    """Return scale and shift for the sums of a group: the deviation that is summed is (x - mean)*scale.
+
+    The scale is the power of two above rstd, or a smaller one where the mean is so large that mean*scale would
+    overflow. `reduce_gradients` multiplies the sums by rstd/scale, which makes the deviation x_hat.
+    """
     statistic = n * desc.groups + q
     mean = load_element(desc.mean, statistic)
     scale = power_of_two(load_element(desc.rstd, statistic), mean)
@@ -147,7 +158,7 @@ def sum_coefficients(desc, n, q):
 
 @device
 def store_sum_coefficients(dtype, desc, n, target):
-    """Store scale and shift for the sums of a sample in columns, one of each per channel."""
+    """Store scale and shift for the sums of a sample in columns, one of each per channel, in lane order."""
     per_group, pitch = desc.channels // desc.groups, desc.padded_channels
     for q in range(desc.groups):
         first = q * per_group
@@ -163,7 +174,7 @@ def store_sum_coefficients(dtype, desc, n, target):
 
 @device
 def merge_chunks(desc, n):
-    """Merge the sums and M2 of a sample's channels over its chunks, into the first chunk's."""
+    """Merge the sums and M2 of a sample's channels over its chunks, into the first chunk's partials."""
     first = partials_of(desc, n, 0)
     for lane in range(0, desc.padded_channels, 16):
         total, squares = merge_partials(desc, n, n + 1, lane)
@@ -173,7 +184,10 @@ def merge_chunks(desc, n):
 
 @device
 def _merge_chunks_of_group(desc, n, first, last):
-    """Return the sum and M2 of a group, where every chunk has one of each: in the partials of its first channel."""
+    """Return the sum and M2 of a group, where a chunk has one sum and one M2 for all its elements.
+
+    They are in the chunk's partials, at its first channel.
+    """
     total, squares, size = 0.0, 0.0, 0.0
     for chunk in range(desc.chunks):
         partials, positions = partials_of(desc, n, chunk), positions_of(desc, chunk)
@@ -190,7 +204,7 @@ def _merge_chunks_of_group(desc, n, first, last):
 
 @device
 def _merge_channels(dtype, desc, n, first, last):
-    """Return the sum and M2 of a group, where every channel has one of each."""
+    """Return the sum and M2 of a group, where every channel has its own: `merge_chunks` has merged them over chunks."""
     sums, positions = partials_of(desc, n, 0), np.float64(desc.positions)
     total, squares, size = 0.0, 0.0, positions * (last - first)
     for c in range(first, last):
@@ -204,7 +218,10 @@ def _merge_channels(dtype, desc, n, first, last):
 
 @device
 def _store_output_coefficients(dtype, paired, desc, target, first, last, mean, rstd):
-    """Store the coefficients of a group's output. The offset has what rounding the mean to float32 takes off it."""
+    """Store the coefficients of a group's output (`coefficients.output`).
+
+    The offset contains what rounding the mean to float32 takes off it.
+    """
     weights, biases, pitch = desc.parameter_lanes, bias_lanes(desc), desc.padded_channels
     high, whole = np.float32(mean), filled_vectors(paired, desc, first, last)
     scale = power_of_two(rstd, np.float64(high))
@@ -239,15 +256,16 @@ def reduce_moments(dtype, paired, desc, n, q, target):
     _store_output_coefficients(dtype, paired, desc, target, first, last, mean, rstd)
 
 
-# The steps of a unit, and the outputs of a call. Each is one function per direction, some one per layout too.
+# The steps of a unit, and the outputs of a call: stubs, for which `choose` below takes a function for each direction,
+# or for each layout and direction.
 
 
 def _prepare(dtype, layout, direction, desc, unit, coefficients):
-    """Store what the sums of a unit need among its coefficients."""
+    """Store what the sums of a unit need where its coefficients will be: scales and shifts, backward in columns."""
 
 
 def _process(dtype, layout, direction, desc, work, previous):
-    """Sum a chunk of a unit and, interleaved, compute the results of a chunk of the previous one."""
+    """Sum a chunk of the unit of `work` and compute the results of the same chunk of the unit of `previous`."""
 
 
 def _reduce(dtype, layout, direction, desc, unit, coefficients):
@@ -255,7 +273,7 @@ def _reduce(dtype, layout, direction, desc, unit, coefficients):
 
 
 def _write_outputs(dtype, layout, direction, desc):
-    """Write the small outputs, once all sums are there."""
+    """Write the small outputs, once the sums of all units are there."""
 
 
 def _prepare_nothing(dtype, layout, direction, desc, unit, coefficients):
@@ -294,6 +312,7 @@ def _rows_forward(dtype, layout, direction, desc, work, previous):
 
 @device
 def _positions(desc, work):
+    """Return how many positions there are to process: none without a unit."""
     return positions_of(desc, work.chunk) if work.unit >= 0 else 0
 
 
@@ -383,6 +402,10 @@ choose(_write_outputs, backward=_write_gradients, forward=_write_statistics)
 
 @device
 def _coefficients(desc, number):
+    """Return the address of a set of coefficients: two for each slot in a pipeline, one for each sample in phases.
+
+    In phases each slot has one more, for what the sums need.
+    """
     return desc.coefficients + 4 * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * number
 
 
@@ -399,7 +422,7 @@ def _order_parameters(dtype, layout, desc):
 def _pipelined(dtype, layout, direction, desc, slot):
     """Process unit after unit: the sums of one interleaved with the results of the previous one."""
     previous, parity, done, units = -1, 0, 0, desc.units
-    following, last, per_take = 0, 0, desc.units_per_take
+    following, last, per_take = 0, 0, desc.units_per_take  # units [following, last) are taken and not yet begun
     while True:
         if following >= last:
             following = per_take * take(desc.sum_phase, (units + per_take - 1) // per_take, slot)

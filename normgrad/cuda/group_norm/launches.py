@@ -1,14 +1,14 @@
 """The launches of GroupNorm: the backend calls ``backward`` and ``forward``, which choose the layout of a call.
 
-- *contiguous*: the positions of a channel are contiguous, or on any stride;
+- *rows*: the channels and positions of a group are contiguous, but channels begin at addresses that 8 does not divide
+  (``tiles.prefer_rows``). A group of a sample is then one row, as in LayerNorm. CTA groups stay with one group and walk
+  over the samples: so the weights of a row's columns are loaded once, and their gradients are summed column by column;
 - *channels_last*: the channels of a position are closer together than the positions of a channel;
-- *rows*: the channels and positions of a group are contiguous, and its channels begin at odd addresses. A group of a
-  sample is then one row, as in LayerNorm. CTA groups stay with one group and walk over the samples: so the weights of a
-  row's columns are loaded once, and their gradients are summed column by column.
+- *contiguous*: all others. Positions may have any stride, but stride 1 is what the kernels are made for.
 
-Each layout has a function for either direction. The operands of the backward ones are grad_out, input and grad_input
-over (N, C, HxW), or as rows, and ``outputs`` are the weight gradients that are wanted; forward the operands are input
-and output, and ``statistics`` are mean and rstd.
+Each layout has a function for either direction, which adds its launches to ``steps``. ``operands`` are the data over
+(N, C, HxW), or as rows: grad_out, input and grad_input backward, input and output forward. Backward, ``outputs`` are
+the weight gradients that are wanted; forward, ``statistics`` are mean and rstd.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _layout(sizes: Sizes, steps: Steps, operands: list[Operand], tensors: int) -
     return "channels_last" if is_channels_last else "contiguous", operands
 
 
-# Contiguous positions.
+# The layout contiguous.
 
 _MAX_VECTOR = 8  # words of the widest access: of 16-bit elements
 _CHAIN = 16  # float32 elements that a thread adds up one by one at the most: equal ones may all be rounded the same way
@@ -171,7 +171,7 @@ def _contiguous_backward(
     packing, operands = pack_operands(operands, HxW)
     tile = _choose_tile(sizes, chip, operands[:2], steps.itemsize, packing != UNPACKED.value)
     strided = _positions_strided(operands[:2])
-    if strided:  # the results take the way through shared memory that the pipelined data would
+    if strided:  # the results go through shared memory, which pipelined data would fill
         tile = replace(tile, stages=1)
     group_blocks = cdiv(sizes.group, tile.groups)
     cta_groups = CtaGroups.of(tile.parts if steps.wants("grad_input") else 1, N * group_blocks, tile, chip)
@@ -227,7 +227,7 @@ def _contiguous_forward(
     cta_groups.add_launches(steps, mailbox, contiguous_kernels.group_norm_forward_contiguous, arguments, constants)
 
 
-# Contiguous channels.
+# The layout channels_last. A program is a CTA here, as in Triton.
 
 _ENTRY_TILE = 1024  # entries of all groups of a program that are added up at a time
 _STATISTICS_GROUPS = 4  # of a program of the statistics kernel
@@ -256,7 +256,7 @@ class ChannelBlocks:
         return min(max(_ENTRY_TILE // groups, smallest), next_power_of_2(self.parts * self.blocks_per_group))
 
     def _tile_spec(self, positions: int, steps: int, operands: Sequence[Operand]) -> tiles.ChannelsLastTileSpec:
-        """Describe tiles of ``positions``, of which a program has so many; ``operands`` are packed."""
+        """Describe tiles of ``positions`` positions, ``steps`` of them to a program; ``operands`` are packed."""
         channels = self.tile.channels
         rows = self.tile.warps * 32 * (VECTOR_BYTES // self.itemsize) // channels
         strides = [operand.strides for operand in present(operands)]
@@ -353,7 +353,7 @@ def _channels_last_forward(
     steps.add(work.apply_step(channels_last_kernels.group_norm_forward_channels_last_apply, arguments, operands))
 
 
-# Contiguous rows.
+# The layout rows.
 
 _MIN_SAMPLES = 8  # of a CTA group: with fewer, its partial sums, written and read again, are much of the traffic
 # Of the second-stage reduction over CTA groups and positions: elements of a tile, elements of a channel that a program
@@ -376,7 +376,7 @@ def as_rows(sizes: Sizes, operands: Sequence[Operand]) -> list[Operand] | None:
 
 
 def _register_bytes(steps: Steps, operands: Sequence[Operand], columns: int) -> int:
-    """Return the bytes of registers that an element takes: an unpacked 16-bit one takes as many as float32."""
+    """Return the bytes that an element takes in registers: an unpacked 16-bit one takes as many as float32."""
     return FLOAT32.itemsize if pack_operands(operands, columns)[0] == UNPACKED.value else steps.itemsize
 
 
@@ -386,10 +386,13 @@ class RowWork:
     def __init__(
         self, sizes: Sizes, tile: RowTile, chip: Chip, operands: Sequence[Operand], parts: int, partial_sums: bool
     ) -> None:
-        """``parts``: CTAs of a group that exchange sums. ``partial_sums``: each CTA group writes a row of them."""
+        """Share out the work; ``parts`` CTAs of a CTA group exchange sums.
+
+        ``partial_sums``: each CTA group writes a row of partial weight gradients, so there should not be many.
+        """
         N, _, HxW, group = sizes
         columns = sizes.D * HxW
-        room = chip.multiprocessors * tile.ctas_per_sm // tile.parts
+        room = chip.multiprocessors * tile.ctas_per_sm // tile.parts  # CTA groups that are resident at once
         self.groups_at_once = cdiv(group, cdiv(group, max(room, 1)))  # groups that have CTA groups at the same time
         sample_tiles = cdiv(N, tile.rows)
         per_group = min(max(room // self.groups_at_once, 1), sample_tiles)

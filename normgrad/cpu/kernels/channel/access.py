@@ -46,7 +46,11 @@ _OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy", "forceinline"
 
 
 def choose(stub, **functions):
-    """Let a stub called with (dtype, layout, direction, ...) be a function per direction, or per layout_direction."""
+    """Let calls of a stub run one of these functions, by the tags of the call: the choice is made at compile time.
+
+    A stub has the parameters (dtype, layout, direction, ...). A call of it runs the function that is given here as
+    ``<layout>_<direction>``, such as ``rows_backward``, or else the one given as ``<direction>``.
+    """
 
     def chosen(dtype, layout, direction, *others):
         name = f"{layout.tag.name}_{direction.tag.name}"

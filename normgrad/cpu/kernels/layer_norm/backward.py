@@ -1,11 +1,20 @@
 """LayerNorm backward: the kernel `layer_norm_backward`.
 
-Phases: the weight in lane order; for few long rows (`splits_columns`) the sums of their segments; the gradients, by
-blocks of rows or, for long rows, by chunks of columns, with partial weight gradients in float64; the sum of these.
+With g = grad_out*weight, x_hat = (x - mean)*rstd and means over a row: grad_input = rstd*(g - mean(g) -
+x_hat*mean(g*x_hat)), grad_weight = sum(grad_out*x_hat) and grad_bias = sum(grad_out) over the rows.
 
-Within a block, rows come in groups of up to GROUP. A group's rows are summed (`sum_group`), then their gradients are
-computed (`rows_gradients`) while they are in a cache, in tiles of up to TILE rows whose weight gradients are added up
-in registers. How rows are split depends on the shape alone.
+Phases, each of which ends for all threads before the next begins:
+
+1. `order_weight`: the weight as float32 in lane order;
+2. `sum_segments`, for long rows (`splits_columns`) alone: the sums of their segments;
+3. `compute_gradients`: blocks of rows, or for long rows chunks of columns, each with partial weight gradients in
+   float64;
+4. `reduce_partials`: the sums of these.
+
+Within a block, rows come in groups of up to GROUP (`run_group`). A group's rows are summed (`sum_group`), then their
+gradients are computed (`rows_gradients`) while they are in a cache, in tiles of up to TILE rows. Weight gradients are
+added up in registers over a tile, in float32 over a group (`keep_sums`), and in float64 over a block (`add_sums`). How
+rows are split depends on the shape alone.
 """
 
 from collections import namedtuple
@@ -29,12 +38,13 @@ from normgrad.cpu.tags import CODE_F32, F32, F64
 #: is stored; or it is stored past the caches.
 NO_STORE, STORE, FETCH, STREAM = range(4)
 
-#: Some rows of a group: where they are, how many, and the first one's number r in the group; the group's scratch memory
-#: with its statistics, and the float32 sums of its weight gradients.
+#: Some rows of a group: a Cursor to them, how many they are, and the index r of the first one in the group; the address
+#: of the group's scratch (`descriptors.MEANS` and so on), and of the float32 sums of its weight gradients.
 GroupRows = namedtuple("GroupRows", "rows count r scratch sums")
-#: How many bytes ahead a tile prefetches: 0 for an input that is in a cache; grad_input for FETCH alone.
+#: How many bytes ahead of itself a tile prefetches, by tensor: input 0 is none, since it is in a cache; grad_input
+#: counts for FETCH alone.
 Ahead = namedtuple("Ahead", "grad_out input grad_input")
-#: Columns [first, last) of some rows, and where their partial weight gradients are added up.
+#: Columns [first, last) of a block of rows, and where their float64 partial weight gradients are added up.
 Part = namedtuple("Part", "first last dw db")
 
 _lanes = stack_space(2 * limits.GROUP * 16 * 8)
@@ -44,12 +54,14 @@ _lanes = stack_space(2 * limits.GROUP * 16 * 8)
 
 @inline
 def _pair_terms(d, x, weight, j, mean, rstd):
+    """Return g and g*x_hat of 32 columns, added to 16 lanes, from pairs of grad_out (d), x and rstd."""
     g0, g1 = d[0] * vload(F32, weight, j), d[1] * vload(F32, weight, j + 16)
     return g0 + g1, fma(g1, (x[1] - mean) * rstd[1], g0 * ((x[0] - mean) * rstd[0]))
 
 
 @inline
 def _terms(dtype, grad_out, x, weight, j, mean, rstd, ahead):
+    """Return the terms of 32 columns from j on, and prefetch these columns of the row at `ahead`."""
     prefetch_pair(dtype, ahead, j)
     return _pair_terms(load_pair(dtype, grad_out, j), load_pair(dtype, x, j), weight, j, mean, rstd)
 
@@ -67,7 +79,7 @@ def _terms_of_128(dtype, grad_out, x, weight, j, mean, rstd, ahead):
 def lane_sums(dtype, grad_out, x, weight, first, last, statistics, ahead):
     """Return sum(g), sum(g*x_hat) over columns in 16 lanes: float32 trees of 16 terms a lane, float64 beyond.
 
-    Prefetch the elements of another row.
+    Meanwhile prefetch the same columns of the row at the address `ahead`.
     """
     mean, rstd = statistics
     vm, vr = splat_f32(mean), (splat_f32(rstd), splat_f32(rstd))
@@ -110,7 +122,7 @@ def load_statistics(desc, row, rows, scratch, r):
 
 @device
 def read_sums(desc, row, rows, scratch, r):
-    """Add up the sums of the segments of rows."""
+    """Add up the sums that `sum_segments` has stored for rows, to the group's rows from r on."""
     segments = (desc.columns + limits.SEGMENT - 1) // limits.SEGMENT
     for i in range(rows):
         s1, s2 = 0.0, 0.0
@@ -122,7 +134,7 @@ def read_sums(desc, row, rows, scratch, r):
 
 @inline
 def _add_lanes(lanes, first, last, sums):
-    """Add up the lanes of TILE rows; the last row takes the place of those that are not there."""
+    """Add up the lanes of TILE rows from `first` on; row `last` is read in place of rows after it."""
     a, b = vload(F64, lanes, 16 * first), vload(F64, lanes, 16 * min(first + 1, last))
     c, d = vload(F64, lanes, 16 * min(first + 2, last)), vload(F64, lanes, 16 * min(first + 3, last))
     store_sums(sums + 8 * first, a, b, c, d)
@@ -130,7 +142,7 @@ def _add_lanes(lanes, first, last, sums):
 
 @inline
 def _sum_segment(dtype, desc, rows, count, i, first, scratch, r):
-    """Sum a segment of row i of `count` rows, in 16 lanes. Prefetch the input of the next rows."""
+    """Sum a segment of row i of `count` rows, in 16 lanes; prefetch the input of the row `count` rows on."""
     d, x = rows.grad_out + i * rows.grad_out_step, rows.input + i * rows.input_step
     last, ahead = min(desc.columns, first + limits.SEGMENT), x + count * rows.input_step
     statistics = load(F32, scratch + MEANS, r + i), load(F32, scratch + RSTDS, r + i)
@@ -139,9 +151,9 @@ def _sum_segment(dtype, desc, rows, count, i, first, scratch, r):
 
 @device
 def sum_group(dtype, desc, rows, count, scratch, r):
-    """Sum rows that are those from r on of their group."""
+    """Store sum(g) and sum(g*x_hat) of `count` rows, which are rows r and following of their group."""
     lanes, sums, sums_x = _lanes(), scratch + SUMS_G + 8 * r, scratch + SUMS_GX + 8 * r
-    for i in range(count):  # all rows first: the sum over a row's lanes would wait for its columns
+    for i in range(count):  # all rows before any lanes are added up: that would wait for the row's last columns
         a, b = _sum_segment(dtype, desc, rows, count, i, 0, scratch, r)
         vstore(F64, lanes, 16 * i, a)
         vstore(F64, lanes, 16 * (limits.GROUP + i), b)
@@ -160,12 +172,16 @@ def sum_group(dtype, desc, rows, count, scratch, r):
 
 @inline
 def splat_of(scratch, parameter, r):
+    """Return a statistic of row r of a group, such as MEANS, in all lanes."""
     return splat_f32(load(F32, scratch + parameter, r))
 
 
 @inline
 def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
-    """Compute 32 columns of a row: return grad_input, and the weight gradients s = (dw, dw, db, db) with its terms."""
+    """Return grad_input of 32 columns of a row, and the weight gradients s = (dw, dw, db, db) with its terms added.
+
+    `begins`: the row is the first of its tile, so s has nothing yet.
+    """
     mean, rstd = splat_of(scratch, MEANS, r), splat_of(scratch, RSTDS, r)
     mean_g, mean_gx = splat_of(scratch, MEANS_G, r), splat_of(scratch, MEANS_GX, r)
     x0, x1 = (x[0] - mean) * rstd, (x[1] - mean) * rstd
@@ -180,7 +196,10 @@ def _gradient_pair(scratch, r, begins, d, x, w0, w1, s):
 
 @inline
 def keep_sums(sums, i, s, begins):
-    """Add the sums of a tile's rows to those of the tiles before: for 32 columns grad_weight, then grad_bias."""
+    """Add the weight gradients s of a tile to those of the group's tiles before it, for 32 columns from column i on.
+
+    In memory 32 columns of grad_weight are followed by the same columns of grad_bias. `begins`: this is the first tile.
+    """
     w0, w1, b0, b1 = s
     if not begins:
         w0, w1 = w0 + vload(F32, sums, 2 * i), w1 + vload(F32, sums, 2 * i + 16)
@@ -193,7 +212,10 @@ def keep_sums(sums, i, s, begins):
 
 @inline
 def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store):
-    """Compute 32 columns from j on, or the first `columns` of them, of `count` rows."""
+    """Compute 32 columns from j on, or the first `columns` of them, of `count` rows; keep their weight gradients.
+
+    `first` is the column with which the sums begin; `store` says what becomes of grad_input (NO_STORE to STREAM).
+    """
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
     w0, w1, zero = vload(F32, weight, j), vload(F32, weight, j + 16), splat_f32(np.float32(0))
     s = (zero, zero, zero, zero)
@@ -212,6 +234,7 @@ def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store
 
 @inline
 def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
+    """Compute columns [first, last) in whole pairs, and return the first column that is left."""
     j = first
     while j + 32 <= last:
         _columns_of_tile(dtype, tile, count, first, j, 32, weight, ahead, store)
@@ -225,7 +248,7 @@ def tile_gradients(dtype, tile, first, last, weight, ahead, store):
 
     Add their terms of the weight gradients, in float32, to the group's sums.
     """
-    if tile.count == limits.TILE and store == STREAM:  # constants, for which LLVM unrolls the loop over rows
+    if tile.count == limits.TILE and store == STREAM:  # with constants LLVM unrolls the loop over rows
         j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, STREAM)
     elif tile.count == limits.TILE and store == FETCH:
         j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, FETCH)
@@ -239,7 +262,7 @@ def tile_gradients(dtype, tile, first, last, weight, ahead, store):
 
 @inline
 def _float64_sums_pair(dtype, group, j, count, dw, db, lane):
-    """Add the rows' terms of both weight gradients of 32 columns, in float64."""
+    """Add the terms of both weight gradients of 32 columns, over the rows of a group, all in float64."""
     grad_out, go_pitch, x, x_pitch, _, _ = group.rows
     w0, w1 = vload(F64, dw, lane), vload(F64, dw, lane + 16)
     b0, b1 = vload(F64, db, lane), vload(F64, db, lane + 16)
@@ -259,7 +282,7 @@ def _float64_sums_pair(dtype, group, j, count, dw, db, lane):
 
 @inline
 def _add_sums_pair(sums, dw, db, lane):
-    """Add the group's float32 sums of 32 columns."""
+    """Add the group's float32 sums of 32 columns to the part's float64 ones."""
     vstore(F64, dw, lane, vload(F64, dw, lane) + widen(vload(F32, sums, 0)))
     vstore(F64, dw, lane + 16, vload(F64, dw, lane + 16) + widen(vload(F32, sums, 16)))
     vstore(F64, db, lane, vload(F64, db, lane) + widen(vload(F32, sums, 32)))
@@ -298,9 +321,9 @@ def _short_terms(w, rows, scratch, r, i):
 
 @device
 def sum_short_rows(weight, rows, count, scratch, r):
-    """Sum rows, which are those from r on of their group."""
+    """Do as `sum_group` for rows of 16 float32 columns."""
     w, last = vload(F32, weight, 0), count - 1
-    for i in range(0, count, limits.TILE):  # the last row takes the place of those that are not there
+    for i in range(0, count, limits.TILE):  # the last row is read in place of rows after it
         a0, b0 = _short_terms(w, rows, scratch, r, i)
         a1, b1 = _short_terms(w, rows, scratch, r, min(i + 1, last))
         a2, b2 = _short_terms(w, rows, scratch, r, min(i + 2, last))
@@ -320,7 +343,7 @@ def _short_gradient(w, tile, i):
 
 @device
 def short_tile_gradients(weight, tile, ahead, store):
-    """Compute TILE rows, and add their terms to the sums of their group. Prefetch so many rows ahead."""
+    """Compute TILE rows of 16 float32 columns, and keep their weight gradients; prefetch the rows `ahead` rows on."""
     w, zero, rows = vload(F32, weight, 0), splat_f32(np.float32(0)), tile.rows
     out, pitch = rows.result, rows.result_step
     for i in range(0, limits.TILE, 2):
@@ -376,12 +399,13 @@ def store_of(desc):
 
 @device
 def rows_gradients(dtype, desc, these, first, last):
-    """Compute columns [first, last) of rows of a group that are prepared."""
+    """Compute columns [first, last) of the rows `these` of a group, whose statistics and means are in its scratch."""
     rows, count, store = these.rows, these.count, store_of(desc)
     short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
     for i in range(0, count, limits.TILE):
         tile = GroupRows(moved(rows, i), min(limits.TILE, count - i), these.r + i, these.scratch, these.sums)
-        # The next rows; of the input, the sums have prefetched them.
+        # What comes next: other rows, whose input the sums have prefetched. Where columns are split there are no sums
+        # before: the next tile, or after the last one the next STRIP columns of the first.
         next_rows, next_bytes, next_input = count, 0, 0
         if desc.splits_columns != 0:
             next_rows = limits.TILE if i + limits.TILE < count else -i
@@ -397,10 +421,10 @@ def rows_gradients(dtype, desc, these, first, last):
 
 @device
 def run_group(dtype, desc, row, rows, count, part, scratch):
-    """Compute the columns of a part, of up to GROUP rows.
+    """Compute the columns of a part, of a group of up to GROUP rows from `row` on.
 
-    `cached_rows` of them stay in a cache between their sums and their gradients. Where that is fewer than GROUP, the
-    float32 weight gradients of whole rows are kept meanwhile.
+    `cached_rows` of them at a time are summed, and then their gradients are computed while they are in a cache. Where
+    that is fewer than GROUP, the float32 weight gradients of all the part's columns are kept until the last rows.
     """
     cached, want_sums = desc.cached_rows, (desc.wants_weight | desc.wants_bias) != 0
     for r in range(0, count, cached):
@@ -446,6 +470,7 @@ def process_rows(dtype, desc, first_row, last_row, part, scratch):
 
 @device
 def zero_f64(address, count):
+    """Set float64 elements to 0, in whole vectors."""
     for i in range(0, count, 16):
         vstore(F64, address, i, splat_f64(0.0))
 
@@ -459,7 +484,7 @@ def order_weight(dtype, desc):
 
 @device
 def sum_segments(dtype, desc):
-    """Phase 2, for few long rows: sum them, a segment at a time."""
+    """Phase 2, for long rows: sum them, a segment at a time."""
     n, segments = desc.columns, (desc.columns + limits.SEGMENT - 1) // limits.SEGMENT
     items = desc.rows * segments if desc.wants_input and desc.splits_columns else 0
     for i in items_in_order(desc.row_sum_phase, items):
