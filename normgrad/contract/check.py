@@ -242,7 +242,7 @@ def check_memory(signature: Signature, views: Mapping[str, View]) -> None:
         if name not in views:
             continue
         view = views[name]
-        _check_place(signature, name, view, home)
+        _check_device(signature, name, view, home)
         if not parameter.is_written:
             continue
         if not view.writable:
@@ -257,7 +257,7 @@ def check_memory(signature: Signature, views: Mapping[str, View]) -> None:
         written.append(name)
 
 
-def _check_place(signature: Signature, name: str, view: View, home: str) -> None:
+def _check_device(signature: Signature, name: str, view: View, home: str) -> None:
     if view.device != home:
         raise signature.error(
             name, f"is on {quote(view.device)}, and must be on {quote(home)} as the tensors before it"

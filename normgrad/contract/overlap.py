@@ -22,7 +22,7 @@ class _Term(NamedTuple):
 
 
 def overlaps_itself(view: View) -> bool:
-    """Whether two different elements of the view lie at the same place."""
+    """Whether two different elements of the view have the same address."""
     if view.numel == 0:
         return False
     axes = sorted((abs(stride), size) for size, stride in zip(view.shape, view.strides, strict=True) if size > 1)

@@ -107,7 +107,7 @@ def elements(count: Callable[[Call], int], why: str, made_as: Callable[[Call], S
 
 
 def masked(index: int) -> Callable[[Call], bool]:
-    """Wanted where ``output_mask`` says so at this place."""
+    """Wanted where ``output_mask`` says so at this index."""
     return lambda call: bool(call.attributes["output_mask"][index])
 
 

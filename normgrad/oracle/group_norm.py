@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
 
-# Data as [sample, group, channel of the group, place]; channels of every sample as [1, group, channel, 1].
+# Data as [sample, group, channel of the group, position]; channels of every sample as [1, group, channel, 1].
 _GROUP = (2, 3)
 _CHANNEL = (0, 3)
 
 
-def places(N: int, HxW: int) -> int:
-    """How many places the data has: none without samples, since NumPy bounds even an empty array's dimensions."""
+def positions(N: int, HxW: int) -> int:
+    """Return the spatial positions of the data: none without samples, since NumPy bounds an empty array's sizes too."""
     return HxW if N else 0
 
 
@@ -35,9 +35,13 @@ def group_norm_backward(
     """With ``x̂ = (x − mean)·rstd`` and ``g = weight·grad_out``, means over the elements of a sample's group:
 
     ``grad_input = rstd·(g − mean(g) − x̂·mean(g·x̂))``, ``grad_weight = Σ grad_out·x̂`` and ``grad_bias = Σ grad_out``
-    over the samples and places of a channel.
+    over the samples and positions of a channel.
     """
-    grouped, statistics, channels = (N, group, C // group, places(N, HxW)), (N, group, 1, 1), (1, group, C // group, 1)
+    grouped, statistics, channels = (
+        (N, group, C // group, positions(N, HxW)),
+        (N, group, 1, 1),
+        (1, group, C // group, 1),
+    )
     dy, x = float64(grad_out).reshape(grouped), float64(input).reshape(grouped)
     rstd = float64(rstd).reshape(statistics)
     x_hat = (x - float64(mean).reshape(statistics)) * rstd
@@ -66,7 +70,7 @@ def group_norm(
 
     ``output = (x − mean)·rstd·weight + bias`` with weight and bias per channel.
     """
-    grouped, channels = (N, group, C // group, places(N, HxW)), (1, group, C // group, 1)
+    grouped, channels = (N, group, C // group, positions(N, HxW)), (1, group, C // group, 1)
     x = float64(input).reshape(grouped)
     mean = mean_over(x, _GROUP)
     rstd = 1 / np.sqrt(mean_over((x - mean) ** 2, _GROUP) + eps)

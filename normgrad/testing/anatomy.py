@@ -1,4 +1,4 @@
-"""What an element of a result is made of: the inputs at its place, and the terms that its formula adds up.
+"""What an element of a result is made of: the inputs at its index, and the terms that its formula adds up.
 
 For every operator a function of its arguments that gives one :class:`Anatomy` per output, by name. An element whose
 terms are large and nearly cancel is hard to compute; one that is wrong although nothing cancels shows a bug.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
-from normgrad.oracle.group_norm import places
+from normgrad.oracle.group_norm import positions
 from normgrad.testing.lost_terms import Summands
 
 
@@ -28,9 +28,9 @@ class Anatomy:
     count: float = 0.0  # elements that a statistic is taken over
     summands: Summands | None = None
 
-    def at(self, places: np.ndarray) -> tuple[dict[str, Array], dict[str, Array]]:
+    def at(self, indices: np.ndarray) -> tuple[dict[str, Array], dict[str, Array]]:
         """The inputs and the terms of the elements at these indices of the flattened output."""
-        index = np.unravel_index(places, self.shape)
+        index = np.unravel_index(indices, self.shape)
 
         def values(arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {name: np.broadcast_to(array, self.shape)[index] for name, array in arrays.items()}
@@ -125,7 +125,7 @@ def _layer_norm(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
 def _group_norm_shapes(arguments: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     samples, group = arguments["N"], arguments["group"]
     width = arguments["C"] // group
-    return (samples, group, width, places(samples, arguments["HxW"])), (1, group, width, 1)
+    return (samples, group, width, positions(samples, arguments["HxW"])), (1, group, width, 1)
 
 
 def _group_norm_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:

@@ -124,10 +124,10 @@ def report_of(measured: Measured, standard: str, baseline: Measured | None = Non
     wrong = int(np.count_nonzero(~(share <= 1)))
     if not share.size:
         return Report(verdict.passed, 0, 0.0, (), verdict.text, standard, verdict.figures)
-    place = int(np.argmax(share))
-    index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
+    worst = int(np.argmax(share))
+    index = tuple(int(i) for i in np.unravel_index(worst, measured.exact.shape))
     text = verdict.text
     if wrong:
-        which = "worst" if np.isfinite(share[place]) else "first"
+        which = "worst" if np.isfinite(share[worst]) else "first"
         text += f"; {which} at {index}: {measured.actual[index]:.9g} for {measured.exact[index]:.9g}"
-    return Report(verdict.passed, wrong, float(share[place]), index, text, standard, verdict.figures)
+    return Report(verdict.passed, wrong, float(share[worst]), index, text, standard, verdict.figures)

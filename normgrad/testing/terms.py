@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
-from normgrad.oracle.group_norm import places
+from normgrad.oracle.group_norm import positions
 
 
 class Magnitude:
@@ -165,7 +165,7 @@ def group_norm_backward(
     U of grad_input has ``rstd·|x̂|·mean|weight|`` more, the mean over the group's channels, for weights that multiply a
     channel's sum of ``grad_out·x̂``.
     """
-    grouped = (N, group, C // group, places(N, HxW))
+    grouped = (N, group, C // group, positions(N, HxW))
     gamma = or_ones(weight, (1, group, C // group, 1))
     magnitudes = _normalised_backward(
         float64(grad_out).reshape(grouped),
@@ -241,7 +241,7 @@ def group_norm(
 ) -> Three:
     """Return the scales of the output, the mean and rstd: LayerNorm's, with a sample's group for a row."""
     channels = (1, group, C // group, 1)
-    x = float64(input).reshape(N, group, C // group, places(N, HxW))
+    x = float64(input).reshape(N, group, C // group, positions(N, HxW))
     magnitudes = _normalised(x, eps, or_ones(weight, channels), or_zeros(bias, channels), (2, 3))
     return _wanted(magnitudes, (True, True, True), (np.shape(input), (N, group), (N, group)))
 

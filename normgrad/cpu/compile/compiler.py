@@ -169,6 +169,9 @@ def _add_entry(whole: Any, kernel: Any, leading: int, symbol: str) -> None:
     for part in (*whole.functions, *whole.global_variables):
         if not part.is_declaration and part.name != symbol:
             part.linkage = "internal"
+    for function in whole.functions:  # Numba writes a generator's state in an order that differs between processes
+        if "generator_28func" in function.name and not function.is_declaration:
+            function.add_function_attribute("alwaysinline")
 
 
 def _optimise(module: Any, machine: Any) -> None:

@@ -109,10 +109,10 @@ def saturated(builder, value):
 
 
 @emitted(SAME, SAME, SAME)
-def not_below(builder, value, least):
-    """Return `least` where a float64 or f64x16 is negative, and the value elsewhere: also 0, less than `least`, NaN."""
+def replace_negative(builder, value, replacement):
+    """Return the replacement where a float64 or f64x16 is negative, and the value elsewhere: 0 and NaN too."""
     is_negative = builder.fcmp_ordered("<", value, llvm.constant(value.type, 0.0))
-    return builder.select(is_negative, least, value)
+    return builder.select(is_negative, replacement, value)
 
 
 @emitted(f64x16, f64x16)

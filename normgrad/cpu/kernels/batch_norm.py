@@ -28,8 +28,8 @@ from normgrad.cpu.intrinsics.vectors import (
     fma,
     hsum,
     narrow,
-    not_below,
     power_of_two,
+    replace_negative,
     saturated,
     splat_f32,
     splat_f64,
@@ -120,7 +120,7 @@ def _row_moments(dtype, x, count, shift):
 
 
 @inline
-def _long_rows(dtype, rows, count, x, step, sums, squares):
+def _long_rows(dtype, row_count, count, x, step, sums, squares):
     """Compute the sums and M2 of up to MOMENT_ROWS rows of `count` elements, `step` bytes apart, to memory.
 
     The lanes of all rows are added up after the last row is read: each such sum is a chain of dependent additions, and
@@ -129,16 +129,16 @@ def _long_rows(dtype, rows, count, x, step, sums, squares):
     lanes, shifts, pairs = _lanes(), _shifts(), count // 128 + 1
     share = np.float32(1.0 / (32 * pairs))
     if not is_bfloat16(dtype):
-        for r in range(rows):
+        for r in range(row_count):
             vstore(F32, lanes, 16 * r, _sum_beginning(dtype, x + r * step, pairs))
-        for r in range(rows):
+        for r in range(row_count):
             store(F32, shifts, r, load(dtype, x + r * step, 0) + share * hsum(vload(F32, lanes, 16 * r)))
-    for r in range(rows):
+    for r in range(row_count):
         shift = np.float32(0) if is_bfloat16(dtype) else load(F32, shifts, r)
         s, q = _row_moments(dtype, x + r * step, count, shift)
         vstore(F64, lanes, 32 * r, s)
         vstore(F64, lanes, 32 * r + 16, q)
-    for r in range(rows):
+    for r in range(row_count):
         s, q = hsum(vload(F64, lanes, 32 * r)), hsum(vload(F64, lanes, 32 * r + 16))
         shift = np.float32(0) if is_bfloat16(dtype) else load(F32, shifts, r)
         total, about = about_mean(s, q, count, np.float64(shift))
@@ -192,7 +192,7 @@ def _channel_shifts(dtype, shifts):
 
 
 @inline
-def _add_place(dtype, x, ahead, count, m, s):
+def _add_position(dtype, x, ahead, count, m, s):
     """Add x - shift and its square of 32 channels at one position to s, both in pairs; `ahead` bytes on, prefetch."""
     columns.prefetch_channels(dtype, x + ahead)
     v = load_some(dtype, x, 0, count)
@@ -207,13 +207,13 @@ def _add_columns(dtype, x, step, positions, shifts, sums, squares, channel, coun
     zero, ahead = splat_f32(np.float32(0)), limits.COLUMN_RUN * step
     a = b = c = d = (zero, zero, zero, zero)
     for _ in range(positions // 4):
-        a = _add_place(dtype, x, ahead, count, m, a)
-        b = _add_place(dtype, x + step, ahead, count, m, b)
-        c = _add_place(dtype, x + 2 * step, ahead, count, m, c)
-        d = _add_place(dtype, x + 3 * step, ahead, count, m, d)
+        a = _add_position(dtype, x, ahead, count, m, a)
+        b = _add_position(dtype, x + step, ahead, count, m, b)
+        c = _add_position(dtype, x + 2 * step, ahead, count, m, c)
+        d = _add_position(dtype, x + 3 * step, ahead, count, m, d)
         x += 4 * step
     for _ in range(positions % 4):
-        a = _add_place(dtype, x, ahead, count, m, a)
+        a = _add_position(dtype, x, ahead, count, m, a)
         x += step
     columns.add_pair(sums, channel, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
     columns.add_pair(squares, channel, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
@@ -262,7 +262,7 @@ def _statistics(desc, lane):
     total, squares = merge_partials(desc, 0, desc.samples, lane)
     # Where float32 squares underflow, M2 may be negative, and invstd must be finite: with eps 0 it is Inf for equal
     # elements alone, whose M2 is 0. Where squares overflow, Inf - Inf makes the variance NaN: invstd must not be 0.
-    variance = not_below(squares, splat_f64(limits.SMALLEST_M2)) / size
+    variance = replace_negative(squares, splat_f64(limits.SMALLEST_M2)) / size
     variance = variance + (variance - variance)
     vstore(F64, desc.statistics, lane, total / size)
     invstd = splat_f64(1.0) / square_roots(variance + splat_f64(desc.eps))

@@ -211,10 +211,10 @@ def keep_sums(sums, i, s, begins):
 
 
 @inline
-def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store):
+def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store_mode):
     """Compute 32 columns from j on, or the first `columns` of them, of `count` rows; keep their weight gradients.
 
-    `first` is the column with which the sums begin; `store` says what becomes of grad_input (NO_STORE to STREAM).
+    `first` is the column with which the sums begin; `store_mode` says what becomes of grad_input (NO_STORE to STREAM).
     """
     grad_out, go_pitch, x, x_pitch, grad_input, gi_pitch = tile.rows
     w0, w1, zero = vload(F32, weight, j), vload(F32, weight, j + 16), splat_f32(np.float32(0))
@@ -224,40 +224,40 @@ def _columns_of_tile(dtype, tile, count, first, j, columns, weight, ahead, store
         prefetch_pair(dtype, grad_out + ahead.grad_out + r * go_pitch, j)
         if ahead.input:
             prefetch_pair(dtype, x + ahead.input + r * x_pitch, j)
-        if store == FETCH:
+        if store_mode == FETCH:
             prefetch_pair(dtype, grad_input + ahead.grad_input + r * gi_pitch, j)
         o0, o1, s = _gradient_pair(tile.scratch, tile.r + r, r == 0, d, v, w0, w1, s)
-        if store != NO_STORE:
-            store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, columns, store == STREAM)
+        if store_mode != NO_STORE:
+            store_result(dtype, grad_input + r * gi_pitch, j, o0, o1, columns, store_mode == STREAM)
     keep_sums(tile.sums, j - first, s, tile.r == 0)
 
 
 @inline
-def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store):
+def _whole_pairs(dtype, tile, count, first, last, weight, ahead, store_mode):
     """Compute columns [first, last) in whole pairs, and return the first column that is left."""
     j = first
     while j + 32 <= last:
-        _columns_of_tile(dtype, tile, count, first, j, 32, weight, ahead, store)
+        _columns_of_tile(dtype, tile, count, first, j, 32, weight, ahead, store_mode)
         j += 32
     return j
 
 
 @device
-def tile_gradients(dtype, tile, first, last, weight, ahead, store):
+def tile_gradients(dtype, tile, first, last, weight, ahead, store_mode):
     """Compute columns [first, last) of up to TILE rows.
 
     Add their terms of the weight gradients, in float32, to the group's sums.
     """
-    if tile.count == limits.TILE and store == STREAM:  # with constants LLVM unrolls the loop over rows
+    if tile.count == limits.TILE and store_mode == STREAM:  # with constants LLVM unrolls the loop over rows
         j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, STREAM)
-    elif tile.count == limits.TILE and store == FETCH:
+    elif tile.count == limits.TILE and store_mode == FETCH:
         j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, FETCH)
-    elif tile.count == limits.TILE and store == STORE:
+    elif tile.count == limits.TILE and store_mode == STORE:
         j = _whole_pairs(dtype, tile, limits.TILE, first, last, weight, ahead, STORE)
     else:
-        j = _whole_pairs(dtype, tile, tile.count, first, last, weight, ahead, store)
+        j = _whole_pairs(dtype, tile, tile.count, first, last, weight, ahead, store_mode)
     if j < last:
-        _columns_of_tile(dtype, tile, tile.count, first, j, last - j, weight, ahead, store)
+        _columns_of_tile(dtype, tile, tile.count, first, j, last - j, weight, ahead, store_mode)
 
 
 @inline
@@ -342,7 +342,7 @@ def _short_gradient(w, tile, i):
 
 
 @device
-def short_tile_gradients(weight, tile, ahead, store):
+def short_tile_gradients(weight, tile, ahead, store_mode):
     """Compute TILE rows of 16 float32 columns, and keep their weight gradients; prefetch the rows `ahead` rows on."""
     w, zero, rows = vload(F32, weight, 0), splat_f32(np.float32(0)), tile.rows
     out, pitch = rows.result, rows.result_step
@@ -353,7 +353,7 @@ def short_tile_gradients(weight, tile, ahead, store):
     o1, x1, d1 = _short_gradient(w, tile, 1)
     o2, x2, d2 = _short_gradient(w, tile, 2)
     o3, x3, d3 = _short_gradient(w, tile, 3)
-    if store == STREAM and pitch == 4 * SHORT:
+    if store_mode == STREAM and pitch == 4 * SHORT:
         stream_pair(F32, out, 0, o0, o1)
         stream_pair(F32, out, 2 * SHORT, o2, o3)
     else:
@@ -387,7 +387,7 @@ def prepare_rows(dtype, desc, row, rows, count, scratch, r):
 
 
 @inline
-def store_of(desc):
+def store_mode_of(desc):
     """Return what becomes of grad_input. It is streamed if it is large and every row begins at a cache line."""
     if desc.wants_input == 0:
         return NO_STORE
@@ -400,8 +400,8 @@ def store_of(desc):
 @device
 def rows_gradients(dtype, desc, these, first, last):
     """Compute columns [first, last) of the rows `these` of a group, whose statistics and means are in its scratch."""
-    rows, count, store = these.rows, these.count, store_of(desc)
-    short = item_size(dtype) == 4 and desc.columns == SHORT and store != NO_STORE
+    rows, count, store_mode = these.rows, these.count, store_mode_of(desc)
+    short = item_size(dtype) == 4 and desc.columns == SHORT and store_mode != NO_STORE
     for i in range(0, count, limits.TILE):
         tile = GroupRows(moved(rows, i), min(limits.TILE, count - i), these.r + i, these.scratch, these.sums)
         # What comes next: other rows, whose input the sums have prefetched. Where columns are split there are no sums
@@ -414,9 +414,9 @@ def rows_gradients(dtype, desc, these, first, last):
         next_result = next_rows * rows.result_step + next_bytes
         ahead = Ahead(next_rows * rows.grad_out_step + next_bytes, next_input, next_result)
         if short and tile.count == limits.TILE:
-            short_tile_gradients(desc.weight_lanes, tile, count, store)
+            short_tile_gradients(desc.weight_lanes, tile, count, store_mode)
         else:
-            tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store)
+            tile_gradients(dtype, tile, first, last, desc.weight_lanes, ahead, store_mode)
 
 
 @device
