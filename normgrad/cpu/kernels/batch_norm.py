@@ -248,7 +248,10 @@ def moments_columns(dtype, desc, n, chunk):
         columns.for_channels(channels, _shift_columns, dtype, x, step, (count + 3) // 4, shifts)
     for first in range(0, count, limits.COLUMN_RUN):
         positions, row = min(limits.COLUMN_RUN, count - first), x + first * step
-        columns.for_channels(channels, _add_columns, dtype, row, step, positions, shifts, sums, squares)
+        for c in range(0, channels & ~31, 32):  # for_channels takes 1.15 times as long on 64 channels of bfloat16
+            _add_columns(dtype, row, step, positions, shifts, sums, squares, c, 32)
+        if channels & 31:
+            _add_columns(dtype, row, step, positions, shifts, sums, squares, channels & ~31, channels & 31)
     _finish_columns(dtype, desc, count, shifts, sums, squares)
 
 
