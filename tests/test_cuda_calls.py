@@ -18,7 +18,7 @@ import normgrad
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Memory
-from normgrad.cuda.backend import _Kernel, has_one_device
+from normgrad.cuda.backend import _handle_by_object, _Kernel, has_one_device
 from normgrad.cuda.driver_launch import DriverLaunches
 from normgrad.cuda.launch import ALIGNMENT, Given, Scratch
 from normgrad.operators import cache_key
@@ -57,7 +57,7 @@ class Backend:
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     found = Backend()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
+    monkeypatch.setattr("normgrad.cuda.backend._current_handle", lambda device: 1000 + device)
     monkeypatch.setattr("normgrad.operators.dispatch.backend_for", lambda problem: found)
     normgrad.layer_norm_backward.dispatch.clear()
     yield found
@@ -205,3 +205,8 @@ def test_kernels_for_every_alignment_that_code_is_compiled_for(monkeypatch: pyte
 
     assert len({key(address, False) for address in (0x1000, 0x1004, 0x1008, 0x1010, 0x2000)}) == 3
     assert len({key(address, True) for address in (0x1000, 0x1004, 0x1008)}) == 1
+
+
+def test_the_current_stream_without_the_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=1000 + device))
+    assert _handle_by_object(DEVICE) == 1000 + DEVICE

@@ -56,13 +56,18 @@ def has_one_device() -> bool:
     return torch.cuda.device_count() == 1
 
 
+def _handle_by_object(device: int) -> int:
+    handle: int = torch.cuda.current_stream(device).cuda_stream
+    return handle
+
+
+#: The handle of a device's current stream. PyTorch has no public function for it that does not make an object first.
+_current_handle: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _handle_by_object)
+
+
 def _handle(stream: Any, device: int) -> int:
     """Return the handle of a PyTorch stream, a raw handle, or by default the handle of the device's current stream."""
-    handle: int
-    if stream is None:
-        handle = torch._C._cuda_getCurrentRawStream(device)
-    else:
-        handle = getattr(stream, "cuda_stream", stream)
+    handle: int = _current_handle(device) if stream is None else getattr(stream, "cuda_stream", stream)
     return handle
 
 
@@ -110,7 +115,7 @@ class _Cuda:
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=where)
         if stream is not None:
             handle = _handle(stream, where.index)
-            if handle != torch._C._cuda_getCurrentRawStream(where.index):
+            if handle != _current_handle(where.index):
                 tensor.record_stream(torch.cuda.ExternalStream(handle, device=where))
         return _Workspace(tensor.data_ptr(), tensor)
 

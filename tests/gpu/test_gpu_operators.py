@@ -95,6 +95,16 @@ def test_masks_and_strides_on_a_stream_and_in_a_graph(M, N, mask):
     check_results(out, oracle.layer_norm_backward(*given), terms.layer_norm_backward(*given))
 
 
+def test_the_private_function_for_the_current_stream():
+    from normgrad.cuda import backend
+
+    device = torch.cuda.current_device()
+    assert backend._current_handle is not backend._handle_by_object
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            assert backend._current_handle(device) == backend._handle_by_object(device) == stream.cuda_stream
+
+
 def shared_work():
     """Return calls whose programs wait for each other: rows and groups that none holds alone."""
     M, N = 64, 40000
