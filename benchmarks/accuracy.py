@@ -26,8 +26,8 @@ from rich.progress import track
 
 from normgrad import backends
 from normgrad.bench import machine
-from normgrad.bench.contenders import gpu, pytorch
-from normgrad.bench.contenders.contender import Unavailable
+from normgrad.bench.implementations import gpu, pytorch
+from normgrad.bench.implementations.implementation import Unavailable
 from normgrad.bench.tensors import as_torch, from_torch, on_host
 from normgrad.contract.status import NO_KERNEL, ContractError
 from normgrad.operators import OPERATORS

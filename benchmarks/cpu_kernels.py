@@ -14,7 +14,7 @@ import math
 import normgrad
 from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS, DTYPES, Case
 from normgrad.bench.clock import measure
-from normgrad.bench.contenders.ours import Normgrad
+from normgrad.bench.implementations.ours import Normgrad
 from normgrad.bench.memory import keep_freed_memory
 from normgrad.bench.workload import Workload, workload
 

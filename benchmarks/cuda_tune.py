@@ -24,7 +24,7 @@ from normgrad.bench.cases import CHANNELS_LAST, CONTIGUOUS
 from normgrad.bench.cases import Case as Problem
 from normgrad.bench.clock import DeviceClock, measure
 from normgrad.bench.compilation import compile_ahead
-from normgrad.bench.contenders.streaming import DeviceCopy
+from normgrad.bench.implementations.streaming import DeviceCopy
 from normgrad.bench.workload import Workload, workload
 from normgrad.cuda.batch_norm import tiles as batch_norm
 from normgrad.cuda.batch_norm.tiles import DataLayout, ElementwiseTile, ReduceTile, reduce_tile

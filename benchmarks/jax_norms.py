@@ -24,7 +24,7 @@ from normgrad.bench.results import write_json
 from normgrad.jax import group_norm, layer_norm
 
 EPS = 1e-5
-SECONDS = 0.5  # per contender and case
+SECONDS = 0.5  # per implementation and case
 CASES = [
     ("layer_norm", (2, 8), "float32"),
     ("layer_norm", (64, 256), "float32"),

@@ -18,7 +18,7 @@ from model_calls import COLUMNS, Timed, cells, worst_first
 from page_parts import ROOT, machine_line, replaced, table
 
 from normgrad.bench.cases import SMALL
-from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN
+from normgrad.bench.implementations.ours import CALL, NUMPY_CALL, PLAN
 from normgrad.bench.pattern_report import LIMITS
 from normgrad.bench.pattern_runner import CONTROL
 from normgrad.bench.patterns import NORMAL
@@ -34,7 +34,7 @@ GPU_DTYPES = ("bfloat16", "float32")
 FORMATS = {"contiguous": "", "channels_last": "last"}
 
 Row = dict[str, Any]
-Case = dict[str, Row]  # by contender
+Case = dict[str, Row]  # by implementation
 Groups = dict[tuple[str, str], dict[str, list[float]]]  # by operator and memory format, then by dtype
 
 
@@ -46,7 +46,7 @@ def stored(name: str) -> dict[str, Any]:
 def cases(rows: Iterable[Row]) -> Iterator[Case]:
     """Yield the measurements of every case; who was wrong or took no part is not among them."""
     for _, group in groupby(rows, lambda row: tuple(row[k] for k in ("operator", "shape", "group", "dtype", "layout"))):
-        found = {row["contender"]: row for row in group if row["problem"] is None}
+        found = {row["implementation"]: row for row in group if row["problem"] is None}
         if PLAN in found:
             yield found
 

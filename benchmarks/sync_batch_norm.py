@@ -29,7 +29,7 @@ from normgrad.bench.results import write_json
 from normgrad.torch import SyncBatchNorm
 
 RANKS = 2
-SECONDS = 1.0  # per contender and case
+SECONDS = 1.0  # per implementation and case
 ROUNDS = 20
 CASES = [
     ((16, 64), torch.float32),

@@ -1,4 +1,4 @@
-"""The benchmark: its cases, its verification and its contenders. Nothing here depends on speed."""
+"""The benchmark: its cases, its verification and its implementations. Nothing here depends on speed."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from normgrad.bench.cases import (
     cases,
     selected,
 )
-from normgrad.bench.contenders import streaming
-from normgrad.bench.contenders.contender import Contender, Role, Unavailable
-from normgrad.bench.contenders.gpu import Published
-from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, PLAN, Normgrad
-from normgrad.bench.contenders.pytorch import CompiledPyTorch, PyTorch
+from normgrad.bench.implementations import streaming
+from normgrad.bench.implementations.gpu import Published
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
+from normgrad.bench.implementations.ours import CALL, NUMPY_CALL, PLAN, Normgrad
+from normgrad.bench.implementations.pytorch import CompiledPyTorch, PyTorch
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import TRAFFIC, workload
 from normgrad.operators import OPERATORS
@@ -87,9 +87,9 @@ def test_every_operator_has_a_case_and_its_traffic():
 def test_right_results_are_taken_in_one_part_or_several(case, part, monkeypatch):
     monkeypatch.setattr("normgrad.bench.verification.PART", part)
     work = workload(case)
-    for contender in Normgrad().prepare(work):
+    for implementation in Normgrad().prepare(work):
         for strict in (True, False):
-            claim = Claim(contender.results(), strict)
+            claim = Claim(implementation.results(), strict)
             verify(work, [claim])
             assert claim.verdict.problem == ""
             assert 0 <= claim.verdict.worst <= 1
@@ -100,10 +100,10 @@ def test_right_results_are_taken_in_one_part_or_several(case, part, monkeypatch)
 def test_every_output_is_looked_at_to_its_last_element(case, strict, monkeypatch):
     monkeypatch.setattr("normgrad.bench.verification.PART", 8)
     work = workload(case)
-    contender = next(iter(Normgrad().prepare(work)))
+    implementation = next(iter(Normgrad().prepare(work)))
     for position, name in enumerate(work.operator.signature.output_names):
         for wrong_value in (np.nan, 100.0):
-            altered = [np.array(result) for result in contender.results()]
+            altered = [np.array(result) for result in implementation.results()]
             altered[position][(-1,) * altered[position].ndim] = wrong_value
             claim = Claim(altered, strict)
             verify(work, [claim])
@@ -143,16 +143,16 @@ def test_a_wrong_shape_is_wrong():
         assert "the shape is (6,), and must be (7,)" in claim.verdict.problem
 
 
-# Contenders
+# Implementations
 
 
 @pytest.mark.parametrize("case", TINY, ids=str)
 def test_other_libraries_compute_the_same(case):
-    contending = runner.libraries(runner.Settings())
-    result = runner.run_case(case, contending, QUICKLY)
+    libraries = runner.libraries(runner.Settings())
+    result = runner.run_case(case, libraries, QUICKLY)
     assert [m.problem for m in result.measurements] == [""] * len(result.measurements)
     assert all(m.timing.median > 0 for m in result.measurements)
-    names = [m.contender for m in result.measurements]
+    names = [m.implementation for m in result.measurements]
     assert names[:3] == [PLAN, CALL, NUMPY_CALL]
     assert "Numba stream" in names
     assert result.of(Role.PEER) or result.skipped
@@ -161,7 +161,7 @@ def test_other_libraries_compute_the_same(case):
 @pytest.mark.parametrize("operator", TRAFFIC)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_streams_touch_every_word(operator, threads, monkeypatch):
-    monkeypatch.setattr("normgrad.bench.contenders.streaming.get_num_threads", lambda: threads)
+    monkeypatch.setattr("normgrad.bench.implementations.streaming.get_num_threads", lambda: threads)
     traffic = TRAFFIC[operator]
     words = 3 * (1 << 15) + 5
     arrays = [np.arange(words, dtype=np.uint64) * (1 + number) for number in range(traffic.reads)]
@@ -203,11 +203,11 @@ def test_a_peer_that_fails_is_left_out_with_what_it_said(fails_at_once):
         name = "failing"
 
         def prepare(self, work):
-            yield _fail() if fails_at_once else Contender("failing", Role.PEER, _fail, _fail)
+            yield _fail() if fails_at_once else Implementation("failing", Role.PEER, _fail, _fail)
 
     result = runner.run_case(LAYER_NORM, [Normgrad(), Failing()], QUICKLY)
     assert result.skipped == {"failing": "AssertionError: rows too long"}
-    assert {m.contender for m in result.measurements} == {PLAN, CALL, NUMPY_CALL}
+    assert {m.implementation for m in result.measurements} == {PLAN, CALL, NUMPY_CALL}
 
 
 def test_an_error_of_our_own_is_raised(monkeypatch):
@@ -217,7 +217,7 @@ def test_an_error_of_our_own_is_raised(monkeypatch):
 
 
 def test_without_pytorch_the_call_is_one_with_numpy_arrays(monkeypatch):
-    monkeypatch.setattr("normgrad.bench.contenders.ours.find_spec", lambda name: None)
+    monkeypatch.setattr("normgrad.bench.implementations.ours.find_spec", lambda name: None)
     assert [c.name for c in Normgrad().prepare(workload(LAYER_NORM))] == [PLAN, NUMPY_CALL]
 
 
@@ -249,15 +249,15 @@ def clocks(monkeypatch):
 
 
 def test_a_case_on_a_gpu(clocks):
-    contending = [Normgrad(), streaming.DeviceCopy(), PyTorch(), Published("Liger", gradients)]
+    libraries = [Normgrad(), streaming.DeviceCopy(), PyTorch(), Published("Liger", gradients)]
     settings = runner.Settings(TENSORS, 1e-3, graph=True)
-    found = {m.contender: m for m in runner.run_case(LAYER_NORM, contending, settings).measurements}
+    found = {m.implementation: m for m in runner.run_case(LAYER_NORM, libraries, settings).measurements}
     assert list(found) == [PLAN, CALL, "copy", "PyTorch", "Liger"]
     for name, m in found.items():
         assert (m.problem, m.timing.median, m.growth) == ("", 5e-6, None)
         assert m.host == (2e-6 if name in (PLAN, CALL, "PyTorch") else None)
         assert m.graph == (3e-6 if name in (PLAN, "PyTorch") else None)
-    (row, *_) = results.rows([runner.run_case(LAYER_NORM, contending[:1], settings)])
+    (row, *_) = results.rows([runner.run_case(LAYER_NORM, libraries[:1], settings)])
     assert (row["host_seconds"], row["graph_seconds"]) == (2e-6, 3e-6)
 
 
@@ -269,8 +269,8 @@ def test_only_small_calls_are_timed_on_the_host_and_in_a_graph(clocks, monkeypat
 
 def test_the_copy_moves_the_bytes_of_the_operator():
     torch = pytest.importorskip("torch")
-    (contender,) = streaming.DeviceCopy().prepare(workload(LAYER_NORM, device=TENSORS))
-    target = contender.run()
+    (implementation,) = streaming.DeviceCopy().prepare(workload(LAYER_NORM, device=TENSORS))
+    target = implementation.run()
     assert 2 * target.nbytes == pytest.approx(3 * LAYER_NORM.nbytes, abs=1)
     assert torch.equal(target, torch.ones_like(target))
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from normgrad.bench import overhead, runner, startup
-from normgrad.bench.contenders.contender import Role
+from normgrad.bench.implementations.implementation import Role
 from normgrad.cli import main
 from support.bench import Altered
 

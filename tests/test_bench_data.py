@@ -14,8 +14,8 @@ from normgrad.bench import cases as bench_cases
 from normgrad.bench import pattern_report, pattern_runner
 from normgrad.bench.cases import CHANNELS_LAST, GATHER, PATTERN_SETS, QUICK_PATTERN_SETS, Case, Shapes, cases
 from normgrad.bench.clock import rounds_of_blocks
-from normgrad.bench.contenders.contender import Role
-from normgrad.bench.contenders.ours import Normgrad
+from normgrad.bench.implementations.implementation import Role
+from normgrad.bench.implementations.ours import Normgrad
 from normgrad.bench.pattern_runner import CONTROL, PatternCase, PatternResult, run_patterns
 from normgrad.bench.patterns import NORMAL, PATTERNS
 from normgrad.bench.tensors import on_host
@@ -152,9 +152,9 @@ def test_statistics_and_sums_are_those_of_the_changed_data(device):
 def test_results_on_every_pattern_are_verified(case, device):
     for pattern in (NORMAL, *patterns_of(case.operator)):
         work = workload(case, device=device, pattern=pattern)
-        for contender in Normgrad().prepare(work):
+        for implementation in Normgrad().prepare(work):
             for strict in (True, False):
-                claim = Claim(contender.results(), strict)
+                claim = Claim(implementation.results(), strict)
                 verify(work, [claim])
                 assert claim.verdict.problem == "", pattern.name
 
@@ -163,9 +163,9 @@ def test_results_on_every_pattern_are_verified(case, device):
 def test_finite_values_in_place_of_nan_are_wrong(strict):
     (pattern,) = (p for p in PATTERNS if (p.name, tensor_of(p, LAYER_NORM.operator)) == ("one NaN", "input"))
     work = workload(LAYER_NORM, pattern=pattern)
-    contender = next(iter(Normgrad().prepare(work)))
+    implementation = next(iter(Normgrad().prepare(work)))
     for index, name in enumerate(work.operator.signature.output_names[:2]):
-        results = [np.array(result) for result in contender.results()]
+        results = [np.array(result) for result in implementation.results()]
         assert np.isnan(results[index]).any()
         results[index] = np.nan_to_num(results[index])
         claim = Claim(results, strict)
@@ -178,12 +178,12 @@ def test_finite_values_in_place_of_nan_are_wrong(strict):
 def test_a_sample_has_the_middle_element_in_it(case, strict, monkeypatch):
     monkeypatch.setattr("normgrad.bench.verification.PART", 1)
     work = workload(case)
-    contender = next(iter(Normgrad().prepare(work)))
-    right = Claim(contender.results(), strict)
+    implementation = next(iter(Normgrad().prepare(work)))
+    right = Claim(implementation.results(), strict)
     verify(work, [right], sampled=True)
     assert right.verdict.problem == ""
     for index, name in enumerate(work.operator.signature.output_names):
-        altered = [np.array(result) for result in contender.results()]
+        altered = [np.array(result) for result in implementation.results()]
         middle = altered[index]
         middle[tuple(size // 2 for size in middle.shape)] = 100.0
         claim = Claim(altered, strict)

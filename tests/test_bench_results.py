@@ -15,9 +15,9 @@ from normgrad.bench.cases import (
     Case,
 )
 from normgrad.bench.clock import Timing, measure
-from normgrad.bench.contenders import streaming
-from normgrad.bench.contenders.contender import Role
-from normgrad.bench.contenders.ours import CALL, NUMPY_CALL, Normgrad
+from normgrad.bench.implementations import streaming
+from normgrad.bench.implementations.implementation import Role
+from normgrad.bench.implementations.ours import CALL, NUMPY_CALL, Normgrad
 from normgrad.bench.results import CaseResult, Measurement
 from support.bench import LAYER_NORM, QUICKLY, TINY
 
@@ -151,7 +151,7 @@ def test_json_holds_what_is_not_finite_as_text(tmp_path):
     assert content["machine"] == {"cores": 2}
     assert content["results"][0]["error_of_bound"] == "inf"
     assert content["results"][0]["seconds"] is None
-    assert content["skipped"][0]["contender"] == "JAX"
+    assert content["skipped"][0]["implementation"] == "JAX"
 
 
 def test_lines_of_the_plot_take_the_mean_of_equal_sizes():

@@ -1,4 +1,4 @@
-"""Timing: all contenders in turn, round after round, so that whatever else the machine does meets all of them."""
+"""Timing: all implementations in turn, round after round, so that whatever else the machine does meets all of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 Run = Callable[[], Any]
 Key = TypeVar("Key", bound=Hashable)
 
-#: How long the calls of one contender in one round take together, at least: far more than reading the clock takes.
+#: How long the calls of one implementation in one round take together, at least: far more than reading the clock takes.
 BATCH = 5e-4
-#: How long the processor rests before a contender's turn: OpenMP's threads keep a core busy for several milliseconds
+#: How long the processor rests before an implementation's turn: OpenMP's threads keep a core busy for several ms
 #: after their work, and whoever came next would share it with them.
 REST = 0.02
 #: How long calls that are not timed go on after it: threads that slept take several calls to find their cores again.
@@ -39,7 +39,7 @@ class Clock(Protocol):
     """A way to time calls."""
 
     def __call__(self, run: Run, calls: int) -> float:
-        """Seconds per call, over so many calls, the contender's own data as warm as it gets."""
+        """Seconds per call, over so many calls, the implementation's own data as warm as it gets."""
 
 
 def wall_clock(run: Run, calls: int) -> float:
@@ -152,7 +152,7 @@ def measure(
     clock : Clock
         How a call is timed.
     batch : float
-        How many seconds one contender's calls in a round should take at least.
+        How many seconds one implementation's calls in a round should take at least.
     fewest : int
         How many rounds are made whatever they take.
     """

@@ -45,14 +45,14 @@ def _ways(work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
     import torch
 
     import normgrad.torch  # noqa: F401 - registers the operators
-    from normgrad.bench.contenders.pytorch import PyTorch
+    from normgrad.bench.implementations.pytorch import PyTorch
     from normgrad.bench.tensors import arguments_as_torch
 
     tensors = arguments_as_torch(arguments).values()
     yield "call from PyTorch", partial(work.operator, *tensors)
     yield "torch.ops.normgrad", partial(getattr(torch.ops.normgrad, OPERATOR), *tensors)
-    for contender in PyTorch().prepare(work):
-        yield "PyTorch's operator", contender.run
+    for implementation in PyTorch().prepare(work):
+        yield "PyTorch's operator", implementation.run
 
 
 def _repeatable(work: Workload, arguments: Mapping[str, Any], outputs: tuple[Any, ...]) -> Callable[[], None]:

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 
 from normgrad.bench.cases import Case
 from normgrad.bench.clock import Run, median_ratio, rounds_of_blocks
-from normgrad.bench.contenders.contender import Library, Role
-from normgrad.bench.contenders.ours import Normgrad
-from normgrad.bench.contenders.pytorch import PyTorch
+from normgrad.bench.implementations.implementation import Library, Role
+from normgrad.bench.implementations.ours import Normgrad
+from normgrad.bench.implementations.pytorch import PyTorch
 from normgrad.bench.patterns import NORMAL, PATTERNS
 from normgrad.bench.runner import device_clock, prepared, verified
 from normgrad.bench.workload import Workload, tensor_of, workload
@@ -81,17 +81,17 @@ def libraries() -> list[Library]:
     return [Normgrad(), *([PyTorch()] if find_spec("torch") is not None else [])]
 
 
-def run_patterns(case: Case, device: str, contending: Sequence[Library], rounds: int = ROUNDS) -> PatternCase:
+def run_patterns(case: Case, device: str, libraries: Sequence[Library], rounds: int = ROUNDS) -> PatternCase:
     """Verify and time every pattern that concerns a case's operator."""
     results: list[PatternResult] = []
     ours: dict[str, Run] = {}
     peers: dict[str, Run] = {}
     skipped: dict[str, str] = {}
     for name, work in _workloads(case, device).items():
-        contenders, absent = prepared(work, contending)
+        implementations, absent = prepared(work, libraries)
         skipped |= absent
-        own = next((c for c in contenders if c.role is Role.OURS), None)
-        peer = next((c for c in contenders if c.role is Role.PEER), None)
+        own = next((one for one in implementations if one.role is Role.OURS), None)
+        peer = next((one for one in implementations if one.role is Role.PEER), None)
         chosen = [c for c in (own, peer) if c is not None]
         verdicts = verified(work, chosen, sampled=True)
         result = PatternResult(case, name)

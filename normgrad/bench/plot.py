@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from normgrad.bench.contenders.contender import Role
+from normgrad.bench.implementations.implementation import Role
 from normgrad.bench.results import CaseResult, geometric_mean
 
 
 def lines(results: Sequence[CaseResult], operator: str, dtype: str) -> dict[str, list[tuple[int, float]]]:
-    """By contender: bytes and share of the limit, the geometric mean where several cases have one size."""
+    """By implementation: bytes and share of the limit, the geometric mean where several cases have one size."""
     shares: dict[str, dict[int, list[float]]] = {}
     for result in results:
         if (result.case.operator, result.case.dtype) != (operator, dtype):
@@ -19,7 +19,7 @@ def lines(results: Sequence[CaseResult], operator: str, dtype: str) -> dict[str,
         for m in result.measurements:
             share = result.of_limit(m)
             if m.role is not Role.LIMIT and share is not None:
-                shares.setdefault(m.contender, {}).setdefault(result.case.nbytes, []).append(share)
+                shares.setdefault(m.implementation, {}).setdefault(result.case.nbytes, []).append(share)
     return {
         name: [(nbytes, geometric_mean(values) or 0.0) for nbytes, values in sorted(by_size.items())]
         for name, by_size in shares.items()
@@ -46,7 +46,7 @@ def draw(path: Path, results: Sequence[CaseResult], title: str) -> None:
         sharey=True,
         layout="constrained",
     )
-    names = list(dict.fromkeys(m.contender for r in results for m in r.measurements if m.role is not Role.LIMIT))
+    names = list(dict.fromkeys(m.implementation for r in results for m in r.measurements if m.role is not Role.LIMIT))
     colours = {name: f"C{number}" for number, name in enumerate(names)}
     for row, operator in enumerate(operators):
         for column, dtype in enumerate(dtypes):

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normgrad.bench.contenders.contender import Role
-from normgrad.bench.contenders.ours import CALL, NUMPY_CALL
+from normgrad.bench.implementations.implementation import Role
+from normgrad.bench.implementations.ours import CALL, NUMPY_CALL
 from normgrad.bench.results import (
     CaseResult,
     Measurement,
@@ -44,7 +44,7 @@ def show(console: Console, results: Sequence[CaseResult]) -> None:
     _show_slower(console, results)
     _show_largest_error(console, results)
     for case, measurement in wrong(results):
-        text = f"WRONG: {measurement.contender}, {case}: {measurement.problem}"
+        text = f"WRONG: {measurement.implementation}, {case}: {measurement.problem}"
         console.print(text, style="bold red", soft_wrap=True)
 
 
@@ -104,13 +104,13 @@ def _cases(results: Iterable[CaseResult]) -> Table:
         for own in result.of(Role.OURS) or (None,):
             table.add_row(
                 *names,
-                _WAYS.get(own.contender if own else "", "plan"),
+                _WAYS.get(own.implementation if own else "", "plan"),
                 Text("WRONG", "bold red") if own and own.problem else _time(own),
                 _time(limit),
                 _percent(result.of_limit(own)),
                 _time(peer),
                 _times(result.of_peer(own)),
-                peer.contender if peer else NOTHING,
+                peer.implementation if peer else NOTHING,
                 _megabytes(own.growth if own else None),
             )
     return table
@@ -135,12 +135,12 @@ def _means(results: Iterable[CaseResult]) -> Table:
 
 
 def _show_memory(console: Console, results: Iterable[CaseResult]) -> None:
-    """The cases in which the process grew most, by contender."""
+    """The cases in which the process grew most, by implementation."""
     most: dict[str, tuple[int, CaseResult, Measurement]] = {}
     for result in results:
         for m in result.measurements:
-            if m.growth is not None and m.growth > most.get(m.contender, (-1,))[0]:
-                most[m.contender] = (m.growth, result, m)
+            if m.growth is not None and m.growth > most.get(m.implementation, (-1,))[0]:
+                most[m.implementation] = (m.growth, result, m)
     if not most:
         return
     table = new_table("library", "growth", "workspace", "in the case")

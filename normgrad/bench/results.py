@@ -12,13 +12,13 @@ from typing import Any
 
 from normgrad.bench.cases import Case
 from normgrad.bench.clock import Timing
-from normgrad.bench.contenders.contender import Role
-from normgrad.bench.contenders.ours import CALL, NUMPY_CALL
+from normgrad.bench.implementations.implementation import Role
+from normgrad.bench.implementations.ours import CALL, NUMPY_CALL
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was found about one contender in one case.
+    """What was found about one implementation in one case.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Measurement:
         Seconds of the host for a call on an idle GPU, and of the GPU for a call in a replayed CUDA graph.
     """
 
-    contender: str
+    implementation: str
     role: Role
     timing: Timing | None
     error: float | None = None
@@ -47,7 +47,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """All that was found in one case; ``skipped`` says by contender why one is not in it."""
+    """All that was found in one case; ``skipped`` says by implementation why one is not in it."""
 
     case: Case
     measurements: Sequence[Measurement]
@@ -58,7 +58,7 @@ class CaseResult:
         return [measurement for measurement in self.measurements if measurement.role is role]
 
     def fastest(self, role: Role) -> Measurement | None:
-        """The fastest contender of a role whose results are right."""
+        """The fastest implementation of a role whose results are right."""
         timed = [m for m in self.of(role) if m.timing is not None]
         return min(timed, key=lambda m: _seconds(m), default=None)
 
@@ -68,11 +68,11 @@ class CaseResult:
         return next(iter(self.of(Role.OURS)), None)
 
     def of_limit(self, measurement: Measurement | None) -> float | None:
-        """A contender's speed as a share of the limit's."""
+        """An implementation's speed as a share of the limit's."""
         return _speed(measurement, self.fastest(Role.LIMIT))
 
     def of_peer(self, measurement: Measurement | None) -> float | None:
-        """A contender's speed as a multiple of the fastest peer's."""
+        """An implementation's speed as a multiple of the fastest peer's."""
         return _speed(measurement, self.fastest(Role.PEER))
 
 
@@ -101,7 +101,7 @@ def worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:
 
 
 def wrong(results: Iterable[CaseResult]) -> list[tuple[Case, Measurement]]:
-    """Every contender whose results are not right."""
+    """Every implementation whose results are not right."""
     return [(result.case, m) for result in results for m in result.measurements if m.problem]
 
 
@@ -114,16 +114,18 @@ def speeds_against_peers(results: Iterable[CaseResult]) -> Speeds:
     Of calls, the one with tensors counts, which is what a user of the peer would write; where there is none, the one
     with NumPy arrays.
     """
-    return _slowest(results, lambda ways: [m for m in ways if m.contender != NUMPY_CALL or CALL not in _names(ways)])
+    return _slowest(
+        results, lambda ways: [m for m in ways if m.implementation != NUMPY_CALL or CALL not in _names(ways)]
+    )
 
 
 def numpy_speeds_against_peers(results: Iterable[CaseResult]) -> Speeds:
     """The same of calls with NumPy arrays where they do not count."""
-    return _slowest(results, lambda ways: [m for m in ways if m.contender == NUMPY_CALL and CALL in _names(ways)])
+    return _slowest(results, lambda ways: [m for m in ways if m.implementation == NUMPY_CALL and CALL in _names(ways)])
 
 
 def _names(measurements: Sequence[Measurement]) -> list[str]:
-    return [m.contender for m in measurements]
+    return [m.implementation for m in measurements]
 
 
 def _slowest(results: Iterable[CaseResult], choose: Callable[[list[Measurement]], list[Measurement]]) -> Speeds:
@@ -132,7 +134,7 @@ def _slowest(results: Iterable[CaseResult], choose: Callable[[list[Measurement]]
         for peer in result.of(Role.PEER):
             own = [speed for m in choose(result.of(Role.OURS)) if (speed := _speed(m, peer)) is not None]
             if own:
-                speeds.setdefault(peer.contender, []).append((min(own), result))
+                speeds.setdefault(peer.implementation, []).append((min(own), result))
     return speeds
 
 
@@ -182,7 +184,7 @@ def _summary(operator: str, dtype: str, layout: str, group: Sequence[CaseResult]
 
 
 def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
-    """One flat record per contender and case; times in seconds."""
+    """One flat record per implementation and case; times in seconds."""
     for result in results:
         case = result.case
         for m in result.measurements:
@@ -193,7 +195,7 @@ def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
                 "dtype": case.dtype,
                 "layout": case.layout,
                 "bytes": case.nbytes,
-                "contender": m.contender,
+                "implementation": m.implementation,
                 "role": m.role.value,
                 "seconds": m.timing.median if m.timing else None,
                 "fastest_seconds": m.timing.fastest if m.timing else None,
@@ -211,9 +213,9 @@ def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
 
 
 def skipped(results: Iterable[CaseResult]) -> list[dict[str, str]]:
-    """Return a record for every contender that took no part in a case, with the reason."""
+    """Return a record for every implementation that took no part in a case, with the reason."""
     return [
-        {"case": str(result.case), "contender": name, "reason": reason}
+        {"case": str(result.case), "implementation": name, "reason": reason}
         for result in results
         for name, reason in result.skipped.items()
     ]

@@ -10,8 +10,8 @@ from typing import Any
 
 from normgrad.bench.cases import Case
 from normgrad.bench.clock import FEWEST_ROUNDS, DeviceClock, Timing, captured, host_clock, measure
-from normgrad.bench.contenders.contender import Contender, Library, Role, Unavailable
-from normgrad.bench.contenders.ours import PLAN, Normgrad
+from normgrad.bench.implementations.implementation import Implementation, Library, Role, Unavailable
+from normgrad.bench.implementations.ours import PLAN, Normgrad
 from normgrad.bench.memory import peak_growth
 from normgrad.bench.results import CaseResult, Measurement
 from normgrad.bench.verification import Claim, Verdict, verify
@@ -45,9 +45,9 @@ class Settings:
     fewest_rounds: int = FEWEST_ROUNDS
     graph: bool = False
 
-    def timings(self, contenders: Iterable[Contender]) -> dict[str, Timing]:
-        """Time contenders in turn."""
-        runs = {contender.name: contender.run for contender in contenders}
+    def timings(self, implementations: Iterable[Implementation]) -> dict[str, Timing]:
+        """Time implementations in turn."""
+        runs = {implementation.name: implementation.run for implementation in implementations}
         if self.device == "cpu":
             return measure(runs, self.budget, fewest=self.fewest_rounds)
         # One call a round: the device's clock is exact, and evicts the caches before every call.
@@ -65,14 +65,16 @@ _HOST_BOUND = 20_000_000
 _HOST_ROUNDS, _GRAPH_ROUNDS, _GRAPH_CALLS = 200, 15, 10
 
 
-def host_and_graph_times(work: Workload, contenders: Sequence[Contender]) -> dict[str, tuple[float, float | None]]:
-    """Return a call's seconds on the host and in a CUDA graph, by contender: normgrad's ways and PyTorch's operator.
+def host_and_graph_times(
+    work: Workload, implementations: Sequence[Implementation]
+) -> dict[str, tuple[float, float | None]]:
+    """Return a call's seconds on the host and in a CUDA graph, of normgrad's calls and of PyTorch's operator.
 
     Of normgrad the plan alone is captured, which allocates nothing.
     """
     if work.case.nbytes * (work.traffic.reads + work.traffic.writes) > _HOST_BOUND:
         return {}
-    runs = {c.name: c.run for c in contenders if c.role is Role.OURS or c.name == "PyTorch"}
+    runs = {one.name: one.run for one in implementations if one.role is Role.OURS or one.name == "PyTorch"}
     host = measure(runs, 0.0, host_clock, batch=0.0, fewest=_HOST_ROUNDS)
     replays = {name: captured(run, _GRAPH_CALLS) for name, run in runs.items() if name in (PLAN, "PyTorch")}
     timings = measure(replays, 0.0, device_clock(cold=False), batch=0.0, fewest=_GRAPH_ROUNDS)
@@ -82,7 +84,7 @@ def host_and_graph_times(work: Workload, contenders: Sequence[Contender]) -> dic
 
 def libraries(settings: Settings) -> list[Library]:
     """Everyone who is installed."""
-    from normgrad.bench.contenders import gpu, jax, pytorch, streaming
+    from normgrad.bench.implementations import gpu, jax, pytorch, streaming
 
     device = settings.device
     every: list[tuple[str | None, Callable[[], Library]]] = [(None, Normgrad)]
@@ -104,51 +106,51 @@ def libraries(settings: Settings) -> list[Library]:
     return [make() for module, make in every if module is None or find_spec(module) is not None]
 
 
-def run_case(case: Case, contending: Sequence[Library], settings: Settings) -> CaseResult:
-    """Measure everyone in one case."""
+def run_case(case: Case, libraries: Sequence[Library], settings: Settings) -> CaseResult:
+    """Measure all implementations in one case."""
     work = workload(case, device=settings.device)
-    contenders, skipped = prepared(work, contending)
+    implementations, skipped = prepared(work, libraries)
     on_cpu = settings.device == "cpu"
-    verdicts = verified(work, contenders, sampled=not on_cpu)  # a GPU's tensors are too large for the oracle
-    right = [c for c in contenders if not verdicts[c.name].problem]
-    growth = {c.name: peak_growth(c.run) for c in right if on_cpu and c.results is not None}
+    verdicts = verified(work, implementations, sampled=not on_cpu)  # a GPU's tensors are too large for the oracle
+    right = [one for one in implementations if not verdicts[one.name].problem]
+    growth = {one.name: peak_growth(one.run) for one in right if on_cpu and one.results is not None}
     timings = settings.timings(right)
     launches = host_and_graph_times(work, right) if settings.graph else {}
     measurements = [
         Measurement(
-            c.name,
-            c.role,
-            timings.get(c.name),
-            verdicts[c.name].worst if c.results is not None else None,
-            verdicts[c.name].problem,
-            growth.get(c.name),
-            c.workspace,
-            *launches.get(c.name, (None, None)),
+            one.name,
+            one.role,
+            timings.get(one.name),
+            verdicts[one.name].worst if one.results is not None else None,
+            verdicts[one.name].problem,
+            growth.get(one.name),
+            one.workspace,
+            *launches.get(one.name, (None, None)),
         )
-        for c in contenders
+        for one in implementations
     ]
     return CaseResult(case, measurements, skipped)
 
 
-def prepared(work: Workload, contending: Sequence[Library]) -> tuple[list[Contender], dict[str, str]]:
-    """Who takes part, and why the others do not."""
-    contenders: list[Contender] = []
+def prepared(work: Workload, libraries: Sequence[Library]) -> tuple[list[Implementation], dict[str, str]]:
+    """Return the implementations of a workload, and by library why one has none."""
+    implementations: list[Implementation] = []
     skipped: dict[str, str] = {}
-    for library in contending:
-        made, reason = _contenders_of(library, work)
-        contenders += made
+    for library in libraries:
+        made, reason = _implementations_of(library, work)
+        implementations += made
         if reason:
             skipped[library.name] = reason
-    return contenders, skipped
+    return implementations, skipped
 
 
-def _contenders_of(library: Library, work: Workload) -> tuple[list[Contender], str]:
-    """A library's contenders, each other's run once: they fail in ways of their own, on rows too long for them, say."""
+def _implementations_of(library: Library, work: Workload) -> tuple[list[Implementation], str]:
+    """A library's implementations, all but ours run once: other libraries fail in their own ways, as on long rows."""
     try:
         made = list(library.prepare(work))
-        for contender in made:
-            if contender.role is not Role.OURS:
-                contender.run()
+        for implementation in made:
+            if implementation.role is not Role.OURS:
+                implementation.run()
     except Unavailable as reason:
         return [], str(reason)
     except Exception as error:
@@ -158,15 +160,15 @@ def _contenders_of(library: Library, work: Workload) -> tuple[list[Contender], s
     return made, ""
 
 
-def verified(work: Workload, contenders: Sequence[Contender], sampled: bool = False) -> dict[str, Verdict]:
-    """What is to be thought of each contender's results; of those who only move bytes, nothing bad."""
-    verdicts = {contender.name: Verdict() for contender in contenders}
+def verified(work: Workload, implementations: Sequence[Implementation], sampled: bool = False) -> dict[str, Verdict]:
+    """Return what was found about each implementation's results; nothing bad of those that only move bytes."""
+    verdicts = {implementation.name: Verdict() for implementation in implementations}
     claims = []
-    for contender in contenders:
-        if contender.results is None:
+    for implementation in implementations:
+        if implementation.results is None:
             continue
-        verdict = verdicts[contender.name]
-        results: Any = contender.results()
-        claims.append(Claim(results, contender.role is Role.OURS, verdict))
+        verdict = verdicts[implementation.name]
+        results: Any = implementation.results()
+        claims.append(Claim(results, implementation.role is Role.OURS, verdict))
     verify(work, claims, sampled)
     return verdicts

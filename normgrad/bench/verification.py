@@ -36,7 +36,7 @@ Cut = Callable[[str, Any], Any]  # of a tensor's name and the tensor: the part o
 
 @dataclass
 class Verdict:
-    """What was found about a contender's results.
+    """What was found about an implementation's results.
 
     Attributes
     ----------

@@ -235,7 +235,7 @@ def _prepare_process(device: str, count: int | None) -> None:
 def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench import machine, overhead, pattern_runner, report, runner, startup
     from normgrad.bench.compilation import compile_ahead
-    from normgrad.bench.contenders.contender import Role
+    from normgrad.bench.implementations.implementation import Role
     from normgrad.bench.results import CaseResult, rows, skipped, write_csv, write_json, wrong
 
     console = Console()
@@ -256,8 +256,8 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     overheads: list[overhead.Overhead] = []
     startups: list[startup.Startup] = []
     try:
-        contending = runner.libraries(settings)
-        results.extend(runner.run_case(case, contending, settings) for case in _with_progress(chosen))
+        libraries = runner.libraries(settings)
+        results.extend(runner.run_case(case, libraries, settings) for case in _with_progress(chosen))
         if not on_gpu and overhead.OPERATOR in {case.operator for case in chosen}:
             overheads = list(overhead.overheads(budget))
         if arguments.startup:
@@ -300,8 +300,8 @@ def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> 
     found: list[pattern_runner.PatternCase] = []
     cost = subnormal_cost(_SUBNORMAL_BUDGET) if device == "cpu" else {}
     try:
-        contending = pattern_runner.libraries()
-        found.extend(pattern_runner.run_patterns(case, device, contending, rounds) for case in _with_progress(chosen))
+        libraries = pattern_runner.libraries()
+        found.extend(pattern_runner.run_patterns(case, device, libraries, rounds) for case in _with_progress(chosen))
     finally:  # what was measured before an interruption is not lost
         pattern_report.show(console, found, device, cost)
         if arguments.csv:

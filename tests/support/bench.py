@@ -1,11 +1,11 @@
-"""What the tests of the benchmark share: small cases, and a contender that is wrong."""
+"""What the tests of the benchmark share: small cases, and an implementation that is wrong."""
 
 import numpy as np
 
 from normgrad.bench import runner
 from normgrad.bench.cases import CHANNELS_LAST, GATHER, Case
-from normgrad.bench.contenders.contender import Contender, Role
-from normgrad.bench.contenders.ours import Normgrad
+from normgrad.bench.implementations.implementation import Implementation, Role
+from normgrad.bench.implementations.ours import Normgrad
 
 TINY = [
     Case("layer_norm_backward", (5, 7), "float32"),
@@ -23,7 +23,7 @@ QUICKLY = runner.Settings(budget=1e-3)
 
 
 class Altered:
-    """A contender whose results are the right ones with a change."""
+    """An implementation whose results are the right ones with a change."""
 
     name = "altered"
 
@@ -38,4 +38,4 @@ class Altered:
             self.change(made)
             return made
 
-        yield Contender(self.name, self.role, own.run, altered)
+        yield Implementation(self.name, self.role, own.run, altered)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from normgrad.bench.cases import Case
-from normgrad.bench.contenders.contender import Contender, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
 from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 
@@ -19,14 +19,14 @@ class PyTorch:
 
     name = "PyTorch"
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """PyTorch's operator, or the nearest thing to it."""
         import torch
 
         with torch.no_grad():
             arguments = with_own_statistics(work.case.operator, arguments_as_torch(work.arguments, work.device))
             run = operator(work.case.operator, arguments, work.device)
-        yield Contender(self.name, Role.PEER, run, partial(results_of, run))
+        yield Implementation(self.name, Role.PEER, run, partial(results_of, run))
 
 
 def operator(name: str, arguments: dict[str, Any], device: str) -> Prepared:
@@ -57,7 +57,7 @@ class CompiledPyTorch:
     def __init__(self, cases: frozenset[Case] | None = None) -> None:
         self._cases = cases
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """Compile for the workload's sizes; takes seconds."""
         import torch
 
@@ -76,7 +76,7 @@ class CompiledPyTorch:
         except Exception as error:  # a missing compiler is reported in many ways
             raise Unavailable(f"torch.compile failed: {type(error).__name__}") from error
         run = partial(_without_grad, compiled, values)
-        yield Contender(self.name, Role.PEER, run, partial(results_of, run))
+        yield Implementation(self.name, Role.PEER, run, partial(results_of, run))
 
 
 def results_of(run: Prepared) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from normgrad.bench.cases import CHANNELS_LAST
-from normgrad.bench.contenders.contender import Contender, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
 from normgrad.bench.tensors import on_host
 from normgrad.bench.workload import EPS, Workload
 
@@ -19,7 +19,7 @@ class Jax:
 
     name = "JAX"
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """Compile for the workload's sizes."""
         import jax
 
@@ -37,7 +37,7 @@ class Jax:
         ]
         jitted = jax.jit(_in_order(function) if last else function)
         run = partial(_finished, jitted, values)
-        yield Contender(self.name, Role.PEER, run, partial(_on_host, run, last))
+        yield Implementation(self.name, Role.PEER, run, partial(_on_host, run, last))
 
 
 def _in_order(function: Callable[..., Any]) -> Callable[..., Any]:

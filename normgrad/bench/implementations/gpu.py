@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from normgrad.bench.cases import CONTIGUOUS
-from normgrad.bench.contenders.contender import Contender, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
 from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 
@@ -57,9 +57,9 @@ class Published:
     def __init__(self, name: str, gradients: Gradients) -> None:
         self.name, self._gradients = name, gradients
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """The backward pass, on contiguous tensors alone: the kernels take no others."""
         if work.case.layout != CONTIGUOUS:
             raise Unavailable(f"{self.name} takes contiguous tensors")
         run = partial(self._gradients, work.case.operator, arguments_as_torch(work.arguments, work.device))
-        yield Contender(self.name, Role.PEER, run, run)
+        yield Implementation(self.name, Role.PEER, run, run)

@@ -1,4 +1,4 @@
-"""What a contender is, and what makes contenders of a workload."""
+"""What an implementation is, and what makes implementations of a workload."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """Something that does a workload.
 
     Attributes
@@ -36,7 +36,7 @@ class Contender:
         Does the work once; what is timed.
     results : function or None
         Does the work once and returns an array per output of the operator (NumPy's, or a tensor on either device),
-        None for those that the library does not compute. None for a contender that only moves bytes.
+        None for those that the library does not compute. None for an implementation that only moves bytes.
     workspace : int or None
         The bytes of temporary memory that it says it needs.
     """
@@ -49,9 +49,9 @@ class Contender:
 
 
 class Library(Protocol):
-    """Makes contenders."""
+    """Makes implementations."""
 
     name: str
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
-        """The contenders for a workload, ready to run; Unavailable where there are none."""
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
+        """The implementations for a workload, ready to run; Unavailable where there are none."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from normgrad.bench.contenders.contender import Contender, Role
-from normgrad.bench.contenders.stream_fields import BLOCK, Words
+from normgrad.bench.implementations.implementation import Implementation, Role
+from normgrad.bench.implementations.stream_fields import BLOCK, Words
 from normgrad.bench.tensors import as_torch
 from normgrad.bench.workload import Traffic, Workload
 from normgrad.contract.arrays import numpy_address
@@ -22,7 +22,7 @@ from normgrad.cpu.descriptors import layout, pack
 from normgrad.cpu.threads import pool
 from normgrad.threads import get_num_threads
 
-_MODULE = "normgrad.bench.contenders.stream_kernels"
+_MODULE = "normgrad.bench.implementations.stream_kernels"
 _KERNELS = {
     Traffic(2, 1): Kernel(_MODULE, "add"),
     Traffic(1, 1): Kernel(_MODULE, "copy"),
@@ -63,11 +63,11 @@ class Streaming:
 
     name = "Numba stream"
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """One kernel, compiled."""
         traffic = work.traffic
         arrays = [as_words(work.case.nbytes) for _ in range(traffic.reads + traffic.writes)]
-        yield Contender(self.name, Role.LIMIT, Stream(traffic, arrays))
+        yield Implementation(self.name, Role.LIMIT, Stream(traffic, arrays))
 
 
 class NumpyStreaming:
@@ -75,7 +75,7 @@ class NumpyStreaming:
 
     name = "NumPy stream"
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """An addition, a copy or sums."""
         traffic = work.traffic
         a, b, c = (as_words(work.case.nbytes).view(np.float32) for _ in range(3))
@@ -85,7 +85,7 @@ class NumpyStreaming:
             Traffic(1, 0): partial(np.max, a),
             Traffic(2, 0): partial(np.dot, a, b),
         }[traffic]
-        yield Contender(self.name, Role.LIMIT, run)
+        yield Implementation(self.name, Role.LIMIT, run)
 
 
 class DeviceCopy:
@@ -93,13 +93,13 @@ class DeviceCopy:
 
     name = "copy"
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """One copy, of half of the bytes."""
         import torch
 
         half = work.case.nbytes * (work.traffic.reads + work.traffic.writes) // 2
         source, target = (torch.ones(half, dtype=torch.uint8, device=work.device) for _ in range(2))
-        yield Contender(self.name, Role.LIMIT, partial(target.copy_, source))
+        yield Implementation(self.name, Role.LIMIT, partial(target.copy_, source))
 
 
 class TorchStreaming:
@@ -107,7 +107,7 @@ class TorchStreaming:
 
     name = "PyTorch stream"
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """An addition, a copy or sums."""
         import torch
 
@@ -119,4 +119,4 @@ class TorchStreaming:
             Traffic(1, 0): partial(torch.sum, a),
             Traffic(2, 0): partial(torch.dot, a, b),
         }[work.traffic]
-        yield Contender(self.name, Role.LIMIT, run)
+        yield Implementation(self.name, Role.LIMIT, run)

@@ -1,6 +1,6 @@
 """Plain loops over words, called by any number of threads with the same descriptor."""
 
-from normgrad.bench.contenders.stream_fields import BLOCK, Words
+from normgrad.bench.implementations.stream_fields import BLOCK, Words
 from normgrad.cpu.compile.jit import inline, kernel
 from normgrad.cpu.intrinsics.memory import fetch_add, load, store
 from normgrad.cpu.kernels.common.work import items_in_order

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from normgrad.bench.contenders.contender import Contender, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
 from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 from normgrad.contract.status import NO_KERNEL, ContractError
@@ -22,7 +22,7 @@ class Normgrad:
 
     name = PLAN
 
-    def prepare(self, work: Workload) -> Iterable[Contender]:
+    def prepare(self, work: Workload) -> Iterable[Implementation]:
         """A repeatable plan with its outputs in place; for small data the plain calls too."""
         outputs = work.outputs()
         try:
@@ -33,9 +33,9 @@ class Normgrad:
             if error.status != NO_KERNEL:
                 raise
             raise Unavailable(str(error)) from None
-        yield Contender(PLAN, Role.OURS, plan.run, partial(_planned, plan.run, outputs), plan.workspace_size)
+        yield Implementation(PLAN, Role.OURS, plan.run, partial(_planned, plan.run, outputs), plan.workspace_size)
         for name, call in _calls(work) if work.case.is_small else ():
-            yield Contender(name, Role.OURS, call, partial(_called, call))
+            yield Implementation(name, Role.OURS, call, partial(_called, call))
 
 
 def _calls(work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
