@@ -40,8 +40,8 @@ class _Kernel:
         address = -(-workspace // _ALIGNMENT) * _ALIGNMENT
         arguments: dict[str, Any] = {p.name: None for p in self.problem.signature.tensors if p.role is not Role.OUTPUT}
         for parameter in self._read:
-            arguments[parameter.name] = wide = _float64_at(address, views[parameter.name])
-            address += wide.nbytes
+            arguments[parameter.name] = values = _float64_at(address, views[parameter.name])
+            address += values.nbytes
         compute = getattr(oracle, self.problem.signature.name)
         results = compute(**arguments, **self.problem.attributes)
         if not isinstance(results, tuple):
@@ -57,10 +57,10 @@ class _Kernel:
 def _float64_at(address: int, view: View) -> np.ndarray:
     if view.numel == 0:
         return np.empty(view.shape)
-    wide = np.frombuffer(bytes_at(Memory(address, view.numel * 8)), np.float64).reshape(view.shape)
+    values = np.frombuffer(bytes_at(Memory(address, view.numel * 8)), np.float64).reshape(view.shape)
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-        wide[...] = as_numpy(view)
-    return wide
+        values[...] = as_numpy(view)
+    return values
 
 
 def write(view: View, values: np.ndarray) -> None:

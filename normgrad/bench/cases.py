@@ -28,7 +28,7 @@ class Case:
     operator : str
         The operator's name.
     shape : tuple of int
-        Of the data: rows and columns for LayerNorm, (N, C, places…) for GroupNorm and BatchNorm, (ranks, C) for the
+        Of the data: rows and columns for LayerNorm, (N, C, positions…) for GroupNorm and BatchNorm, (ranks, C) for the
         gathering of statistics.
     dtype : str
         Of the data, and of the weights of LayerNorm and GroupNorm; all else is float32.
@@ -70,7 +70,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of a set of cases, by family. Of GroupNorm: (N, C, places…) and the number of groups.
+    """The shapes of a set of cases, by family. Of GroupNorm: (N, C, positions…) and the number of groups.
 
     ``float32_alone`` are shapes for one dtype and one order in memory, since they take long.
     """
@@ -254,8 +254,8 @@ def _batch_norm(shapes: Shapes, dtype: str) -> Iterator[Case]:
 
 def _layouts(shape: tuple[int, ...]) -> tuple[str, ...]:
     """The orders in memory that differ for a shape."""
-    places = math.prod(shape[2:])
-    return (CONTIGUOUS, CHANNELS_LAST) if places > 1 and shape[1] > 1 else (CONTIGUOUS,)
+    positions = math.prod(shape[2:])
+    return (CONTIGUOUS, CHANNELS_LAST) if positions > 1 and shape[1] > 1 else (CONTIGUOUS,)
 
 
 def selected(

@@ -202,7 +202,7 @@ class CudaDevices:
     def count(self) -> int:
         return len(self._streams)
 
-    def place(self, index: int) -> str:
+    def device_name(self, index: int) -> str:
         return f"cuda:{index}"
 
     def allocate(self, nbytes: int, index: int) -> int:

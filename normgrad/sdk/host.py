@@ -107,7 +107,7 @@ class HostDevices:
     def count(self) -> int:
         return 1
 
-    def place(self, index: int) -> str:
+    def device_name(self, index: int) -> str:
         return "cpu"
 
     def allocate(self, nbytes: int, index: int) -> int:

@@ -11,10 +11,10 @@ from weakref import finalize
 class Allocation:
     """A block of memory. It goes back when it is freed and no work uses it any more."""
 
-    def __init__(self, address: int, nbytes: int, place: str | None, release: Callable[[int], None]) -> None:
+    def __init__(self, address: int, nbytes: int, device: str | None, release: Callable[[int], None]) -> None:
         self.address = address
         self.nbytes = nbytes
-        self.place = place  # the device's name as views carry it; None for memory of the host
+        self.device = device  # its name as views carry it; None for memory of the host
         finalize(self, release, address).atexit = False  # a process that ends gives back everything
 
     @property
@@ -39,7 +39,7 @@ class Table:
         """Take out the block that starts at an address, where there is one of that sort."""
         with self._lock:
             block = self._blocks.get(address)
-            if block is None or (block.place is not None) is not on_device:
+            if block is None or (block.device is not None) is not on_device:
                 return None
             del self._blocks[address]
             del self._starts[bisect_right(self._starts, address) - 1]
@@ -55,7 +55,7 @@ class Table:
     def holding(self, address: int, nbytes: int) -> Allocation | None:
         """The block on the device that holds a range, whole."""
         block = self.touching(address, nbytes)
-        if block is None or block.place is None or not block.address <= address <= address + nbytes <= block.end:
+        if block is None or block.device is None or not block.address <= address <= address + nbytes <= block.end:
             return None
         return block
 

@@ -24,15 +24,15 @@ _KINDS: dict[int, tuple[str | None, str | None]] = {
 _POLICIES = range(6)
 
 
-def _allocate(result: int, name: str, nbytes: int, place: str | None, take: Callable[[int], int]) -> None:
+def _allocate(result: int, name: str, nbytes: int, device: str | None, take: Callable[[int], int]) -> None:
     required(result, name)
     if nbytes == 0:
         raise Refused(AclError.INVALID_PARAM, "size is 0, and must be greater")
     address = take(nbytes)
     if not address:
         raise Refused(AclError.RT_MEMORY_ALLOCATION, f"there is no memory for {nbytes} bytes")
-    release = devices().release if place is not None else native.release
-    block = Allocation(address, nbytes, place, release)
+    release = devices().release if device is not None else native.release
+    block = Allocation(address, nbytes, device, release)
     native.write(result, "Q", address)  # where that fails, the block goes back with its last reference
     table.add(block)
 
@@ -43,7 +43,7 @@ def malloc(result: int, nbytes: int, policy: int) -> None:
     index = current_context().index
     if policy not in _POLICIES:
         raise Refused(AclError.RT_PARAM_INVALID, f"policy is {policy}, and must be 0 to {_POLICIES[-1]}")
-    _allocate(result, "devPtr", nbytes, devices().place(index), lambda nbytes: devices().allocate(nbytes, index))
+    _allocate(result, "devPtr", nbytes, devices().device_name(index), lambda nbytes: devices().allocate(nbytes, index))
 
 
 @exported("aclrtMallocHost")
@@ -53,12 +53,12 @@ def malloc_host(result: int, nbytes: int) -> None:
     _allocate(result, "hostPtr", nbytes, None, native.allocate)
 
 
-def _free(address: int, name: str, maker: str, *, on_device: bool) -> None:
+def _free(address: int, name: str, allocator: str, *, on_device: bool) -> None:
     required(address, name)
     if table.remove(address, on_device=on_device) is None:
         raise Refused(
             AclError.RT_PARAM_INVALID,
-            f"{name} is {address:#x}, and must be an address that {maker} gave and that was not freed since",
+            f"{name} is {address:#x}, and must be an address that {allocator} gave and that was not freed since",
         )
 
 
@@ -157,7 +157,7 @@ def _checked_fill(to: int, most: int, count: int) -> Allocation | None:
 
 
 def _is_on_device(block: Allocation | None) -> bool:
-    return block is not None and block.place is not None
+    return block is not None and block.device is not None
 
 
 @exported("aclrtMemset")

@@ -96,8 +96,8 @@ class Tensor:
         """The tensor with its storage at an address."""
         dtype = self._dtype
         block = table.touching(data, 1)
-        place = block.place if block is not None and block.place is not None else devices().place(0)
-        storage = Memory(data, self._storage_nbytes, place)
+        device = block.device if block is not None and block.device is not None else devices().device_name(0)
+        storage = Memory(data, self._storage_nbytes, device)
         return View(data + self.offset * dtype.itemsize, self.shape, self.strides, dtype, storage, self.format)
 
     @property

@@ -65,7 +65,7 @@ class OpExecutor:
                 self.block_of(name, view)
 
     def rebind(self, name: str, view: View) -> None:
-        """Put a tensor at another place."""
+        """Use another tensor of the same layout."""
         with self._lock:
             self.block_of(name, view)
             self.plan.rebind(**{name: view})
@@ -84,9 +84,9 @@ class OpExecutor:
         size = self.plan.workspace_size
         if size and address and nbytes >= size:
             used.append(self._workspace_block(address, size))
-        place = next(iter(self.plan.views.values())).device
+        device = next(iter(self.plan.views.values())).device
         # The workspace owns the blocks for as long as the work lasts: freed meanwhile, they stay.
-        stream.work.run(self.plan, Memory(address, nbytes, place, owner=used))
+        stream.work.run(self.plan, Memory(address, nbytes, device, owner=used))
 
     def _workspace_block(self, address: int, size: int) -> Allocation:
         block = table.holding(address, size)

@@ -73,9 +73,9 @@ def finish_all() -> None:
 @exported("aclrtGetVersion")
 def get_version(major: int, minor: int, patch: int) -> None:
     """The version of normgrad."""
-    places = (required(major, "majorVersion"), required(minor, "minorVersion"), required(patch, "patchVersion"))
-    for place, number in zip(places, normgrad.__version__.split(".")[:3], strict=True):
-        native.write(place, "i", int(number))
+    addresses = (required(major, "majorVersion"), required(minor, "minorVersion"), required(patch, "patchVersion"))
+    for address, number in zip(addresses, normgrad.__version__.split(".")[:3], strict=True):
+        native.write(address, "i", int(number))
 
 
 @exported("aclrtGetRunMode")

@@ -296,10 +296,10 @@ def _pairs(tensors: Sequence[Tensor]) -> Iterator[dict[str, str | None]]:
     The digits of a tensor are a linear form over the integers modulo 3, no two forms being multiples of each other.
     """
     forms = [form for form in itertools.product(range(3), repeat=3) if next(filter(None, form), 0) == 1]
-    for number, place in enumerate(itertools.product(range(3), repeat=3)):
+    for number, point in enumerate(itertools.product(range(3), repeat=3)):
         mix: dict[str, str | None] = {}
         for tensor, form in zip(tensors, forms, strict=False):
-            digit = sum(a * b for a, b in zip(form, place, strict=True)) % 3
+            digit = sum(a * b for a, b in zip(form, point, strict=True)) % 3
             mix[tensor.name] = (_COUNTS if tensor.name in _COUNTERS else _FLOATS)[digit]
         yield mix
         if number % 13 == 0:

@@ -55,28 +55,28 @@ def results_of(operator: Operator, call: Call) -> list[Tensor]:
 
 def exact_results(operator: Operator, call: Call) -> dict[str, Array]:
     """The oracle's results by name."""
-    wide = _wide(operator, call)
-    found = as_tuple(getattr(oracle, operator.signature.name)(**wide))
+    arguments = _in_float64(operator, call)
+    found = as_tuple(getattr(oracle, operator.signature.name)(**arguments))
     named = dict(zip(operator.signature.output_names, found, strict=True))
-    named |= {name: wide[name] for name in moved_in_place(operator, call)}
+    named |= {name: arguments[name] for name in moved_in_place(operator, call)}
     return {name: np.asarray(value) for name, value in named.items() if value is not None}
 
 
 def magnitudes(operator: Operator, call: Call) -> dict[str, Magnitude]:
     """The terms behind them, by name."""
-    found = as_tuple(getattr(terms, operator.signature.name)(**_wide(operator, call)))
+    found = as_tuple(getattr(terms, operator.signature.name)(**_in_float64(operator, call)))
     moved = [tensor.name for tensor in operator.signature.tensors if tensor.role is Role.IN_PLACE]
     names = [*operator.signature.output_names, *moved]
     return {name: value for name, value in zip(names, found, strict=True) if value is not None}
 
 
-def _wide(operator: Operator, call: Call) -> dict[str, Any]:
+def _in_float64(operator: Operator, call: Call) -> dict[str, Any]:
     """The arguments as the oracle takes them; what moves in place is a copy in float64."""
     outputs = operator.signature.output_names
-    wide = {name: value for name, value in call.arguments.items() if name not in outputs} | call.attributes
+    arguments = {name: value for name, value in call.arguments.items() if name not in outputs} | call.attributes
     for name in moved_in_place(operator, call):
-        wide[name] = np.asarray(wide[name]).astype(np.float64)
-    return wide
+        arguments[name] = np.asarray(arguments[name]).astype(np.float64)
+    return arguments
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:

@@ -329,10 +329,10 @@ def _largest(values: Array, count: int) -> np.ndarray:
     return candidates[np.argsort(-values[candidates], kind="stable")][:count]
 
 
-def _element(measured: Measured, parts: Anatomy, place: int) -> Element:
-    index = tuple(int(i) for i in np.unravel_index(place, measured.exact.shape))
+def _element(measured: Measured, parts: Anatomy, position: int) -> Element:
+    index = tuple(int(i) for i in np.unravel_index(position, measured.exact.shape))
     inputs, terms = (
-        {name: float(value) for name, (value,) in values.items()} for values in parts.at(np.array([place]))
+        {name: float(value) for name, (value,) in values.items()} for values in parts.at(np.array([position]))
     )
     scales = (measured.magnitude.total, measured.magnitude.underflow)
     return Element(

@@ -137,7 +137,7 @@ class Measured:
         """How many these are, in words; empty where there are none."""
         is_nan, is_inf = np.isnan(self.actual), np.isinf(self.actual)
         is_number, overflows = np.isfinite(self.nearest), np.isfinite(self.exact)
-        places = {
+        misplaced = {
             "NaN where {a number is} right": is_nan & is_number,
             "Inf where {a number is} right": is_inf & is_number,
             "NaN where Inf is right": is_nan & ~is_number,
@@ -145,7 +145,7 @@ class Measured:
             "{number} where Inf is right": ~is_nan & ~is_inf & overflows,
             "{number} where NaN or Inf is right": ~is_nan & ~is_inf & ~overflows,
         }
-        counts = {text: int(np.count_nonzero(self.is_misplaced & of)) for text, of in places.items()}
+        counts = {text: int(np.count_nonzero(self.is_misplaced & of)) for text, of in misplaced.items()}
         largest = _LARGEST[self.dtype]
         finite = self.actual[self.is_misplaced & ~is_nan & ~is_inf & overflows]
         saturates = finite.size and np.all(np.abs(finite) == largest)

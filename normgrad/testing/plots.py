@@ -67,7 +67,7 @@ def _actual_over_expected(measured: Measured) -> str:
     actual, exact = np.ravel(measured.actual), np.ravel(measured.exact)
     shown = np.flatnonzero(np.ravel(measured.regular))
     wrong = shown[~(np.ravel(measured.share_of_bound)[shown] <= 1)]
-    picked, wrong = (places[:: max(1, math.ceil(places.size / _DOTS))] for places in (shown, wrong))
+    picked, wrong = (some[:: max(1, math.ceil(some.size / _DOTS))] for some in (shown, wrong))
     values = np.concatenate([actual[picked], exact[picked], actual[wrong], [0.0]])
     low, high = float(np.min(values)), float(np.max(values))
     if high - low < 1e-300:

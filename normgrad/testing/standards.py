@@ -115,9 +115,9 @@ def cann(measured: Measured, reference: Reference) -> Verdict:
     good = float(np.mean(share <= 1)) if share.size else 1.0
     error = np.where(measured.regular, measured.error, 0.0)
     largest = float(np.max(error, initial=0.0))
-    place = int(np.argmax(error)) if error.size else 0
+    worst = int(np.argmax(error)) if error.size else 0
     allowed = (
-        max(tolerances.largest, CANN_ULPS * float(ulp(measured.exact.flat[place], measured.dtype)))
+        max(tolerances.largest, CANN_ULPS * float(ulp(measured.exact.flat[worst], measured.dtype)))
         if error.size
         else 0.0
     )

@@ -76,8 +76,8 @@ class Values:
             return values
         limits = ml_dtypes.finfo(values.dtype)
         odd = [np.nan, np.inf, -np.inf, -0.0, min(float(limits.max), _VERY_LARGE), float(limits.smallest_subnormal)]
-        places = self.rng.integers(0, values.size, (_SPECIALS_OF_EACH, len(odd)))
+        indices = self.rng.integers(0, values.size, (_SPECIALS_OF_EACH, len(odd)))
         changed = values.copy()
-        for row in places:
+        for row in indices:
             changed.flat[row] = np.array(odd).astype(values.dtype)
         return changed

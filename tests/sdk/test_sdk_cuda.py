@@ -51,7 +51,7 @@ def test_devices_memory_copies_streams_and_events() -> None:
     native.bind(None, MemoryFunctions())
     devices = CudaDevices()
     assert devices.count() >= 1
-    assert devices.place(0) == "cuda:0"
+    assert devices.device_name(0) == "cuda:0"
     free, total = devices.memory_info(0)
     assert 0 < free <= total
     nbytes = 1 << 28

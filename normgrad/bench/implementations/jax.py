@@ -71,10 +71,10 @@ def _normalised(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
     import jax
     import jax.numpy as jnp
 
-    wide = x.astype(jnp.float32)
-    mean = jnp.mean(wide, axes, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean((wide - mean) ** 2, axes, keepdims=True) + EPS)
-    return (wide - mean) * rstd, mean, rstd
+    x32 = x.astype(jnp.float32)
+    mean = jnp.mean(x32, axes, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean((x32 - mean) ** 2, axes, keepdims=True) + EPS)
+    return (x32 - mean) * rstd, mean, rstd
 
 
 def _layer_norm_forward(x: Any, weight: Any, bias: Any) -> tuple[Any, Any, Any]:
@@ -117,8 +117,8 @@ def _elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any) -> Any:
 
 def _reduce_backward(dy: Any, x: Any, mean: Any, invstd: Any) -> tuple[Any, ...]:
     others = (0, *range(2, x.ndim))
-    wide = dy.astype(np.float32)
-    sum_dy, sum_dy_xmu = wide.sum(others), (wide * (x - _per_channel(mean, x))).sum(others)
+    dy32 = dy.astype(np.float32)
+    sum_dy, sum_dy_xmu = dy32.sum(others), (dy32 * (x - _per_channel(mean, x))).sum(others)
     return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy
 
 

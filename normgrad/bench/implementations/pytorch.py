@@ -226,9 +226,9 @@ def _elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any) -> Any:
 
 def _reduce_backward(dy: Any, x: Any, mean: Any, invstd: Any) -> tuple[Any, ...]:
     others = [0, *range(2, x.dim())]
-    wide = dy.float()
-    sum_dy = wide.sum(others)
-    sum_dy_xmu = (wide * (x - _per_channel(mean, x))).sum(others)
+    dy32 = dy.float()
+    sum_dy = dy32.sum(others)
+    sum_dy_xmu = (dy32 * (x - _per_channel(mean, x))).sum(others)
     return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy
 
 
