@@ -729,6 +729,118 @@ def test_a_statistic_that_was_left_out(operator: str, output: str, statistic: st
     assert found["term"] == f"all of them are correct for a call with {text}"
 
 
+@pytest.mark.parametrize(
+    ("operator", "one", "other"),
+    [
+        ("layer_norm_backward", "grad_out", "input"),
+        ("layer_norm_backward", "mean", "rstd"),
+        ("group_norm_backward", "mean", "rstd"),
+        ("layer_norm", "weight", "bias"),
+        ("batch_norm_elemt", "mean", "invstd"),
+        ("batch_norm_elemt_backward", "sum_dy", "sum_dy_xmu"),
+        ("batch_norm_reduce_backward", "grad_out", "input"),
+        ("batch_norm_gather_stats_with_counts", "mean", "invstd"),
+    ],
+)
+def test_arguments_that_were_exchanged(operator: str, one: str, other: str) -> None:
+    case = one_case(operator)
+    arguments = {**case.arguments, one: case.arguments[other], other: case.arguments[one]}
+    results = right_results(replace(case, arguments=arguments))
+    judgement = judge(operator, case.arguments, results)
+    found = [found_of(judgement, output.name) for output in judgement.outputs if not output.passed]
+    assert found
+    for patterns_of in found:
+        assert patterns_of["term"] == f"all of them are correct for a call with {one} and {other} exchanged"
+
+
+def images(operator: str) -> TestCase:
+    case = one_case(operator)
+    assert case.arguments["input"].ndim == 4
+    return case
+
+
+@pytest.mark.parametrize("is_read_as_channels_last", [True, False])
+@pytest.mark.parametrize(
+    ("operator", "read", "is_written"),
+    [
+        ("group_norm_backward", ("grad_out", "input"), False),
+        ("group_norm_backward", ("input",), False),
+        ("group_norm_backward", ("grad_out", "input"), True),
+        ("batch_norm_elemt_backward", ("grad_out",), False),
+        ("group_norm", ("input",), True),
+        ("batch_norm_stats", ("input",), False),
+    ],
+)
+def test_data_that_was_read_in_the_other_memory_format(
+    operator: str, read: tuple[str, ...], is_written: bool, is_read_as_channels_last: bool
+) -> None:
+    """As of a kernel that ignores the strides of its tensors."""
+    case = images(operator)
+    samples, channels = case.arguments["input"].shape[:2]
+
+    def to_last(array: np.ndarray) -> np.ndarray:
+        return array.reshape(samples, channels, -1).swapaxes(1, 2).reshape(array.shape)
+
+    def to_first(array: np.ndarray) -> np.ndarray:
+        return array.reshape(samples, -1, channels).swapaxes(1, 2).reshape(array.shape)
+
+    inwards, outwards = (to_first, to_last) if is_read_as_channels_last else (to_last, to_first)
+    changed = {name: inwards(case.arguments[name]) for name in read}
+    results = right_results(replace(case, arguments={**case.arguments, **changed}))
+    data = "grad_input" if "grad_out" in case.arguments else "output"
+    if is_written:
+        results[data] = outwards(results[data])
+    judgement = judge(operator, case.arguments, results)
+    names = [*read, *([data] if is_written else [])]
+    memory, other = ("contiguous", "channels_last") if is_read_as_channels_last else ("channels_last", "contiguous")
+    verb = "read and written" if is_written else "read"
+    listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    text = f"all of them are correct for a call with the {memory} memory of {listed} {verb} as {other}"
+    (first, *_) = (output for output in judgement.outputs if not output.passed)
+    assert text in [cluster.text for cluster in first.errors.clusters]
+
+
+@pytest.mark.parametrize(
+    ("operator", "by", "text"),
+    [
+        ("layer_norm_backward", 1, "row before"),
+        ("layer_norm_backward", -1, "row after"),
+        ("group_norm_backward", -1, "group after"),
+        ("batch_norm_elemt_backward", 1, "channel before"),
+        ("batch_norm_reduce_backward", -1, "channel after"),
+    ],
+)
+def test_the_statistics_of_a_neighbour(operator: str, by: int, text: str) -> None:
+    case = one_case(operator)
+    names = [name for name in ("mean", "rstd", "invstd") if name in case.arguments]
+    moved = {name: np.roll(array, by).reshape(array.shape) for name, array in case.arguments.items() if name in names}
+    assert len(moved) == 2
+    results = right_results(replace(case, arguments={**case.arguments, **moved}))
+    judgement = judge(operator, case.arguments, results)
+    output = "grad_weight" if "grad_weight" in results else "grad_input"
+    found = found_of(judgement, output)
+    assert found["term"] == f"all of them are correct for a call with the {names[0]} and {names[1]} of the {text}"
+
+
+@pytest.mark.parametrize("operator", ["group_norm_backward", "group_norm"])
+def test_parameters_of_another_channel(operator: str) -> None:
+    case = one_case(operator)
+    group, channels = case.arguments["group"], case.arguments["C"]
+    names = [name for name in ("weight", "bias") if name in case.arguments]
+    listed = " and ".join(names)
+    for order, text in (
+        (np.roll(np.arange(channels), 1), "of the channel before"),
+        (np.roll(np.arange(channels), -1), "of the channel after"),
+        (np.arange(channels).reshape(group, -1).T.ravel(), f"transposed as a matrix of {group}×{channels // group}"),
+        (np.arange(channels).reshape(-1, group).T.ravel(), f"transposed as a matrix of {channels // group}×{group}"),
+    ):
+        moved = {name: case.arguments[name][order] for name in names}
+        results = right_results(replace(case, arguments={**case.arguments, **moved}))
+        data = next(iter(results))
+        found = found_of(judge(operator, case.arguments, results), data)
+        assert found["term"] == f"all of them are correct for a call with the {listed} {text}"
+
+
 def test_the_other_momentum() -> None:
     """Frameworks differ in whether the momentum is the share of the old statistics or of the new ones."""
     case = one_case("batch_norm_gather_stats_with_counts")
@@ -832,6 +944,34 @@ def test_positions_of_a_sum_that_are_lost() -> None:
     assert found["sum"] == (
         f"all of them lack terms {count - 3}–{count - 1} of {count}, counted in the order sample, position"
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("operator", "output", "text"),
+    [
+        ("group_norm_backward", "grad_bias", "lack positions 184–186 of 187 in every sample"),
+        ("group_norm_backward", "grad_weight", "lack position 186 of 187 in every sample"),
+        ("batch_norm_reduce_backward", "sum_dy_xmu", "have positions 64–76 of 77 in every sample twice"),
+        ("batch_norm_reduce_backward", "sum_dy", "lack position 3 of every 4 in every sample"),
+        ("group_norm", "mean", "lack positions 176–186 of 187 in every channel"),
+    ],
+)
+def test_the_same_positions_of_every_sample(operator: str, output: str, text: str, dtype: str) -> None:
+    """As of a missing mask at the end of a plane of HxW positions."""
+    case = one_case(operator, dtype=dtype)
+    parts = anatomy(operator, {**case.arguments, **checked(OPERATORS[operator], case.arguments, None).attributes})
+    summands = parts[output].summands
+    assert summands is not None
+    positions = math.prod(case.arguments["input"].shape[2:])
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    place = np.arange(summands.count) % positions
+    is_chosen = place % numbers[1] == numbers[0] if "every 4" in text else (place >= numbers[0])
+    results = right_results(case)
+    changed = np.sum(summands.terms * np.where(is_chosen, 2 if "twice" in text else 0, 1), axis=1)
+    results[output] = rounded(changed.reshape(results[output].shape), results[output].dtype)
+    found = found_of(judge(operator, case.arguments, results), output)
+    assert found["sum"] == f"all of them {text}"
 
 
 def test_sums_that_are_wrong_at_random_lack_no_terms() -> None:

@@ -21,7 +21,7 @@ from normgrad.testing.comparison import Report, measure, report_of
 from normgrad.testing.expected import checked, exact_results, magnitudes, results_of
 from normgrad.testing.layout import Layout, layout_of
 from normgrad.testing.measured import Measured
-from normgrad.testing.other_calls import OtherCalls
+from normgrad.testing.other_calls import other_calls
 from normgrad.testing.standards import STRICT, find
 from normgrad.testing.terms import Magnitude
 from normgrad.testing.wrong_values import is_explained, wrong_values
@@ -236,7 +236,8 @@ def judge(
     call = checked(op, arguments, None if product is None else parse_product(product))
     exact, sizes = exact_results(op, call), magnitudes(op, call)
     anatomies = anatomy(operator, {**call.arguments, **call.attributes})
-    others, outputs = OtherCalls(op, arguments), []
+    outputs: list[OutputJudgement] = []
+    unexplained: dict[str, Measured] = {}
     for tensor in results_of(op, call):
         given = [actual.get(tensor.name)] if baseline is None else [actual.get(tensor.name), baseline.get(tensor.name)]
         refused = [text for text in (_refusal(tensor, call, array) for array in given) if text]
@@ -250,9 +251,13 @@ def judge(
         if errors.clusters and (source := _exchanged(given[0], tensor.name, exact, sizes)):
             errors.clusters.append(Cluster("copy", f"the result is that of {source}, another output"))
         elif errors.clusters and not is_explained(errors.clusters):
-            errors.clusters.extend(others.causes(tensor.name, measured[0]))
+            unexplained[tensor.name] = measured[0]
         shape = measured[0].exact.shape
         outputs.append(OutputJudgement(tensor.name, measured[0].dtype, shape, report, measured[0], errors))
+    causes = other_calls(op, call, unexplained)
+    for output in outputs:
+        if output.errors is not None and output.name in causes:
+            output.errors.clusters.append(causes[output.name])
     return Judgement(operator, standard, outputs)
 
 

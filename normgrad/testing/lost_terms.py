@@ -1,5 +1,7 @@
 """Find the terms that wrong sums lack, or have twice: consecutive ones, or one of every 2, 4, … 1024.
 
+In a sum over samples and positions, these may also be the same positions in every sample.
+
 The error of one sum fits many sets of its terms. A set that explains the errors of all wrong sums at once is what the
 kernel lost or did twice: a chunk of the work, or a lane of every vector.
 """
@@ -13,7 +15,6 @@ from functools import cached_property
 import numpy as np
 
 from normgrad.oracle.float64 import Array
-from normgrad.testing.clusters import Cluster
 
 _TRIED = 64  # wrong sums that a claim is tried on, before it is tried on all
 _MOST_CANDIDATES = 1 << 20  # pairs of first and last term that the first sum may leave
@@ -34,11 +35,14 @@ class Summands:
     nouns : tuple of str
         What an index into the first of these axes is called, and one into the others together: ``("sample",
         "position")``.
+    remark : str
+        What follows the name of a term, such as ``in every sample``.
     """
 
     values: Array
     axes: tuple[int, ...]
     nouns: tuple[str, ...]
+    remark: str = ""
 
     @cached_property
     def terms(self) -> Array:
@@ -58,10 +62,19 @@ class Summands:
         every = zip(self.nouns, (first, self.count // max(first, 1)), strict=False)
         return {noun: size for noun, size in every if size > 1}
 
+    @property
+    def inner(self) -> Summands | None:
+        """Return the same sums with the terms of the first axis added up; None where there is only one axis."""
+        if len(self.sizes) < 2:
+            return None
+        first, *others = self.axes
+        axes = tuple(axis - (axis > first) for axis in others)
+        return Summands(np.sum(self.values, axis=first), axes, self.nouns[1:], f" in every {self.nouns[0]}")
+
     def term(self) -> tuple[str, str]:
         """Return what a term is called, and the order in which terms are counted where that needs to be said."""
         order = list(self.sizes)
-        return (order[0], "") if len(order) == 1 else ("term", f", counted in the order {', '.join(order)}")
+        return (order[0], self.remark) if len(order) == 1 else ("term", f", counted in the order {', '.join(order)}")
 
     def named(self, first: int, last: int) -> str:
         """Return the terms from ``first`` to ``last`` in words: as whole samples, say, where they are just these."""
@@ -74,8 +87,8 @@ class Summands:
         return f"{which} of {count}{remark}"
 
 
-def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, wrong: np.ndarray) -> Cluster | None:
-    """Return the terms that all wrong sums lack, or have twice, in words; None where no terms explain all errors.
+def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, wrong: np.ndarray) -> str | None:
+    """Return the terms that all wrong sums ``lack …`` or ``have … twice``; None where no terms explain all errors.
 
     ``actual``, ``exact`` and ``allowed`` are flattened: the sums, the exact ones, and how far a sum may be off.
     ``wrong`` has the indices of those that are further off.
@@ -88,19 +101,25 @@ def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, 
     # A sum of random terms matches an error with a probability of about allowed/error. There are about count² chunks to
     # choose from, so that one matches all errors by chance unless these are many, or large.
     evidence = np.sum(np.log(np.maximum(np.abs(error[few]) / allowed[few], 1)))
-    if 2 * math.log(summands.count) - evidence >= _CHANCE:
-        return None
-    tried = _Sums(summands.terms[few], error[few], allowed[few])
-    every = _Sums(summands.terms[wrong], error[wrong], allowed[wrong])
+    for terms in filter(None, (summands, summands.inner)):
+        if 2 * math.log(terms.count) - evidence < _CHANCE:
+            tried = _Sums(terms.terms[few], error[few], allowed[few])
+            every = _Sums(terms.terms[wrong], error[wrong], allowed[wrong])
+            if claim := _claim(terms, tried, every):
+                return claim
+    return None
+
+
+def _claim(summands: Summands, tried: _Sums, every: _Sums) -> str | None:
     for period in (period for period in _PERIODS if period < summands.count):
         for lane in tried.lanes(period)[:1]:
             if every.differ_by(slice(lane, None, period), -1):
                 noun, remark = summands.term()
-                return Cluster("sum", f"all of them lack {noun} {lane} of every {period}{remark}")
-    for sign, claim in ((-1, "all of them lack {}"), (1, "all of them have {} twice")):
+                return f"lack {noun} {lane} of every {period}{remark}"
+    for sign, claim in ((-1, "lack {}"), (1, "have {} twice")):
         for begin, end in tried.chunks(sign)[:1]:
             if end - begin < summands.count and every.differ_by(slice(begin, end), sign):
-                return Cluster("sum", claim.format(summands.named(begin, end - 1)))
+                return claim.format(summands.named(begin, end - 1))
     return None
 
 

@@ -133,7 +133,8 @@ def _of_the_sum(measured: Measured, wrong: np.ndarray, parts: Anatomy) -> Cluste
     if parts.summands is None or np.any(measured.is_misplaced):
         return None
     limit = np.ravel(measured.limit + ulp(measured.actual, measured.dtype))
-    return lost_terms(parts.summands, np.ravel(measured.actual), np.ravel(measured.exact), limit, wrong)
+    lost = lost_terms(parts.summands, np.ravel(measured.actual), np.ravel(measured.exact), limit, wrong)
+    return Cluster("sum", f"all of them {lost}") if lost else None
 
 
 def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster | None:
