@@ -841,6 +841,15 @@ def test_parameters_of_another_channel(operator: str) -> None:
         assert found["term"] == f"all of them are correct for a call with the {listed} {text}"
 
 
+def test_a_weight_of_two_dimensions_that_was_transposed() -> None:
+    random = np.random.default_rng(0)
+    x, weight, bias = (random.normal(size=shape).astype(np.float32) for shape in ((7, 4, 6), (4, 6), (4, 6)))
+    arguments = {"input": x, "normalized_shape": [4, 6], "weight": weight, "bias": bias}
+    case = TestCase("layer_norm", "", "", {**arguments, "weight": weight.T.copy().reshape(4, 6)})
+    found = found_of(judge("layer_norm", arguments, right_results(case)), "output")
+    assert found["term"] == "all of them are correct for a call with the weight transposed as a matrix of 4×6"
+
+
 def test_the_other_momentum() -> None:
     """Frameworks differ in whether the momentum is the share of the old statistics or of the new ones."""
     case = one_case("batch_norm_gather_stats_with_counts")
@@ -972,6 +981,100 @@ def test_the_same_positions_of_every_sample(operator: str, output: str, text: st
     results[output] = rounded(changed.reshape(results[output].shape), results[output].dtype)
     found = found_of(judge(operator, case.arguments, results), output)
     assert found["sum"] == f"all of them {text}"
+
+
+@pytest.mark.parametrize(
+    ("operator", "names", "which", "text"),
+    [
+        ("layer_norm_backward", "gx", (512, 515), "the sums Σg and Σ(g·x̂) of the rows lack columns 512–514 of 515"),
+        ("layer_norm_backward", "x", (0, 64), "the sums Σ(g·x̂) of the rows lack columns 0–63 of 515"),
+        ("layer_norm_backward", "g", (99, 100), "the sums Σg of the rows lack column 99 of 515"),
+        (
+            "group_norm_backward",
+            "gx",
+            (184, 187),
+            "the sums Σg and Σ(g·x̂) of the rows lack positions 184–186 of 187 in every channel"
+            " (a row is a group of a sample)",
+        ),
+    ],
+)
+def test_sums_of_rows_that_lack_terms(operator: str, names: str, which: tuple[int, int], text: str) -> None:
+    """As of a reduction without the remainder of a row: every element of grad_input is wrong."""
+    case = one_case(operator)
+    results = right_results(case)
+    results["grad_input"] = with_sums_over(case, names, lambda terms: np.delete(terms, np.s_[slice(*which)], axis=-1))
+    found = found_of(judge(operator, case.arguments, results), "grad_input")
+    assert found["sum"] == text
+
+
+def with_sums_over(case: TestCase, names: str, kept: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """grad_input with the sums Σg (``g``) and Σ(g·x̂) (``x``) over some terms of a row, or of other terms."""
+    shape = case.arguments["input"].shape
+    data = (shape[0], 4, 6, -1) if case.operator == "group_norm_backward" else (33, 1, 1, -1)
+    dy, x, mean, rstd, weight = (
+        case.arguments[name].astype(np.float64) for name in ("grad_out", "input", "mean", "rstd", "weight")
+    )
+    dy, x, mean, rstd = dy.reshape(data), x.reshape(data), mean.reshape(*data[:2], 1, 1), rstd.reshape(*data[:2], 1, 1)
+    g, x_hat = dy * weight.reshape(1, 4, 6, 1) if data[1] > 1 else dy * weight, (x - mean) * rstd
+    sums = [
+        np.sum(kept(terms) if name in names else terms, axis=(2, 3), keepdims=True)
+        for name, terms in (("g", g), ("x", g * x_hat))
+    ]
+    wrong = rstd * (g - (sums[0] + x_hat * sums[1]) / (g.shape[2] * g.shape[3]))
+    return rounded(wrong.reshape(shape), case.arguments["input"].dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("operator", ["layer_norm_backward", "group_norm_backward"])
+def test_sums_of_rows_that_are_wrong(operator: str, dtype: str) -> None:
+    """As of partial sums that a race lost, in each row others."""
+    case = one_case(operator, dtype=dtype)
+    results = right_results(case)
+    random = np.random.default_rng(0)
+    results["grad_input"] = with_sums_over(case, "gx", lambda terms: terms * (random.random(terms.shape) < 0.8))
+    found = found_of(judge(operator, case.arguments, results), "grad_input")
+    assert found["term"].removesuffix(" (a row is a group of a sample)") == (
+        "in each row they are correct for other values of Σg and Σ(g·x̂)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (("mean",), "another value of mean"),
+        (("rstd",), "another value of rstd"),
+        (("mean", "rstd"), "other values of mean and rstd"),
+    ],
+)
+@pytest.mark.parametrize(("operator", "dtype"), [("layer_norm", "float32"), ("group_norm", "bfloat16")])
+def test_an_output_of_other_statistics(operator: str, dtype: str, names: tuple[str, ...], text: str) -> None:
+    """As of statistics that are saved well and used badly."""
+    case = one_case(operator, dtype=dtype)
+    x, weight, bias = (case.arguments[name].astype(np.float64) for name in ("input", "weight", "bias"))
+    results, random = right_results(case), np.random.default_rng(0)
+    used = {
+        name: results[name].astype(np.float64) + (0.1 * random.normal(size=results[name].shape) if name in names else 0)
+        for name in ("mean", "rstd")
+    }
+    if operator == "group_norm":
+        x = x.reshape(3, 4, -1)
+        used = {name: array.reshape(3, 4, 1) for name, array in used.items()}
+    x_hat = ((x - used["mean"]) * used["rstd"]).reshape(case.arguments["input"].shape)
+    parameters = (1, 24, 1, 1) if operator == "group_norm" else (-1,)
+    results["output"] = rounded(x_hat * weight.reshape(parameters) + bias.reshape(parameters), results["output"].dtype)
+    found = found_of(judge(operator, case.arguments, results), "output")
+    assert found["term"].removesuffix(" (a row is a group of a sample)") == f"in each row they are correct for {text}"
+
+
+def test_results_that_are_wrong_at_random_have_no_other_values_of_rows() -> None:
+    for seed in range(20):
+        for operator in ("layer_norm_backward", "group_norm_backward", "layer_norm", "group_norm"):
+            case, name = one_case(operator), "grad_input" if operator.endswith("backward") else "output"
+            results = right_results(case)
+            change = np.random.default_rng(seed).normal(size=results[name].shape, scale=10.0 ** -(seed % 7))
+            results[name] += change.astype(np.float32)
+            found = found_of(judge(operator, case.arguments, results), name)
+            assert not {"sum", "term"} & set(found)
 
 
 def test_sums_that_are_wrong_at_random_lack_no_terms() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
 from normgrad.oracle.group_norm import positions
 from normgrad.testing.lost_terms import Summands
+from normgrad.testing.row_values import RowValue
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Anatomy:
     terms: dict[str, Array] = field(default_factory=dict)
     count: float = 0.0  # elements that a statistic is taken over
     summands: Summands | None = None
+    row_values: Callable[[], dict[str, RowValue]] = dict
+    row_length: int = 0
 
     def at(self, indices: np.ndarray) -> tuple[dict[str, Array], dict[str, Array]]:
         """The inputs and the terms of the elements at these indices of the flattened output."""
@@ -60,22 +63,35 @@ def _backward(
     data: tuple[int, ...],
     statistics: tuple[int, ...],
     parameters: tuple[int, ...],
-    row: tuple[int, ...],
+    row: dict[int, str],
     column: dict[int, str],
     arguments: Mapping[str, Any],
 ) -> dict[str, Anatomy]:
     """LayerNorm and GroupNorm alike: statistics over the axes ``row``, weights summed over the axes ``column``."""
+    axes = tuple(row)
     dy, x = float64(arguments["grad_out"]).reshape(data), float64(arguments["input"]).reshape(data)
     mean, rstd = float64(arguments["mean"]).reshape(statistics), float64(arguments["rstd"]).reshape(statistics)
     g, x_hat = dy * or_ones(arguments["weight"], parameters), (x - mean) * rstd
     weight = _optional(arguments["weight"], parameters)
     terms = {
         "rstd·g": rstd * g,
-        "−rstd·Σg/N": -rstd * mean_over(g, row),
-        "−rstd·x̂·Σ(g·x̂)/N": -rstd * x_hat * mean_over(g * x_hat, row),
+        "−rstd·Σg/N": -rstd * mean_over(g, axes),
+        "−rstd·x̂·Σ(g·x̂)/N": -rstd * x_hat * mean_over(g * x_hat, axes),
     }
+
+    count = math.prod(data[axis] for axis in axes)
+
+    def row_values() -> dict[str, RowValue]:
+        g, x_hat = dy * or_ones(arguments["weight"], parameters), (x - mean) * rstd
+        nouns = tuple(row.values())
+        return {
+            "Σg": RowValue(np.broadcast_to(-rstd / count, data), Summands(g, axes, nouns)),
+            "Σ(g·x̂)": RowValue(-rstd * x_hat / count, Summands(g * x_hat, axes, nouns)),
+        }
+
+    inputs = _given(grad_out=dy, input=x, mean=mean, rstd=rstd, weight=weight)
     return {
-        "grad_input": Anatomy(data, _given(grad_out=dy, input=x, mean=mean, rstd=rstd, weight=weight), terms),
+        "grad_input": Anatomy(data, inputs, terms, row_values=row_values, row_length=count),
         "grad_weight": _sum("grad_out·x̂", dy * x_hat, tuple(column), *column.values()),
         "grad_bias": _sum("grad_out", dy, tuple(column), *column.values()),
     }
@@ -99,8 +115,14 @@ def _forward(
         "bias": or_zeros(bias, parameters),
     }
     count = math.prod(data[axis] for axis in row)
+
+    def row_values() -> dict[str, RowValue]:
+        scale = np.broadcast_to(or_ones(weight, parameters), data)
+        return {"mean": RowValue(-rstd * scale), "rstd": RowValue((x - mean) * scale)}
+
+    inputs = _given(input=x, mean=mean, rstd=rstd, weight=weight, bias=bias)
     return {
-        "output": Anatomy(data, _given(input=x, mean=mean, rstd=rstd, weight=weight, bias=bias), terms),
+        "output": Anatomy(data, inputs, terms, row_values=row_values, row_length=count),
         "mean": _sum("input/N", x / count, row, *nouns),
         "rstd": Anatomy(variance.shape, {}, {"variance": variance, "eps": eps}, count),
     }
@@ -114,7 +136,7 @@ def _layer_norm_shapes(arguments: Mapping[str, Any]) -> tuple[int, int]:
 
 def _layer_norm_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     rows, columns = _layer_norm_shapes(arguments)
-    return _backward((rows, columns), (rows, 1), (1, columns), (1,), {0: "row"}, arguments)
+    return _backward((rows, columns), (rows, 1), (1, columns), {1: "column"}, {0: "row"}, arguments)
 
 
 def _layer_norm(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
@@ -130,7 +152,8 @@ def _group_norm_shapes(arguments: Mapping[str, Any]) -> tuple[tuple[int, ...], t
 
 def _group_norm_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     data, parameters = _group_norm_shapes(arguments)
-    return _backward(data, (*data[:2], 1, 1), parameters, (2, 3), {0: "sample", 3: "position"}, arguments)
+    row, column = {2: "channel", 3: "position"}, {0: "sample", 3: "position"}
+    return _backward(data, (*data[:2], 1, 1), parameters, row, column, arguments)
 
 
 def _group_norm(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:

@@ -111,6 +111,7 @@ def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, 
 
 
 def _claim(summands: Summands, tried: _Sums, every: _Sums) -> str | None:
+    """Return the claim of a lane or a chunk that is true of all sums; looked for in those that are tried first."""
     for period in (period for period in _PERIODS if period < summands.count):
         for lane in tried.lanes(period)[:1]:
             if every.differ_by(slice(lane, None, period), -1):
@@ -136,12 +137,12 @@ class _Sums:
         return bool(np.all(np.abs(np.sum(self.terms[:, which], axis=1) - sign * self.error) <= self.allowed))
 
     def lanes(self, period: int) -> list[int]:
-        """Return the lanes that all sums may lack: lane i has the terms i, i + period, i + 2·period and so on."""
+        """Return the lanes of two terms or more that all sums may lack: lane i has the terms i, i + period, …"""
         whole = self.terms.shape[1] // period * period
         lanes = self.terms[:, :whole].reshape(len(self.terms), -1, period).sum(axis=1)
         lanes[:, : self.terms.shape[1] - whole] += self.terms[:, whole:]
         is_lost = np.abs(lanes + self.error[:, None]) <= self.allowed[:, None]
-        return [int(lane) for lane in np.flatnonzero(np.all(is_lost, axis=0))]
+        return [int(lane) for lane in np.flatnonzero(np.all(is_lost, axis=0)) if lane + period < self.terms.shape[1]]
 
     def chunks(self, sign: int) -> list[tuple[int, int]]:
         """Return the consecutive terms that all sums may lack (sign -1) or have twice (sign 1), the fewest terms first.

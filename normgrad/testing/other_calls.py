@@ -148,19 +148,17 @@ def _other_parameters(given: dict[str, Any]) -> Iterator[_OtherCall]:
         heights |= {given["group"], size // given["group"]}
     noun, every = "column" if shape else "channel", np.arange(size)
 
-    def moved(which: str, index: np.ndarray) -> _OtherCall:
-        return _OtherCall(f"with the {_joined(names)} {which}", _reordered(given, names, index))
-
-    yield moved(f"of the {noun} before", np.roll(every, 1))
-    yield moved(f"of the {noun} after", np.roll(every, -1))
+    orders = {f"of the {noun} before": np.roll(every, 1), f"of the {noun} after": np.roll(every, -1)}
     for height in sorted(heights - {1, size}):
-        index = every.reshape(height, -1).T.ravel()
-        yield moved(f"transposed as a matrix of {height}×{size // height}", index)
+        orders[f"transposed as a matrix of {height}×{size // height}"] = every.reshape(height, -1).T.ravel()
+    for some in dict.fromkeys((tuple(names), *((name,) for name in names))):
+        for text, order in orders.items():
+            yield _OtherCall(f"with the {_joined(some)} {text}", _reordered(given, some, order))
 
 
 def _other_formats(given: dict[str, Any]) -> Iterator[_OtherCall]:
     """Yield the calls whose images were read, or read and written, without regard to their strides."""
-    if "normalized_shape" in given or np.ndim(given["input"]) < 3:
+    if "normalized_shape" in given:
         return
     samples, channels = np.shape(given["input"])[:2] if "group" not in given else (given["N"], given["C"])
     if channels < 2 or np.size(given["input"]) <= samples * channels:

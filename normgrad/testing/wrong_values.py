@@ -22,6 +22,7 @@ from normgrad.testing.layout import Layout
 from normgrad.testing.lost_terms import lost_terms
 from normgrad.testing.measured import Array, Measured, ulp
 from normgrad.testing.moved import moved
+from normgrad.testing.row_values import wrong_row_values
 
 _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
@@ -50,6 +51,7 @@ def wrong_values(measured: Measured, layout: Layout, parts: Anatomy) -> list[Clu
                 or _constant(values, those)
                 or _of_the_formula(measured, wrong, parts, those)
                 or _of_the_sum(measured, wrong, parts)
+                or _of_row_values(measured, wrong, parts)
                 or _constants(values, _divisions(measured, layout), "the others" if found else "they")
             )
         if claim:
@@ -135,6 +137,14 @@ def _of_the_sum(measured: Measured, wrong: np.ndarray, parts: Anatomy) -> Cluste
     limit = np.ravel(measured.limit + ulp(measured.actual, measured.dtype))
     lost = lost_terms(parts.summands, np.ravel(measured.actual), np.ravel(measured.exact), limit, wrong)
     return Cluster("sum", f"all of them {lost}") if lost else None
+
+
+def _of_row_values(measured: Measured, wrong: np.ndarray, parts: Anatomy) -> Cluster | None:
+    """Return the sums or statistics of rows that are wrong; looked for where no result is wrongly NaN or Inf."""
+    if parts.row_length < 2 or np.any(measured.is_misplaced):
+        return None
+    error, allowed = np.ravel(measured.actual - measured.exact), measured.limit + ulp(measured.actual, measured.dtype)
+    return wrong_row_values(parts.row_values(), parts.row_length, error, np.ravel(allowed), wrong)
 
 
 def _input(values: _Values, inputs: Mapping[str, Array], those: str) -> Cluster | None:

@@ -1,0 +1,108 @@
+"""Find values that all elements of a row share and that are wrong, where the rest of the formula is correct.
+
+grad_input of LayerNorm and GroupNorm is ``rstd·(g − Σg/N − x̂·Σ(g·x̂)/N)``. A sum that is off by δ makes every element of
+its row wrong, by ``−rstd/N·δ`` or ``−rstd·x̂/N·δ``. So the errors of a row, many, give the errors of its two sums, and
+those tell which terms the sums lack. In the same way the errors of an output give those of the mean and of rstd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from normgrad.oracle.float64 import Array
+from normgrad.testing.clusters import Cluster
+from normgrad.testing.lost_terms import Summands, lost_terms
+
+_TRIED = 64  # rows that a claim is tried on, before it is tried on all
+_CHANCE = math.log(1e-3)  # a claim that chance makes more often than this is none
+
+
+@dataclass(frozen=True)
+class RowValue:
+    """A value that all elements of a row share.
+
+    Attributes
+    ----------
+    factor : array
+        What an error of the value is multiplied by on its way to each element; the last axes are the row.
+    summands : Summands, optional
+        The terms of the value, where it is a sum over the row.
+    """
+
+    factor: Array
+    summands: Summands | None = None
+
+
+def wrong_row_values(
+    values: Mapping[str, RowValue], length: int, error: Array, allowed: Array, wrong: np.ndarray
+) -> Cluster | None:
+    """Return which values are wrong in the rows that hold wrong elements, and what sums lack if it is the same.
+
+    ``length`` is that of a row. ``error`` and ``allowed`` are flattened: the errors of all elements, and how large one
+    may be once it is explained. ``wrong`` has the indices of the elements with larger errors.
+    """
+    rows = np.unique(wrong // max(length, 1))
+
+    def fitted_in(rows: np.ndarray, names: Sequence[str]) -> list[tuple[Array, Array]] | None:
+        factors = [np.reshape(values[name].factor, (-1, length))[rows] for name in names]
+        errors, limits = (array.reshape(-1, length)[rows] for array in (error, allowed))
+        return _fitted(np.stack(factors, axis=-1), errors, limits)
+
+    for names in _subsets(list(values)):
+        is_possible = fitted_in(rows[:: -(-rows.size // _TRIED)], names) is not None
+        fitted = fitted_in(rows, names) if is_possible else None
+        if fitted is None:
+            continue
+        subject, lost = " and ".join(names), set()
+        for name, (difference, uncertainty) in zip(names, fitted, strict=True):
+            lost.add(_lost(values[name].summands, rows, difference, uncertainty))
+        if len(lost) == 1 and (what := lost.pop()):
+            return Cluster("sum", f"the sums {subject} of the rows {what}")
+        other = "another value" if len(names) == 1 else "other values"
+        return Cluster("term", f"in each row they are correct for {other} of {subject}")
+    return None
+
+
+def _lost(summands: Summands | None, rows: np.ndarray, difference: Array, uncertainty: Array) -> str | None:
+    if summands is None:
+        return None
+    exact = np.sum(summands.terms, axis=1)
+    actual, limit = exact.copy(), np.full_like(exact, math.inf)
+    actual[rows], limit[rows] = exact[rows] + difference, uncertainty + 1e-12 * np.abs(exact[rows])
+    return lost_terms(summands, actual, exact, limit, rows)
+
+
+def _subsets(names: list[str]) -> Iterator[tuple[str, ...]]:
+    for count in range(1, len(names) + 1):
+        yield from combinations(names, count)
+
+
+def _fitted(factors: Array, error: Array, allowed: Array) -> list[tuple[Array, Array]] | None:
+    """Return for each value its error in every row, and how far that may be off; None where not all are explained.
+
+    ``factors`` has the axes row, element and value; ``error`` and ``allowed`` row and element. The errors of the values
+    are those of least squares, with each element weighted by its limit.
+    """
+    with np.errstate(all="ignore"):
+        scaled, deviation = factors / allowed[..., None], error / allowed
+        if not (np.all(np.isfinite(scaled)) and np.all(np.isfinite(deviation))):
+            return None
+        unit = np.max(np.abs(scaled), axis=1, keepdims=True)
+        scaled /= np.where(unit == 0, 1, unit)
+        squares = np.einsum("rek,rel->rkl", scaled, scaled)
+        inverse = np.linalg.pinv(squares, rcond=1e-9, hermitian=True) @ scaled.swapaxes(1, 2)
+        found = np.einsum("rke,re->rk", inverse, deviation)
+    if not np.all(np.abs(np.einsum("rek,rk->re", scaled, found) - deviation) <= 1):
+        return None
+    # The largest errors of a row determine its values; only the others can contradict them.
+    evidence = np.sort(np.log(np.maximum(np.abs(deviation), 1)), axis=1)[:, : -factors.shape[-1]]
+    if -np.sum(evidence) >= _CHANCE:
+        return None
+    unit = np.where(unit == 0, 1, unit)[:, 0]
+    spread = np.sum(np.abs(inverse), axis=2)
+    return [(found[:, k] / unit[:, k], spread[:, k] / unit[:, k]) for k in range(factors.shape[-1])]
