@@ -324,6 +324,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, NAME, case, "bits.npz").endswith(text)
     np.savez("c.npz", gradInputOut=np.zeros((11, 3, 515), F32))
     assert refused(capsys, NAME, case, "c.npz").endswith("grad_bias; for gradInputOut write grad_input\n")
+    np.savez("dumped.npz", gradInput=np.zeros((11, 3, 515), F32))
+    assert refused(capsys, NAME, case, "dumped.npz").endswith("grad_bias; for gradInput write grad_input\n")
     assert "there is no folder" in refused(capsys, NAME, case, result, "--html", "none/r.html")
     assert "r: is the file of both reports" in refused(capsys, NAME, case, result, "--html", "r", "--json", "r")
     assert "unknown product 'Abacus'" in refused(capsys, NAME, case, result, "--product", "Abacus")

@@ -176,13 +176,6 @@ def test_nothing_wanted_is_an_empty_file(tmp_path):
     assert files.read(tmp_path / "out.npz") == {}
 
 
-def test_a_file_may_be_written_over_itself(tmp_path):
-    path = tmp_path / "both.npz"
-    np.savez(path, **calls()["batch_norm_stats"])
-    assert main(["run", "batch_norm_stats", str(path), "-o", str(path)]) == 0
-    assert set(files.read(path)) == {"mean", "invstd"}
-
-
 # Refused
 
 
@@ -242,6 +235,21 @@ def test_names_of_the_c_interface_are_answered_with_those_of_python(capsys, tmp_
     err = refused(capsys, tmp_path, arguments)
     assert "gradOut: no parameter of layer_norm_backward, whose parameters are grad_out, input, " in err
     assert err.endswith(", output_mask; for gradOut write grad_out\n")
+
+
+@pytest.mark.parametrize(
+    ("operator", "written", "right"),
+    [
+        ("layer_norm_backward", "normalizedshape", "normalized_shape"),
+        ("layer_norm_backward", "Mean", "mean"),
+        ("group_norm_backward", "gamma", "weight"),
+        ("group_norm_backward", "hxw", "HxW"),
+    ],
+)
+def test_other_spellings_are_answered_with_the_name(operator, written, right, capsys, tmp_path):
+    arguments = calls()[operator]
+    arguments[written] = arguments.pop(right)
+    assert refused(capsys, tmp_path, arguments, name=operator).endswith(f"; for {written} write {right}\n")
 
 
 def test_bits_of_bfloat16_that_are_not_listed(capsys, tmp_path):
@@ -376,6 +384,8 @@ def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_
         ("in", "in/a.npz", "in/a.npz: is a file, and must be a folder, as IN is"),
         ("in", "out.npz", "out.npz: has the name of a file, and must name a folder, as IN is one"),
         ("in/a.npz", "in", "in: is a folder, and must be a file, as IN is"),
+        ("in/a.npz", "in/a.npz", "in/a.npz: is IN, which would be replaced by its results; choose another file"),
+        ("in/a.npz", "in/../in/a.npz", "in/../in/a.npz: is IN, which would be replaced by its results"),
         ("empty", "out", "empty: holds no cases (.npz, .safetensors, .pt)"),
         ("none", "out", "normgrad: none: there is no such file or folder\n"),
         ("in", "in/a.npz/out", "in/a.npz/out: cannot be created"),

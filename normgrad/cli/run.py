@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,8 @@ def execute(arguments: argparse.Namespace) -> int:
         return _run_folder(arguments, operator, product)
     if arguments.output.is_dir():
         raise BadInput(f"{arguments.output}: is a folder, and must be a file, as IN is")
+    if arguments.output.exists() and arguments.output.samefile(arguments.input):
+        raise BadInput(f"{arguments.output}: is IN, which would be replaced by its results; choose another file")
     _run_file(operator, arguments.input, arguments.output, product, arguments.oracle)
     return 0
 
@@ -142,9 +145,15 @@ def read_arguments(operator: Operator, path: Path) -> dict[str, Any]:
 def unknown_names(operator: Operator, unknown: Sequence[str], what: str, known: Sequence[str]) -> BadInput:
     """The error for names that a file must not hold; those of the C interface are answered with Python's."""
     text = f"{', '.join(unknown)}: no {what} of {operator.signature.name}, whose {what}s are {', '.join(known)}"
-    python_names = {p.c_name: p.name for p in operator.signature.parameters if p.name in known}
-    renamed = [f"for {name} write {python_names[name]}" for name in unknown if name in python_names]
+    python_names = {_bare(name): p.name for p in operator.signature.parameters for name in (p.name, p.c_name)}
+    meant = {name: python_names.get(_bare(name)) for name in unknown}
+    renamed = [f"for {name} write {right}" for name, right in meant.items() if right in known]
     return BadInput("; ".join([text, *renamed]))
+
+
+def _bare(name: str) -> str:
+    """A name without what differs between spellings: ``gradInput`` and ``grad_input`` for ``gradInputOut``."""
+    return re.sub("(?<=.)(out|optional)$", "", name.replace("_", "").lower())
 
 
 def refuse_bits(path: Path, name: str, value: Any) -> None:
