@@ -49,6 +49,19 @@ def test_importing_pulls_in_none_of(modules: list[str]) -> None:
     assert run_python(code).strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_module_without_its_library_says_what_to_install(name: str) -> None:
+    code = f"""
+import sys
+sys.modules[{name!r}] = None
+try:
+    import normgrad.{name}
+except ImportError as error:
+    print(error)
+"""
+    assert run_python(code).endswith(f"which is not installed: pip install 'normgrad[{name}]'\n")
+
+
 def test_a_call_on_numpy_pulls_in_no_extra() -> None:
     code = f"""
 import sys, numba
