@@ -18,7 +18,7 @@ from normgrad.oracle.float64 import Array
 from normgrad.testing.clusters import Cluster
 from normgrad.testing.lost_terms import Summands, lost_terms
 
-_TRIED = 64  # rows that a claim is tried on, before it is tried on all
+_MOST_AT_ONCE = 1 << 20  # elements
 _CHANCE = math.log(1e-3)  # a claim that chance makes more often than this is none
 
 
@@ -46,16 +46,9 @@ def wrong_row_values(
     ``length`` is that of a row. ``error`` and ``allowed`` are flattened: the errors of all elements, and how large one
     may be once it is explained. ``wrong`` has the indices of the elements with larger errors.
     """
-    rows = np.unique(wrong // max(length, 1))
-
-    def fitted_in(rows: np.ndarray, names: Sequence[str]) -> list[tuple[Array, Array]] | None:
-        factors = [np.reshape(values[name].factor, (-1, length))[rows] for name in names]
-        errors, limits = (array.reshape(-1, length)[rows] for array in (error, allowed))
-        return _fitted(np.stack(factors, axis=-1), errors, limits)
-
+    rows = np.unique(wrong // length)
     for names in _subsets(list(values)):
-        is_possible = fitted_in(rows[:: -(-rows.size // _TRIED)], names) is not None
-        fitted = fitted_in(rows, names) if is_possible else None
+        fitted = _fitted([values[name].factor for name in names], length, error, allowed, rows)
         if fitted is None:
             continue
         subject, lost = " and ".join(names), set()
@@ -82,18 +75,41 @@ def _subsets(names: list[str]) -> Iterator[tuple[str, ...]]:
         yield from combinations(names, count)
 
 
-def _fitted(factors: Array, error: Array, allowed: Array) -> list[tuple[Array, Array]] | None:
-    """Return for each value its error in every row, and how far that may be off; None where not all are explained.
+def _fitted(
+    factors: Sequence[Array], length: int, error: Array, allowed: Array, rows: np.ndarray
+) -> list[tuple[Array, Array]] | None:
+    """Return for each value its error in every row, and how far that may be off; None where not all is explained.
 
-    ``factors`` has the axes row, element and value; ``error`` and ``allowed`` row and element. The errors of the values
-    are those of least squares, with each element weighted by its limit.
+    Some rows are fitted at a time: most results that are wrong in other ways are known by the first ones.
+    """
+    found, spread, evidence = [], [], 0.0
+    count = max(_MOST_AT_ONCE // length, 1)
+    for some in (rows[first : first + count] for first in range(0, rows.size, count)):
+        in_rows = [np.reshape(array, (-1, length))[some] for array in (*factors, error, allowed)]
+        part = _least_squares(np.stack(in_rows[:-2], axis=-1), *in_rows[-2:])
+        if part is None:
+            return None
+        found.append(part[0])
+        spread.append(part[1])
+        evidence += part[2]
+    if -evidence >= _CHANCE:
+        return None
+    return list(zip(np.concatenate(found).T, np.concatenate(spread).T, strict=True))
+
+
+def _least_squares(factors: Array, error: Array, allowed: Array) -> tuple[Array, Array, float] | None:
+    """Return the errors of the values in some rows, how far these may be off, and how far that is from chance.
+
+    ``factors`` has the axes row, element and value; ``error`` and ``allowed`` row and element. Each element is weighted
+    by its limit. None where an element keeps a larger error.
     """
     with np.errstate(all="ignore"):
         scaled, deviation = factors / allowed[..., None], error / allowed
         if not (np.all(np.isfinite(scaled)) and np.all(np.isfinite(deviation))):
             return None
         unit = np.max(np.abs(scaled), axis=1, keepdims=True)
-        scaled /= np.where(unit == 0, 1, unit)
+        unit[unit == 0] = 1
+        scaled /= unit
         squares = np.einsum("rek,rel->rkl", scaled, scaled)
         inverse = np.linalg.pinv(squares, rcond=1e-9, hermitian=True) @ scaled.swapaxes(1, 2)
         found = np.einsum("rke,re->rk", inverse, deviation)
@@ -101,8 +117,4 @@ def _fitted(factors: Array, error: Array, allowed: Array) -> list[tuple[Array, A
         return None
     # The largest errors of a row determine its values; only the others can contradict them.
     evidence = np.sort(np.log(np.maximum(np.abs(deviation), 1)), axis=1)[:, : -factors.shape[-1]]
-    if -np.sum(evidence) >= _CHANCE:
-        return None
-    unit = np.where(unit == 0, 1, unit)[:, 0]
-    spread = np.sum(np.abs(inverse), axis=2)
-    return [(found[:, k] / unit[:, k], spread[:, k] / unit[:, k]) for k in range(factors.shape[-1])]
+    return found / unit[:, 0], np.sum(np.abs(inverse), axis=2) / unit[:, 0], float(np.sum(evidence))
