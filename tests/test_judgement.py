@@ -607,6 +607,30 @@ def test_a_result_that_went_through_16_bits(narrow: str) -> None:
     assert found_in("layer_norm_backward", change)["rounded"] == f"all of them are the exact value rounded to {narrow}"
 
 
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
+@pytest.mark.parametrize("output", ["grad_input", "grad_weight"])
+def test_a_result_that_was_computed_in_16_bits(narrow: str, output: str) -> None:
+    """As of sums that were accumulated in the dtype of the data."""
+    dtype = np.dtype(narrow)
+
+    def change(results: dict[str, np.ndarray]) -> None:
+        random = np.random.default_rng(0)
+        errors = 1 + 0.05 * random.normal(size=results[output].shape)
+        results[output] = (results[output] * errors).astype(dtype).astype(np.float32)
+
+    found = found_in("layer_norm_backward", change)
+    assert found["rounded"] == f"all of them are values of {narrow}, but not the nearest ones"
+
+
+def test_small_integers_were_not_computed_in_16_bits() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    sums = {"sum_dy": np.float32([9, 9, 9]), "sum_dy_xmu": np.float32([1, 2, 4]), "grad_weight": np.float32([3, 5, 8])}
+    zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
+    call = {"grad_out": x, "input": x, "mean": zero, "invstd": one, "weight": None, "bias_g": False}
+    for name in sums:
+        assert "rounded" not in found_of(judge("batch_norm_reduce_backward", call, sums), name)
+
+
 def test_zeros_where_the_variance_is_0_are_zeros() -> None:
     case = one_case("layer_norm", "constant")
     results = right_results(case)

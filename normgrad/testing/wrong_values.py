@@ -28,6 +28,7 @@ _CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
 _TRIED = 1000  # wrong elements that a claim is tried on, before it is tried on all
+_FEW_BITS = 4  # of the significand: a number with no more is no sign of narrow arithmetic
 _FEWEST_TRUNCATED = 10  # errors that are all toward 0: fewer may be so by chance
 
 
@@ -116,7 +117,21 @@ def _constant(values: _Values, those: str) -> Cluster | None:
         lost = np.sign(exact) * (exact - actual)
         if np.all((lost >= -allowed) & (lost <= ulp(exact, narrow) + allowed)):
             return Cluster("rounded", f"{those} are the exact value truncated to {narrow}")
-    return None
+    narrow = _computed_in(values)
+    return Cluster("rounded", f"{those} are values of {narrow}, but not the nearest ones") if narrow else None
+
+
+def _computed_in(values: _Values) -> str:
+    """Return the 16-bit dtype that float32 results have no more digits than; empty where that may be so by chance."""
+    actual, exact = values.actual, values.exact
+    fraction, _ = np.frexp(actual)
+    has_digits = np.mod(fraction, 2.0**-_FEW_BITS) != 0  # not as 1, 2 and 96 have
+    for narrow in ("bfloat16", "float16") if values.dtype == "float32" else ():
+        dtype = _NARROW[narrow]
+        is_of_exact = rounded(exact, dtype) == exact
+        if np.all(rounded(actual, dtype) == actual) and 2 * np.count_nonzero(has_digits & ~is_of_exact) > actual.size:
+            return narrow
+    return ""
 
 
 def _of_the_formula(measured: Measured, wrong: np.ndarray, parts: Anatomy, those: str) -> Cluster | None:
