@@ -173,6 +173,17 @@ def test_text_into_a_pipe_is_neither_folded_nor_shortened(
 
 
 @on_posix
+def test_names_of_cases_are_whole_on_a_narrow_terminal() -> None:
+    assert main(["cases", NAME, "-o", "in", "--kinds", "special"]) == 0
+    assert main(["run", NAME, "in", "-o", "out"]) == 0
+    Path("out/special-float16.npz").unlink()
+    Path("out/special-float32.npz").write_text("no archive")
+    lines = run_on_terminal("check", NAME, "in", "out", columns=60).splitlines()
+    for dtype in ("bfloat16", "float16", "float32"):
+        assert any(line.startswith(f" special-{dtype} ") for line in lines)
+
+
+@on_posix
 def test_nothing_is_lost_on_a_narrow_terminal() -> None:
     names = written("dtypes")
     out = run_on_terminal("check", NAME, "in", "out", columns=60)

@@ -13,6 +13,8 @@ from rich.text import Text
 from normgrad.testing.judgement import Element, Judgement, OutputJudgement
 from normgrad.testing.measured import percent
 
+_LONGEST_WHOLE = 20  # characters of the name of a case, which on a narrow terminal leave room for what is wrong
+
 
 def show_case(console: Console, name: str, judgement: Judgement, *, only_failed: bool = False) -> None:
     """Everything about one case, or about its results that failed."""
@@ -28,7 +30,8 @@ def show_case(console: Console, name: str, judgement: Judgement, *, only_failed:
 def show_summary(console: Console, outcomes: Sequence[tuple[str, Judgement | None, str]]) -> None:
     """A line per case, those that failed last, and the count."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    table.add_column("case", overflow="fold")
+    longest = max((len(name) for name, _, _ in outcomes), default=0)
+    table.add_column("case", overflow="fold", no_wrap=longest <= _LONGEST_WHOLE)
     table.add_column("", no_wrap=True)
     table.add_column("of bound", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
