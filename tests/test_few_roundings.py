@@ -14,6 +14,7 @@ from normgrad.operators import OPERATORS
 from normgrad.testing.cases import make_cases
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
+from support.dtypes import BF16, F16, NUMPY
 
 ONE = 1 / 9 + 0.001
 TWO = 2 / 9 + 0.005  # the terms that are small beside the others are rounded too
@@ -85,3 +86,17 @@ def test_rows_that_are_lost_one_by_one_are_few(rows: int, columns: int, monkeypa
     results = dict(zip(function.signature.output_names, function(**arguments), strict=True))
     for name in ("grad_weight", "grad_bias"):
         assert np.max(measure(results[name], exact[name], sizes[name]).share_of_bound) <= 4 / 9, name
+
+
+@pytest.mark.parametrize(("dtype", "half_step"), [(F16, 2.0**-11), (BF16, 2.0**-8)])
+def test_16_bit_weight_gradients_are_rounded_once(
+    dtype: str, half_step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum is just above the middle of two elements, and float32 would round it to the middle."""
+    monkeypatch.setenv("NORMGRAD_BACKEND", "cpu")
+    grad_out = np.array([[1], [half_step], [2.0**-24]]).astype(NUMPY[dtype])
+    statistics = {"mean": np.zeros((3, 1), np.float32), "rstd": np.ones((3, 1), np.float32)}
+    _, grad_weight, grad_bias = OPERATORS["layer_norm_backward"](
+        grad_out=grad_out, input=np.ones_like(grad_out), normalized_shape=(1,), weight=None, **statistics
+    )
+    assert float(grad_weight[0]) == float(grad_bias[0]) == 1 + 2 * half_step

@@ -518,26 +518,16 @@ def compute_gradients(dtype, desc, slot, scratch):
 
 
 @device
-def _round_to_f32(address):
-    vstore(F64, address, 0, widen(narrow(vload(F64, address, 0))))
-    vstore(F64, address, 16, widen(narrow(vload(F64, address, 16))))
-
-
-@device
 def reduce_partials(dtype, desc):
     """Phase 4: add up the partial weight gradients of the blocks, and write them."""
     n, blocks = desc.columns, 1 if desc.splits_columns else desc.blocks
     padded = (n + 31) // 32 * 32
     chunks = (n + limits.REDUCED_COLUMNS - 1) // limits.REDUCED_COLUMNS if desc.wants_weight | desc.wants_bias else 0
-    is_16_bit = desc.grad_weight.dtype != CODE_F32 or desc.grad_bias.dtype != CODE_F32
     for chunk in items_in_order(desc.reduce_phase, chunks):
         for j in range(chunk * limits.REDUCED_COLUMNS, min(n, (chunk + 1) * limits.REDUCED_COLUMNS), 32):
             dw, last = desc.partials + 8 * j, min(n, j + 32)
             if blocks != 1:
                 sum_partials(dw, blocks, 16 * padded, padded)
-            if is_16_bit:  # rounded to float32 first
-                _round_to_f32(dw)
-                _round_to_f32(dw + 8 * padded)
             from_lanes(dtype, True, desc.grad_weight, j, last, dw)
             from_lanes(dtype, True, desc.grad_bias, j, last, dw + 8 * padded)
 
