@@ -103,16 +103,17 @@ def _bfloat_to_float(builder, raw):
     return builder.bitcast(shifted, same_shape(raw.type, FLOAT_TYPE))
 
 
-def _float_to_bfloat(builder, value):
-    """Round float32 to the bits of bfloat16, to nearest even. A NaN keeps its high half with the quiet bit set."""
+def rounded_to_bfloat(builder, value):
+    """Round float32 to bfloat16, to nearest even, in the high half of each word; the low half has no meaning.
+
+    A NaN gets its quiet bit, so that it stays a NaN.
+    """
     int_type = same_shape(value.type, I32_TYPE)
     bits = builder.bitcast(value, int_type)
-    high = builder.lshr(bits, constant(int_type, 16))
-    odd = builder.and_(high, constant(int_type, 1))
-    rounded = builder.lshr(builder.add(builder.add(bits, constant(int_type, 0x7FFF)), odd), constant(int_type, 16))
-    quiet = builder.or_(high, constant(int_type, 0x40))
-    is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.select(is_nan, quiet, rounded), same_shape(value.type, I16_TYPE))
+    odd = builder.and_(builder.lshr(bits, constant(int_type, 16)), constant(int_type, 1))
+    rounded = builder.add(builder.add(bits, constant(int_type, 0x7FFF)), odd)
+    quiet = builder.or_(bits, constant(int_type, 0x400000))
+    return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
 
 
 def _half_to_float(builder, raw):
@@ -143,7 +144,8 @@ def widened(builder, tag, raw):
 def narrowed(builder, tag, value):
     """Round float32 values to the dtype that they are stored in; other values stay as they are."""
     if tag == BF16:
-        return _float_to_bfloat(builder, value)
+        words = rounded_to_bfloat(builder, value)
+        return builder.trunc(builder.lshr(words, constant(words.type, 16)), same_shape(words.type, I16_TYPE))
     if tag == F16:
         return builder.fptrunc(value, same_shape(value.type, HALF_TYPE))
     return value

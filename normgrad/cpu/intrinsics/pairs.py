@@ -56,15 +56,6 @@ def _split(builder, tag, raw):
     return [llvm.widened(builder, tag, half) for half in _shuffled_pair(builder, raw, undefined, list(range(PAIR)))]
 
 
-def _round_bits(builder, value):
-    """Round to bfloat16, in the high half of each word. A NaN gets its quiet bit, so that it stays a NaN."""
-    bits = builder.bitcast(value, llvm.vector_of(llvm.I32_TYPE))
-    odd = builder.and_(builder.lshr(bits, llvm.constant(bits.type, 16)), llvm.constant(bits.type, 1))
-    rounded = builder.add(builder.add(bits, llvm.constant(bits.type, 0x7FFF)), odd)
-    quiet = builder.or_(bits, llvm.constant(bits.type, 0x400000))
-    return builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
-
-
 def _join(builder, tag, low, high):
     """Round a pair of f32x16 to 32 elements as they are stored.
 
@@ -76,8 +67,9 @@ def _join(builder, tag, low, high):
         words = builder.bitcast(rounded, llvm.vector_of(llvm.I16_TYPE, PAIR))
         return _shuffled(builder, words, words, _inverse(_lane_order(BF16)))
     if tag == BF16:
-        even = builder.lshr(_round_bits(builder, low), llvm.constant(llvm.vector_of(llvm.I32_TYPE), 16))
-        odd = builder.and_(_round_bits(builder, high), llvm.constant(llvm.vector_of(llvm.I32_TYPE), 0xFFFF0000))
+        low, high = llvm.rounded_to_bfloat(builder, low), llvm.rounded_to_bfloat(builder, high)
+        even = builder.lshr(low, llvm.constant(low.type, 16))
+        odd = builder.and_(high, llvm.constant(high.type, 0xFFFF0000))
         return builder.bitcast(builder.or_(even, odd), llvm.vector_of(llvm.I16_TYPE, PAIR))
     low, high = llvm.narrowed(builder, tag, low), llvm.narrowed(builder, tag, high)
     return _shuffled(builder, low, high, list(range(PAIR)))
