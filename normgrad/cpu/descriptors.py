@@ -222,16 +222,6 @@ class Channel:
 
 
 @dataclass
-class RankVector:
-    """Statistics of every rank and channel."""
-
-    address: Pointer | None = None
-    rank_stride: int = 0  # bytes
-    channel_stride: int = 0  # elements
-    dtype: int = 0
-
-
-@dataclass
 class GatherStats:
     """The descriptor of `batch_norm_gather_stats_with_counts`."""
 
@@ -240,8 +230,10 @@ class GatherStats:
     padded_channels: int = 0
     momentum: float = 0.0
     eps: float = 0.0
-    mean: RankVector = field(default_factory=RankVector)
-    invstd: RankVector = field(default_factory=RankVector)
+    mean: Vector = field(default_factory=Vector)  # of the first rank
+    mean_pitch: int = 0  # bytes from one rank to the next
+    invstd: Vector = field(default_factory=Vector)
+    invstd_pitch: int = 0
     counts: Vector = field(default_factory=Vector)
     running_mean: Vector = field(default_factory=Vector)
     running_var: Vector = field(default_factory=Vector)

@@ -107,8 +107,8 @@ ALL_CHANNELS_FROM = 64
 CONFLICTING_STRIDE = 1024
 #: Channels whose two sums stay in the L1 cache meanwhile (4 KB in float32, 8 KB in float64).
 CHANNEL_BLOCK = 512
-#: Rows whose moments BatchNorm computes before their lanes are added, and elements of them that stay in the L1 cache.
-MOMENT_ROWS, MOMENT_ELEMENTS = 8, 4096
+#: Rows whose moments BatchNorm computes before their lanes are added.
+MOMENT_ROWS = 8
 #: Takes the place of an M2 that is negative by rounding. Far below every square of float32, and 1/sqrt of it is finite
 #: in float32.
 SMALLEST_M2 = 2.0**-200

@@ -28,6 +28,5 @@ CODES: dict[DType, int] = {FLOAT32: CODE_F32, FLOAT16: CODE_F16, BFLOAT16: CODE_
 
 # GroupNorm and BatchNorm: positions are contiguous, or channels are.
 ROWS, COLUMNS = Tag("rows"), Tag("columns")
-# What a pass computes: results, or BatchNorm's sums.
+# What a pass computes: gradients or outputs, or the sums for them.
 BACKWARD, FORWARD = Tag("backward"), Tag("forward")
-BACKWARD_SUMS, FORWARD_SUMS = Tag("backward_sums"), Tag("forward_sums")

@@ -69,10 +69,15 @@ def splat_f64(builder, value):
     return llvm.splatted(builder, value)
 
 
-@emitted(f64x16, f32x16)
-def widen(builder, value):
-    """Convert float32 lanes to float64."""
-    return builder.fpext(value, llvm.vector_of(llvm.DOUBLE_TYPE))
+@intrinsic
+def widen(typingctx, value):
+    """Convert float32 to float64: a scalar, or all lanes of a vector."""
+    wide = f64x16 if value == f32x16 else float64
+
+    def codegen(context, builder, sig, args):
+        return builder.fpext(args[0], context.get_value_type(wide))
+
+    return wide(value), codegen
 
 
 @emitted(f32x16, f64x16)

@@ -40,19 +40,20 @@ from normgrad.cpu.intrinsics.vectors import (
 )
 from normgrad.cpu.kernels.channel import columns, rows
 from normgrad.cpu.kernels.channel.access import (
-    RowChunk,
     address_of,
     choose,
+    chunk_of,
     in_columns,
     partials_of,
     positions_of,
     quotient,
 )
+from normgrad.cpu.kernels.channel.results import compute_results
 from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, store_element, to_lanes
-from normgrad.cpu.kernels.common.reduce import about_mean, merge_partials, moments, sum_partials
-from normgrad.cpu.kernels.common.tensors import load_some
+from normgrad.cpu.kernels.common.reduce import about_mean, add_pair, merge_partials, moments, sum_partials
+from normgrad.cpu.kernels.common.tensors import for_pairs, load_some
 from normgrad.cpu.kernels.common.work import items_in_order, items_of
-from normgrad.cpu.tags import BACKWARD, BACKWARD_SUMS, F32, F64, FORWARD, FORWARD_SUMS
+from normgrad.cpu.tags import BACKWARD, F32, F64, FORWARD
 
 #: The statistics of one rank, with the fields of a `descriptors.Vector`.
 _RankRow = namedtuple("_RankRow", "address stride dtype")
@@ -149,19 +150,14 @@ def _long_rows(dtype, row_count, count, x, step, sums, squares):
 @device
 def moments_rows(dtype, desc, chunk):
     """Compute the sum and M2 of every row of a chunk, to its partials."""
-    n, first, last, part = chunk
-    position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
-    x, step = address_of(desc.input, size, n, first, position), size * desc.input.channel_stride
-    sums = partials_of(desc, n, part)
+    first, last, count, size = chunk.first, chunk.last, positions_of(desc, chunk.part), item_size(dtype)
+    at = rows.cursor(desc, size, chunk)
+    x, step, sums = at.input, at.input_step, partials_of(desc, chunk.n, chunk.part)
     squares = sums + 8 * desc.padded_channels
     if count >= limits.FLOAT64_COLUMN_TERMS:
-        # As few groups of rows as MOMENT_ROWS and MOMENT_ELEMENTS allow, with the same number of rows but in the last.
-        number = last - first
-        groups = max((number + limits.MOMENT_ROWS - 1) // limits.MOMENT_ROWS, number * count // limits.MOMENT_ELEMENTS)
-        at_once = (number + groups - 1) // groups
-        for c in range(first, last, at_once):
-            here = x + (c - first) * step
-            _long_rows(dtype, min(at_once, last - c), count, here, step, sums + 8 * c, squares + 8 * c)
+        for c in range(first, last, limits.MOMENT_ROWS):
+            here, some = x + (c - first) * step, min(limits.MOMENT_ROWS, last - c)
+            _long_rows(dtype, some, count, here, step, sums + 8 * c, squares + 8 * c)
         return
     for c in range(first, last):
         total, about = moments(dtype, x + (c - first) * step, count, size)
@@ -215,68 +211,48 @@ def _add_columns(dtype, x, step, positions, shifts, sums, squares, channel, coun
     for _ in range(positions % 4):
         a = _add_position(dtype, x, ahead, count, m, a)
         x += step
-    columns.add_pair(sums, channel, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
-    columns.add_pair(squares, channel, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
-
-
-@inline
-def _finish_columns(dtype, desc, count, shifts, sums, squares):
-    """Turn the sums about the shifts, in the partials of a chunk, into the sums and M2 of its channels."""
-    for c in range(0, desc.padded_channels, 32):
-        m, terms = _channel_shifts(dtype, shifts + 4 * c), splat_f64(np.float64(count))
-        total, about = about_mean(vload(F64, sums, c), vload(F64, squares, c), terms, widen(m[0]))
-        vstore(F64, sums, c, total)
-        vstore(F64, squares, c, about)
-        total, about = about_mean(vload(F64, sums, c + 16), vload(F64, squares, c + 16), terms, widen(m[1]))
-        vstore(F64, sums, c + 16, total)
-        vstore(F64, squares, c + 16, about)
+    add_pair(sums, channel, (a[0] + b[0]) + (c[0] + d[0]), (a[1] + b[1]) + (c[1] + d[1]))
+    add_pair(squares, channel, (a[2] + b[2]) + (c[2] + d[2]), (a[3] + b[3]) + (c[3] + d[3]))
 
 
 @device
-def moments_columns(dtype, desc, n, chunk):
+def moments_columns(dtype, desc, chunk):
     """Compute the sum and M2 of every channel of a chunk of columns, to its partials."""
-    columns.clear_sums(desc, n, chunk)
     if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS:
-        columns.add_moments(dtype, desc, n, chunk, 0, positions_of(desc, chunk))
-        columns.finish_moments(dtype, desc, n, chunk)
+        columns.compute_moments(dtype, desc, chunk)
         return
-    size, channels, count, pitch = item_size(dtype), desc.channels, positions_of(desc, chunk), desc.padded_channels
-    step, sums = size * desc.input.position_stride, partials_of(desc, n, chunk)
-    shifts = desc.coefficients + 4 * (n * desc.chunks + chunk) * pitch
-    squares, x = sums + 8 * pitch, address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
+    size, channels, count, pitch = item_size(dtype), desc.channels, positions_of(desc, chunk.part), desc.padded_channels
+    step, sums = size * desc.input.position_stride, columns.cleared_partials(desc, chunk)
+    shifts = chunk.coefficients + 4 * (chunk.n * desc.chunks + chunk.part) * pitch
+    squares, x = sums + 8 * pitch, address_of(desc.input, size, chunk.n, 0, chunk.part * desc.chunk_positions)
     if not is_bfloat16(dtype):
-        columns.for_channels(channels, _shift_columns, dtype, x, step, (count + 3) // 4, shifts)
+        for_pairs(channels, _shift_columns, dtype, x, step, (count + 3) // 4, shifts)
     for first in range(0, count, limits.COLUMN_RUN):
         positions, row = min(limits.COLUMN_RUN, count - first), x + first * step
-        for c in range(0, channels & ~31, 32):  # for_channels takes 1.15 times as long on 64 channels of bfloat16
+        for c in range(0, channels & ~31, 32):  # for_pairs takes 1.15 times as long on 64 channels of bfloat16
             _add_columns(dtype, row, step, positions, shifts, sums, squares, c, 32)
         if channels & 31:
             _add_columns(dtype, row, step, positions, shifts, sums, squares, channels & ~31, channels & 31)
-    _finish_columns(dtype, desc, count, shifts, sums, squares)
+    for c in range(0, pitch, 32):
+        columns.finish_moments(count, _channel_shifts(dtype, shifts + 4 * c), sums, squares, c)
 
 
 # Partial sums of chunks to statistics, and parameters and statistics to coefficients.
 
 
 @device
-def _statistics(desc, lane):
-    """Store mean and invstd of 16 channels."""
-    size = splat_f64(np.float64(desc.samples * desc.positions))
-    total, squares = merge_partials(desc, 0, desc.samples, lane)
-    # Where float32 squares underflow, M2 may be negative, and invstd must be finite: with eps 0 it is Inf for equal
-    # elements alone, whose M2 is 0. Where squares overflow, Inf - Inf makes the variance NaN: invstd must not be 0.
-    variance = replace_negative(squares, splat_f64(limits.SMALLEST_M2)) / size
-    variance = variance + (variance - variance)
-    vstore(F64, desc.statistics, lane, total / size)
-    invstd = splat_f64(1.0) / square_roots(variance + splat_f64(desc.eps))
-    vstore(F64, desc.statistics, desc.padded_channels + lane, invstd)
-
-
-@device
 def reduce_moments(desc, block):
     """Reduce the partial moments of 32 channels to their mean and invstd: all means come first, then all invstds."""
-    _statistics(desc, 32 * block)
-    _statistics(desc, 32 * block + 16)
+    size, smallest = splat_f64(np.float64(desc.samples * desc.positions)), splat_f64(limits.SMALLEST_M2)
+    for lane in range(32 * block, 32 * block + 32, 16):
+        total, squares = merge_partials(desc, 0, desc.samples, lane)
+        # Where float32 squares underflow, M2 may be negative, and invstd must be finite: with eps 0 it is Inf for equal
+        # elements alone, whose M2 is 0. Where squares overflow, Inf - Inf makes the variance NaN: invstd must not be 0.
+        variance = replace_negative(squares, smallest) / size
+        variance = variance + (variance - variance)
+        vstore(F64, desc.statistics, lane, total / size)
+        invstd = splat_f64(1.0) / square_roots(variance + splat_f64(desc.eps))
+        vstore(F64, desc.statistics, desc.padded_channels + lane, invstd)
 
 
 @device
@@ -345,91 +321,61 @@ def output_coefficients(dtype, paired, desc):
         vstore(F32, factors, lane, narrow(saturated(coefficient / scale)))
 
 
-# The sums or results of a chunk, and the kernels that go through all chunks.
+# The sums of a chunk, and the kernels that go through all chunks.
 
 
-def _process(dtype, layout, direction, desc, i):
-    """Compute the sums or the results of chunk i: by the function for its layout and direction, see `choose` below."""
-
-
-@device
-def _row_blocks(desc):
-    """Return how many chunks the channels of a sample make in rows."""
-    return (desc.channels + desc.chunk_channels - 1) // desc.chunk_channels
-
-
-@device
-def _rows_of(desc, i):
-    """Return chunk i of rows."""
-    row, blocks = quotient(i, desc.chunks), _row_blocks(desc)
-    n = quotient(row, blocks)
-    first = (row - n * blocks) * desc.chunk_channels
-    return RowChunk(n, first, min(first + desc.chunk_channels, desc.channels), i - row * desc.chunks)
-
-
-def _rows_backward_sums(dtype, layout, direction, desc, i):
-    negative_means = desc.coefficients + 4 * desc.padded_channels
-    rows.compute_sums(dtype, desc, _rows_of(desc, i), np.float32(1), np.float32(0), negative_means)
-
-
-def _rows_forward_sums(dtype, layout, direction, desc, i):
-    moments_rows(dtype, desc, _rows_of(desc, i))
-
-
-def _columns_backward_sums(dtype, layout, direction, desc, i):
-    n, chunk = i // desc.chunks, i % desc.chunks
-    positions = positions_of(desc, chunk)
-    # Positions that are added in float32 first. The sums are results themselves: of few terms, each joins float64.
-    run = 1 if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS else positions
-    columns.clear_sums(desc, n, chunk)
-    if item_size(dtype) == 4 and desc.channels > limits.ALL_CHANNELS_FROM and run > 1:
-        columns.sum_all_channels(desc, n, chunk, desc.coefficients + 4 * desc.padded_channels)
-    else:
-        for first in range(0, positions, run):
-            columns.add_sums(dtype, desc, n, chunk, first, first + run, desc.coefficients)
-
-
-def _columns_forward_sums(dtype, layout, direction, desc, i):
-    moments_columns(dtype, desc, i // desc.chunks, i % desc.chunks)
-
-
-def _rows_backward(dtype, layout, direction, desc, i):
-    rows.compute_gradients(dtype, desc, _rows_of(desc, i), desc.coefficients)
-
-
-def _rows_forward(dtype, layout, direction, desc, i):
-    rows.compute_outputs(dtype, desc, _rows_of(desc, i), desc.coefficients)
-
-
-def _columns_backward(dtype, layout, direction, desc, i):
-    chunk = i % desc.chunks
-    columns.compute_gradients(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
-
-
-def _columns_forward(dtype, layout, direction, desc, i):
-    chunk = i % desc.chunks
-    columns.compute_outputs(dtype, desc, i // desc.chunks, chunk, 0, positions_of(desc, chunk), desc.coefficients)
-
-
-choose(
-    _process,
-    rows_backward_sums=_rows_backward_sums,
-    rows_forward_sums=_rows_forward_sums,
-    columns_backward_sums=_columns_backward_sums,
-    columns_forward_sums=_columns_forward_sums,
-    rows_backward=_rows_backward,
-    rows_forward=_rows_forward,
-    columns_backward=_columns_backward,
-    columns_forward=_columns_forward,
-)
+def _sum(dtype, layout, direction, desc, chunk):
+    """Sum a chunk, to its partials."""
 
 
 @inline
-def _process_all(dtype, layout, direction, desc, slot):
-    """Compute the sums or the results of all chunks."""
-    blocks = 1 if in_columns(layout) else _row_blocks(desc)
-    for i in items_of(desc.sum_phase, desc.samples * desc.chunks * blocks, desc.chunks_per_take, slot):
-        _process(dtype, layout, direction, desc, i)
+def _sum_rows(dtype, desc, chunk):
+    negative_means = chunk.coefficients + 4 * desc.padded_channels
+    rows.compute_sums(dtype, desc, chunk, np.float32(1), np.float32(0), negative_means)
+
+
+@inline
+def _sum_columns(dtype, desc, chunk):
+    # Positions that are added in float32 first. The sums are results themselves: of few terms, each joins float64.
+    run = 1 if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS else limits.COLUMN_RUN
+    if item_size(dtype) == 4 and desc.channels > limits.ALL_CHANNELS_FROM and run > 1:
+        columns.sum_all_channels(desc, chunk)
+    else:
+        columns.compute_sums(dtype, desc, chunk, run)
+
+
+choose(
+    _sum,
+    rows_backward=_sum_rows,
+    rows_forward=moments_rows,
+    columns_backward=_sum_columns,
+    columns_forward=moments_columns,
+)
+
+
+@device
+def _chunk(layout, desc, i):
+    """Return chunk i of all samples."""
+    n = quotient(i, desc.unit_chunks)
+    return chunk_of(layout, desc, n, 0, i - n * desc.unit_chunks, desc.coefficients)
+
+
+@inline
+def _sum_chunks(dtype, layout, direction, desc, slot):
+    for i in items_of(desc.sum_phase, desc.units * desc.unit_chunks, desc.chunks_per_take, slot):
+        _sum(dtype, layout, direction, desc, _chunk(layout, desc, i))
+
+
+@inline
+def _compute_elements(dtype, layout, direction, desc, store_coefficients):
+    """Compute the coefficients of all channels, then the results of all chunks."""
+    slot = fetch_add(desc.slot, 1)
+    if slot >= desc.slots:
+        return
+    for _ in items_in_order(desc.parameter_phase, 1):
+        store_coefficients(dtype, in_columns(layout), desc)
+    for i in items_of(desc.result_phase, desc.units * desc.unit_chunks, desc.chunks_per_take, slot):
+        compute_results(dtype, layout, direction, desc, _chunk(layout, desc, i))
 
 
 @device
@@ -443,24 +389,18 @@ def _write_statistics(dtype, paired, desc):
 
 
 @device
-def _weight_gradients(desc, lane):
-    """Compute grad_weight of 16 channels: sum_dy_xmu times invstd."""
-    sums_x, invstd = desc.partials + 8 * desc.padded_channels, desc.coefficients + 8 * desc.padded_channels
-    vstore(F64, desc.statistics, lane, vload(F64, sums_x, lane) * widen(vload(F32, invstd, lane)))
-
-
-@device
 def _write_sums(dtype, paired, desc):
     """Write the four outputs. They may alias the inputs, which are all read by now."""
     pitch = desc.padded_channels
+    sums_x, invstds, grad_weights = desc.partials + 8 * pitch, desc.coefficients + 8 * pitch, desc.statistics
     for block in items_in_order(desc.output_phase, pitch // 32):
         first, last, sums = 32 * block, min(desc.channels, 32 * (block + 1)), desc.partials + 256 * block
         sum_partials(sums, desc.samples * desc.chunks, 16 * pitch, pitch)
-        _weight_gradients(desc, first)
-        _weight_gradients(desc, first + 16)
+        for lane in range(first, first + 32, 16):
+            vstore(F64, grad_weights, lane, vload(F64, sums_x, lane) * widen(vload(F32, invstds, lane)))
         from_lanes(dtype, paired, desc.sum_dy, first, last, sums)
         from_lanes(dtype, paired, desc.sum_dy_xmu, first, last, sums + 8 * pitch)
-        from_lanes(dtype, paired, desc.grad_weight, first, last, desc.statistics + 256 * block)
+        from_lanes(dtype, paired, desc.grad_weight, first, last, grad_weights + 256 * block)
         from_lanes(dtype, paired, desc.grad_bias, first, last, sums)
 
 
@@ -469,7 +409,7 @@ def batch_norm_stats(desc: Channel, dtype, layout):
     slot = fetch_add(desc.slot, 1)
     if slot >= desc.slots:
         return
-    _process_all(dtype, layout, FORWARD_SUMS, desc, slot)
+    _sum_chunks(dtype, layout, FORWARD, desc, slot)
     _write_statistics(dtype, in_columns(layout), desc)
 
 
@@ -480,28 +420,18 @@ def batch_norm_reduce_backward(desc: Channel, dtype, layout):
         return
     for _ in items_in_order(desc.parameter_phase, 1):
         sum_coefficients(dtype, in_columns(layout), desc)
-    _process_all(dtype, layout, BACKWARD_SUMS, desc, slot)
+    _sum_chunks(dtype, layout, BACKWARD, desc, slot)
     _write_sums(dtype, in_columns(layout), desc)
 
 
 @kernel
 def batch_norm_elemt_backward(desc: Channel, dtype, layout):
-    slot = fetch_add(desc.slot, 1)
-    if slot >= desc.slots:
-        return
-    for _ in items_in_order(desc.parameter_phase, 1):
-        gradient_coefficients(dtype, in_columns(layout), desc)
-    _process_all(dtype, layout, BACKWARD, desc, slot)
+    _compute_elements(dtype, layout, BACKWARD, desc, gradient_coefficients)
 
 
 @kernel
 def batch_norm_elemt(desc: Channel, dtype, layout):
-    slot = fetch_add(desc.slot, 1)
-    if slot >= desc.slots:
-        return
-    for _ in items_in_order(desc.parameter_phase, 1):
-        output_coefficients(dtype, in_columns(layout), desc)
-    _process_all(dtype, layout, FORWARD, desc, slot)
+    _compute_elements(dtype, layout, FORWARD, desc, output_coefficients)
 
 
 # `batch_norm_gather_stats_with_counts`: the statistics of the whole batch from those of its ranks, on one thread.
@@ -516,9 +446,9 @@ def _updated(vector, c, momentum, new):
 
 
 @device
-def _load_rank(tensor, rank, first, last, channels, target):
+def _load_rank(first_rank, offset, first, last, channels, target):
     """Store a rank's means or invstds of channels [first, last) as float32, with zeros beyond the last channel."""
-    row = _RankRow(tensor.address + rank * tensor.rank_stride, tensor.channel_stride, tensor.dtype)
+    row = _RankRow(first_rank.address + offset, first_rank.stride, first_rank.dtype)
     to_lanes(F32, False, row, 0.0, target - 4 * first, first, last, channels)
 
 
@@ -538,7 +468,7 @@ def _rank_moments(desc, first, last, n):
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
-            _load_rank(desc.mean, rank, first, last, desc.channels, means)
+            _load_rank(desc.mean, rank * desc.mean_pitch, first, last, desc.channels, means)
             for c in range(0, last - first, 16):
                 total = fma(widen(vload(F32, means, c)), splat_f64(count), vload(F64, totals, c))
                 vstore(F64, totals, c, total)
@@ -547,8 +477,8 @@ def _rank_moments(desc, first, last, n):
     for rank in range(desc.ranks):
         count = load_element(desc.counts, rank)
         if count != 0.0:
-            _load_rank(desc.mean, rank, first, last, desc.channels, means)
-            _load_rank(desc.invstd, rank, first, last, desc.channels, invstds)
+            _load_rank(desc.mean, rank * desc.mean_pitch, first, last, desc.channels, means)
+            _load_rank(desc.invstd, rank * desc.invstd_pitch, first, last, desc.channels, invstds)
             for c in range(0, last - first, 16):
                 invstd, distance = widen(vload(F32, invstds, c)), widen(vload(F32, means, c)) - vload(F64, totals, c)
                 square = fma(distance, distance, one / (invstd * invstd) - eps)

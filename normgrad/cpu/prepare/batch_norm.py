@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.plan import Problem
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, RankVector
+from normgrad.cpu.descriptors import COEFFICIENTS, GatherStats, Vector
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
 from normgrad.cpu.prepare.staging import Operands, padded
@@ -89,8 +89,8 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
     desc = GatherStats(ranks, channels, lanes, problem.attributes["momentum"], problem.attributes["eps"])
     for name in ("mean", "invstd"):
         (rank_stride, channel_stride), dtype = views[name].strides, views[name].dtype
-        vector = RankVector(operands.pointer(name), rank_stride * dtype.itemsize, channel_stride, CODES[dtype])
-        setattr(desc, name, vector)
+        setattr(desc, name, Vector(operands.pointer(name), channel_stride, CODES[dtype]))
+        setattr(desc, f"{name}_pitch", rank_stride * dtype.itemsize)
     for name in ("counts", "running_mean", "running_var", "mean_all", "invstd_all"):
         setattr(desc, name, operands.vector(name))
     desc.results = operands.workspace.take(4 * lanes * 8)

@@ -56,6 +56,6 @@ def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLa
     desc = layout.desc
     layout.take_partials()
     desc.parameter_lanes = operands.workspace.take(2 * (desc.padded_channels + SPARE_LANES) * 4)
-    units = desc.samples + desc.slots if desc.in_phases else 2 * desc.slots
-    desc.coefficients = operands.workspace.take(units * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * 4)
+    sets = desc.samples + desc.slots if desc.in_phases else desc.slots
+    desc.coefficients = operands.workspace.take(sets * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * 4)
     return layout

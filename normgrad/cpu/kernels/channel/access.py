@@ -1,4 +1,4 @@
-"""Reading the descriptor `Channel`, and choosing functions by tags."""
+"""The chunks of a descriptor `Channel`: what is in one, where it is, and which function processes it."""
 
 from collections import namedtuple
 
@@ -10,8 +10,9 @@ from normgrad.cpu.compile.jit import device
 from normgrad.cpu.intrinsics.llvm import TAG, emitted
 from normgrad.cpu.tags import COLUMNS
 
-#: A chunk in rows: channels [first, last) of sample n, part `part` of their positions.
-RowChunk = namedtuple("RowChunk", "n first last part")
+#: Part `part` of the positions of sample n, of channels [first, last): in columns these are all channels. The channels'
+#: coefficients are in the arrays at the address `coefficients`.
+Chunk = namedtuple("Chunk", "n first last part coefficients")
 
 
 @device
@@ -31,15 +32,32 @@ def address_of(tensor, size, n, c, position):
 
 
 @device
-def partials_of(desc, n, chunk):
+def partials_of(desc, n, part):
     """Return the address of the first sums of a chunk, one per channel; the second ones are `padded_channels` on."""
-    return desc.partials + 16 * (n * desc.chunks + chunk) * desc.padded_channels
+    return desc.partials + 16 * (n * desc.chunks + part) * desc.padded_channels
 
 
 @device
-def positions_of(desc, chunk):
+def positions_of(desc, part):
     """Return how many positions a chunk has."""
-    return min(desc.chunk_positions, desc.positions - chunk * desc.chunk_positions)
+    return min(desc.chunk_positions, desc.positions - part * desc.chunk_positions)
+
+
+@emitted(boolean, TAG)
+def in_columns(builder, layout):
+    """Return whether channels are contiguous, and so in the lane order of pairs."""
+    return ir.Constant(ir.IntType(1), int(layout is COLUMNS))
+
+
+@device
+def chunk_of(layout, desc, n, q, number, coefficients):
+    """Return chunk `number` of a sample in columns, of its group q in rows."""
+    if in_columns(layout):
+        return Chunk(n, 0, desc.channels, number, coefficients)
+    block, group = quotient(number, desc.chunks), q * desc.group_channels
+    first = group + block * desc.chunk_channels
+    last = min(first + desc.chunk_channels, group + desc.group_channels)
+    return Chunk(n, first, last, number - block * desc.chunks, coefficients)
 
 
 _OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy", "forceinline": True}, "strict": False}
@@ -48,18 +66,13 @@ _OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy", "forceinline"
 def choose(stub, **functions):
     """Let calls of a stub run one of these functions, by the tags of the call: the choice is made at compile time.
 
-    A stub has the parameters (dtype, layout, direction, ...). A call of it runs the function that is given here as
-    ``<layout>_<direction>``, such as ``rows_backward``, or else the one given as ``<direction>``.
+    A stub has the parameters (dtype, layout, direction, ...), and the functions the same without the two that choose. A
+    call runs the function given as ``<layout>_<direction>``, such as ``rows_backward``, or else as ``<direction>``.
     """
 
     def chosen(dtype, layout, direction, *others):
         name = f"{layout.tag.name}_{direction.tag.name}"
-        return functions[name] if name in functions else functions[direction.tag.name]
+        function = functions[name] if name in functions else functions[direction.tag.name]
+        return lambda dtype, layout, direction, *others: function(dtype, *others)
 
     overload(stub, **_OPTIONS)(chosen)
-
-
-@emitted(boolean, TAG)
-def in_columns(builder, layout):
-    """Return whether channels are contiguous, and so in the lane order of pairs."""
-    return ir.Constant(ir.IntType(1), int(layout is COLUMNS))

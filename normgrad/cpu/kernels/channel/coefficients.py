@@ -11,6 +11,7 @@ factor, then those that `gradient` or `output` add.
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import load
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, vload
+from normgrad.cpu.kernels.common.tensors import load_some, store_result
 from normgrad.cpu.tags import F32
 
 
@@ -39,37 +40,41 @@ def output(x, k):
 
 
 @inline
-def splat(array, pitch, number, c):
-    """Return one of a channel's coefficients in all lanes."""
-    return splat_f32(load(F32, array, number * pitch + c))
+def store_gradients(dtype, at, k, stream, i, count):
+    """Compute grad_input of 32 elements from i on, or of the first `count`; k has the coefficients of either vector."""
+    g, v = load_some(dtype, at.grad_out, i, count), load_some(dtype, at.input, i, count)
+    store_result(dtype, at.result, i, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
 
 
 @inline
-def splat_four(array, pitch, c):
-    return splat(array, pitch, 0, c), splat(array, pitch, 1, c), splat(array, pitch, 2, c), splat(array, pitch, 3, c)
+def store_outputs(dtype, at, k, stream, i, count):
+    """Compute the output of 32 elements, in the same way."""
+    v = load_some(dtype, at.input, i, count)
+    store_result(dtype, at.result, i, output(v[0], k[0]), output(v[1], k[1]), count, stream)
 
 
 @inline
-def splat_six(array, pitch, c):
-    a, b, d, e = splat_four(array, pitch, c)
-    return a, b, d, e, splat(array, pitch, 4, c), splat(array, pitch, 5, c)
+def splat(array, c):
+    """Return a coefficient of one channel in all lanes."""
+    return splat_f32(load(F32, array, c))
 
 
 @inline
-def load_four(array, pitch, lane):
-    """Return four coefficients of 16 channels."""
-    return (
-        vload(F32, array, lane),
-        vload(F32, array, pitch + lane),
-        vload(F32, array, 2 * pitch + lane),
-        vload(F32, array, 3 * pitch + lane),
-    )
+def lanes(array, c):
+    """Return a coefficient of 16 channels."""
+    return vload(F32, array, c)
 
 
 @inline
-def load_six(array, pitch, lane):
-    a, b, c, d = load_four(array, pitch, lane)
-    return a, b, c, d, vload(F32, array, 4 * pitch + lane), vload(F32, array, 5 * pitch + lane)
+def four(get, array, pitch, c):
+    """Return the coefficients of an output, by `splat` or by `lanes`."""
+    return get(array, c), get(array, pitch + c), get(array, 2 * pitch + c), get(array, 3 * pitch + c)
+
+
+@inline
+def six(get, array, pitch, c):
+    """Return the coefficients of a gradient."""
+    return *four(get, array, pitch, c), get(array, 4 * pitch + c), get(array, 5 * pitch + c)
 
 
 @device

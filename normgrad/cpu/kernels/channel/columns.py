@@ -11,9 +11,9 @@ from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vstore, widen
 from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
-from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, load_four, load_six, output
-from normgrad.cpu.kernels.common.reduce import about_mean, moments
-from normgrad.cpu.kernels.common.tensors import Cursor, load_some, moved, store_result
+from normgrad.cpu.kernels.channel.coefficients import deviation, four, lanes, six, store_gradients, store_outputs
+from normgrad.cpu.kernels.common.reduce import about_mean, add_pair, moments
+from normgrad.cpu.kernels.common.tensors import Cursor, for_pairs, load_some, moved
 from normgrad.cpu.tags import F32, F64
 
 _SUM_RUN = 2  # positions of all channels that are summed at a time
@@ -26,26 +26,6 @@ def prefetch_channels(dtype, address):
     prefetch_l2(address)
     if item_size(dtype) == 4:
         prefetch_l2(address + 64)
-
-
-@inline
-def for_channels(channels, process, *args):
-    """Call process(*args, c, count) for every 32 channels from c on. Only of the last ones are there fewer.
-
-    For the others the count is a constant, so that loads and stores have no mask.
-    """
-    whole = channels & ~31
-    for c in range(0, whole, 32):
-        process(*args, c, 32)
-    if whole < channels:
-        process(*args, whole, channels - whole)
-
-
-@inline
-def add_pair(sums, c, low, high):
-    """Add 32 float32 to sums in float64."""
-    vstore(F64, sums, c, vload(F64, sums, c) + widen(low))
-    vstore(F64, sums, c + 16, vload(F64, sums, c + 16) + widen(high))
 
 
 @inline
@@ -68,10 +48,12 @@ def _beside(at, size, channels):
 
 
 @device
-def clear_sums(desc, n, chunk):
-    sums = partials_of(desc, n, chunk)
+def cleared_partials(desc, chunk):
+    """Return the address of a chunk's sums, all of them set to 0."""
+    sums = partials_of(desc, chunk.n, chunk.part)
     for c in range(0, 2 * desc.padded_channels, 16):
         vstore(F64, sums, c, splat_f64(0.0))
+    return sums
 
 
 # Sums of gradients.
@@ -105,13 +87,13 @@ def _sum_columns(dtype, at, positions, sums, pitch, coefficients, c, count):
 
 
 @device
-def add_sums(dtype, desc, n, chunk, first, last, coefficients):
-    """Add grad_out, and grad_out*deviation, at positions [first, last) of a chunk to its partials."""
-    size, begin = item_size(dtype), chunk * desc.chunk_positions
-    sums, pitch = partials_of(desc, n, chunk), desc.padded_channels
-    for start in range(first, last, limits.COLUMN_RUN):
-        positions, at = min(limits.COLUMN_RUN, last - start), _cursor(desc, size, n, begin + start)
-        for_channels(desc.channels, _sum_columns, dtype, at, positions, sums, pitch, coefficients)
+def compute_sums(dtype, desc, chunk, run):
+    """Sum grad_out, and grad_out*deviation, over a chunk, to its partials; `run` positions at a time in float32."""
+    size, position, positions = item_size(dtype), chunk.part * desc.chunk_positions, positions_of(desc, chunk.part)
+    sums, pitch = cleared_partials(desc, chunk), desc.padded_channels
+    for first in range(0, positions, run):
+        some, at = min(run, positions - first), _cursor(desc, size, chunk.n, position + first)
+        for_pairs(desc.channels, _sum_columns, dtype, at, some, sums, pitch, chunk.coefficients)
 
 
 @inline
@@ -149,24 +131,24 @@ def _sum_block(at, positions, sums, sums_x, shifts, channels):
     first = 0
     while first < positions:
         some = min(_SUM_RUN, positions - first)
-        for_channels(channels, _sum_positions, at, some, run_sums, shifts)
+        for_pairs(channels, _sum_positions, at, some, run_sums, shifts)
         at, first = moved(at, some), first + some
         if first % limits.COLUMN_RUN == 0 or first == positions:
             _flush_sums(run_sums, sums, sums_x, channels)
 
 
 @device
-def sum_all_channels(desc, n, chunk, shifts):
-    """Add grad_out, and grad_out*(x - mean), of a chunk of float32 to its partials; the shifts are the negative means.
+def sum_all_channels(desc, chunk):
+    """Sum grad_out, and grad_out*(x - mean), over a chunk of float32, to its partials.
 
     It goes through memory in order, two positions at a time. COLUMN_RUN positions of 32 channels would be cache lines
     some kB apart, which share few sets of the L1 cache.
     """
-    sums, position, channels = partials_of(desc, n, chunk), chunk * desc.chunk_positions, desc.channels
-    sums_x, positions = sums + 8 * desc.padded_channels, positions_of(desc, chunk)
+    sums, channels, shifts = cleared_partials(desc, chunk), desc.channels, chunk.coefficients + 4 * desc.padded_channels
+    sums_x, start = sums + 8 * desc.padded_channels, _cursor(desc, 4, chunk.n, chunk.part * desc.chunk_positions)
     for c in range(0, channels, limits.CHANNEL_BLOCK):
-        at, some = _beside(_cursor(desc, 4, n, position), 4, c), min(limits.CHANNEL_BLOCK, channels - c)
-        _sum_block(at, positions, sums + 8 * c, sums_x + 8 * c, shifts + 4 * c, some)
+        at, some = _beside(start, 4, c), min(limits.CHANNEL_BLOCK, channels - c)
+        _sum_block(at, positions_of(desc, chunk.part), sums + 8 * c, sums_x + 8 * c, shifts + 4 * c, some)
 
 
 # Moments.
@@ -178,54 +160,54 @@ def _add_moments(v, m, s, q):
     return s + a, fma(a, a, q)
 
 
-@device
-def add_moments(dtype, desc, n, chunk, first, last):
-    """Add x - shift and its square at positions of a chunk to its partials; the shift is the chunk's first position."""
-    size, channels, position = item_size(dtype), desc.channels, chunk * desc.chunk_positions
-    sums = partials_of(desc, n, chunk)
-    squares = sums + 8 * desc.padded_channels
-    step, shift = size * desc.input.position_stride, address_of(desc.input, size, n, 0, position)
-    x = address_of(desc.input, size, n, 0, position + first)
-    for c in range(0, channels, 32):
-        m = load_some(dtype, shift, c, min(32, channels - c))
-        s0, s1 = vload(F64, sums, c), vload(F64, sums, c + 16)
-        q0, q1 = vload(F64, squares, c), vload(F64, squares, c + 16)
-        for r in range(last - first):
-            prefetch_channels(dtype, x + (r + limits.COLUMN_RUN) * step + c * size)
-            v = load_some(dtype, x + r * step, c, min(32, channels - c))
-            s0, q0 = _add_moments(v[0], m[0], s0, q0)
-            s1, q1 = _add_moments(v[1], m[1], s1, q1)
-        vstore(F64, sums, c, s0)
-        vstore(F64, sums, c + 16, s1)
-        vstore(F64, squares, c, q0)
-        vstore(F64, squares, c + 16, q1)
+@inline
+def _add_positions(dtype, x, step, first, last, sums, squares, c, count):
+    """Add x - m and its square at positions [first, last) to the sums of 32 channels; m is their position 0."""
+    x += c * item_size(dtype)
+    m = load_some(dtype, x, 0, count)
+    s0, s1 = vload(F64, sums, c), vload(F64, sums, c + 16)
+    q0, q1 = vload(F64, squares, c), vload(F64, squares, c + 16)
+    for r in range(first, last):
+        prefetch_channels(dtype, x + (r + limits.COLUMN_RUN) * step)
+        v = load_some(dtype, x + r * step, 0, count)
+        s0, q0 = _add_moments(v[0], m[0], s0, q0)
+        s1, q1 = _add_moments(v[1], m[1], s1, q1)
+    vstore(F64, sums, c, s0)
+    vstore(F64, sums, c + 16, s1)
+    vstore(F64, squares, c, q0)
+    vstore(F64, squares, c + 16, q1)
+
+
+@inline
+def finish_moments(count, m, sums, squares, c):
+    """Turn sums of x - m and of its square over `count` positions, of 32 channels, into the sums and M2."""
+    for i in range(c, c + 32, 16):
+        shift = widen(m[0] if i == c else m[1])
+        total, about = about_mean(vload(F64, sums, i), vload(F64, squares, i), splat_f64(np.float64(count)), shift)
+        vstore(F64, sums, i, total)
+        vstore(F64, squares, i, about)
+
+
+@inline
+def _finish_about_first(dtype, x, positions, sums, squares, c, count):
+    finish_moments(positions, load_some(dtype, x, c, count), sums, squares, c)
 
 
 @device
-def finish_moments(dtype, desc, n, chunk):
-    """Turn the moments of a chunk about its first position into the sum and M2."""
-    size, channels, count = item_size(dtype), desc.channels, splat_f64(np.float64(positions_of(desc, chunk)))
-    sums = partials_of(desc, n, chunk)
-    squares = sums + 8 * desc.padded_channels
-    first = address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
-    for c in range(0, channels, 32):
-        shift = load_some(dtype, first, c, min(32, channels - c))
-        for half in range(2):
-            at = c + 16 * half
-            s, q = vload(F64, sums, at), vload(F64, squares, at)
-            s, q = about_mean(s, q, count, widen(shift[0] if half == 0 else shift[1]))
-            vstore(F64, sums, at, s)
-            vstore(F64, squares, at, q)
-
-
-@device
-def contiguous_moments(dtype, desc, n, chunk):
-    """Compute the sum and M2 of all elements of a chunk, to the partials of the first channel."""
-    size, partials = item_size(dtype), partials_of(desc, n, chunk)
-    x = address_of(desc.input, size, n, 0, chunk * desc.chunk_positions)
-    total, squares = moments(dtype, x, positions_of(desc, chunk) * desc.channels, size)
-    store(F64, partials, 0, total)
-    store(F64, partials, desc.padded_channels, squares)
+def compute_moments(dtype, desc, chunk):
+    """Compute the sum and M2 of every channel of a chunk, to its partials; of all elements, where it is contiguous."""
+    size, positions, sums = item_size(dtype), positions_of(desc, chunk.part), cleared_partials(desc, chunk)
+    x, squares = _cursor(desc, size, chunk.n, chunk.part * desc.chunk_positions).input, sums + 8 * desc.padded_channels
+    if desc.is_contiguous:
+        total, about = moments(dtype, x, positions * desc.channels, size)
+        store(F64, sums, 0, total)
+        store(F64, squares, 0, about)
+        return
+    step = size * desc.input.position_stride
+    for first in range(0, positions, limits.COLUMN_RUN):
+        last = min(first + limits.COLUMN_RUN, positions)
+        for_pairs(desc.channels, _add_positions, dtype, x, step, first, last, sums, squares)
+    for_pairs(desc.channels, _finish_about_first, dtype, x, positions, sums, squares)
 
 
 # Results.
@@ -248,49 +230,48 @@ def _prefetch_result(dtype, desc, at, stream):
 def _gradient_columns(dtype, desc, at, positions, coefficients, stream, c, count):
     """Compute grad_input of 32 channels at some positions."""
     at, pitch = _beside(at, item_size(dtype), c), desc.padded_channels
-    k = load_six(coefficients, pitch, c), load_six(coefficients, pitch, c + 16)  # of either half of the channels
+    k = six(lanes, coefficients, pitch, c), six(lanes, coefficients, pitch, c + 16)  # of either half of the channels
     for _ in range(positions):
         prefetch_channels(dtype, at.grad_out + limits.COLUMN_RUN * at.grad_out_step)
         prefetch_channels(dtype, at.input + limits.COLUMN_RUN * at.input_step)
         _prefetch_result(dtype, desc, at, stream)
-        g, v = load_some(dtype, at.grad_out, 0, count), load_some(dtype, at.input, 0, count)
-        store_result(dtype, at.result, 0, gradient(g[0], v[0], k[0]), gradient(g[1], v[1], k[1]), count, stream)
+        store_gradients(dtype, at, k, stream, 0, count)
         at = moved(at, 1)
 
 
 @device
-def compute_gradients(dtype, desc, n, chunk, first, last, coefficients):
-    """Compute grad_input at positions [first, last) of a chunk."""
-    size, position = item_size(dtype), chunk * desc.chunk_positions
+def compute_gradients(dtype, desc, chunk):
+    """Compute grad_input of a chunk."""
+    size, position = item_size(dtype), chunk.part * desc.chunk_positions
+    last = position + positions_of(desc, chunk.part)
     run = limits.OUTPUT_RUN if size * desc.input.position_stride % limits.CONFLICTING_STRIDE == 0 else limits.COLUMN_RUN
-    for start in range(position + first, position + last, run):
-        at, positions = _cursor(desc, size, n, start), min(run, position + last - start)
-        for_channels(desc.channels, _gradient_columns, dtype, desc, at, positions, coefficients, _streams(desc, at))
+    for first in range(position, last, run):
+        at, some = _cursor(desc, size, chunk.n, first), min(run, last - first)
+        for_pairs(desc.channels, _gradient_columns, dtype, desc, at, some, chunk.coefficients, _streams(desc, at))
 
 
 @inline
 def _output_columns(dtype, desc, at, positions, coefficients, stream, c, count):
     """Compute the output of 32 channels at some positions."""
     at, pitch = _beside(at, item_size(dtype), c), desc.padded_channels
-    k = load_four(coefficients, pitch, c), load_four(coefficients, pitch, c + 16)  # of either half of the channels
+    k = four(lanes, coefficients, pitch, c), four(lanes, coefficients, pitch, c + 16)
     for _ in range(positions):
         if item_size(dtype) == 2:
             prefetch_channels(dtype, at.input + limits.PREFETCH_POSITIONS * at.input_step)
         _prefetch_result(dtype, desc, at, stream)
-        v = load_some(dtype, at.input, 0, count)
-        store_result(dtype, at.result, 0, output(v[0], k[0]), output(v[1], k[1]), count, stream)
+        store_outputs(dtype, at, k, stream, 0, count)
         at = moved(at, 1)
 
 
 @device
-def compute_outputs(dtype, desc, n, chunk, first, last, coefficients):
-    """Compute the output at positions [first, last) of a chunk."""
-    size, channels, whole = item_size(dtype), desc.channels, desc.channels & ~31
-    at = _cursor(desc, size, n, chunk * desc.chunk_positions + first)
+def compute_outputs(dtype, desc, chunk):
+    """Compute the output of a chunk."""
+    size, channels, whole, left = item_size(dtype), desc.channels, desc.channels & ~31, positions_of(desc, chunk.part)
+    at, coefficients = _cursor(desc, size, chunk.n, chunk.part * desc.chunk_positions), chunk.coefficients
     stream = _streams(desc, at)
     one_by_one = size == 4 and channels > limits.POSITIONWISE_CHANNELS
-    while first < last:
-        positions = 1 if one_by_one else min(limits.OUTPUT_RUN, last - first)
+    while left > 0:
+        positions = 1 if one_by_one else min(limits.OUTPUT_RUN, left)
         for c in range(0, whole, 32):
             if one_by_one:  # a constant, which makes coefficients operands in memory
                 _output_columns(dtype, desc, at, 1, coefficients, stream, c, 32)
@@ -298,4 +279,4 @@ def compute_outputs(dtype, desc, n, chunk, first, last, coefficients):
                 _output_columns(dtype, desc, at, positions, coefficients, stream, c, 32)
         if whole < channels:
             _output_columns(dtype, desc, at, positions, coefficients, stream, whole, channels - whole)
-        at, first = moved(at, positions), first + positions
+        at, left = moved(at, positions), left - positions

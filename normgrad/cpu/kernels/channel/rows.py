@@ -12,16 +12,16 @@ from normgrad.cpu.intrinsics.memory import item_size, load, store
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
 from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
 from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
-from normgrad.cpu.kernels.channel.coefficients import deviation, gradient, output, splat_four, splat_six
+from normgrad.cpu.kernels.channel.coefficients import deviation, four, six, splat, store_gradients, store_outputs
 from normgrad.cpu.kernels.common.reduce import merged, moments
-from normgrad.cpu.kernels.common.tensors import Cursor, is_streamed, moved, store_result
+from normgrad.cpu.kernels.common.tensors import Cursor, for_pairs, is_streamed, moved
 from normgrad.cpu.tags import F32, F64
 
 _TOGETHER = 4  # rows whose lanes are added up together
 
 
 @inline
-def _cursor(desc, size, chunk):
+def cursor(desc, size, chunk):
     """Return where a chunk begins."""
     position = chunk.part * desc.chunk_positions
     return Cursor(
@@ -35,53 +35,33 @@ def _cursor(desc, size, chunk):
 
 
 @inline
-def _gradient_row(dtype, at, count, k, stream):
-    whole, left = count & ~31, count & 31
-    for i in range(0, whole, 32):
-        g, v = load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i)
-        store_result(dtype, at.result, i, gradient(g[0], v[0], k), gradient(g[1], v[1], k), 32, stream)
-    if left > 0:
-        g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
-        store_result(dtype, at.result, whole, gradient(g[0], v[0], k), gradient(g[1], v[1], k), left, stream)
-
-
-@inline
-def _output_row(dtype, at, count, k, stream):
-    whole, left = count & ~31, count & 31
-    for i in range(0, whole, 32):
-        v = load_pair(dtype, at.input, i)
-        store_result(dtype, at.result, i, output(v[0], k), output(v[1], k), 32, stream)
-    if left > 0:
-        v = load_pair_first(dtype, at.input, whole, left)
-        store_result(dtype, at.result, whole, output(v[0], k), output(v[1], k), left, stream)
+def _compute_rows(dtype, desc, chunk, coefficients, store_some):
+    at, count = cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
+    for c in range(chunk.first, chunk.last):
+        k = coefficients(splat, chunk.coefficients, desc.padded_channels, c)
+        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
+        for_pairs(count, store_some, dtype, at, (k, k), stream)
+        at = moved(at, 1)
 
 
 @device
-def compute_gradients(dtype, desc, chunk, coefficients):
+def compute_gradients(dtype, desc, chunk):
     """Compute grad_input of a chunk."""
-    at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
-    for c in range(chunk.first, chunk.last):
-        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
-        _gradient_row(dtype, at, count, splat_six(coefficients, desc.padded_channels, c), stream)
-        at = moved(at, 1)
+    _compute_rows(dtype, desc, chunk, six, store_gradients)
 
 
 @device
-def compute_outputs(dtype, desc, chunk, coefficients):
+def compute_outputs(dtype, desc, chunk):
     """Compute the output of a chunk."""
-    at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
-    for c in range(chunk.first, chunk.last):
-        stream = is_streamed(desc.is_large, at.result, count * item_size(dtype))
-        _output_row(dtype, at, count, splat_four(coefficients, desc.padded_channels, c), stream)
-        at = moved(at, 1)
+    _compute_rows(dtype, desc, chunk, four, store_outputs)
 
 
 @device
 def compute_moments(dtype, desc, chunk):
     """Compute the sum and M2 of all elements of a chunk, to the partials of its first channel."""
-    n, first, last, part = chunk
-    position, count, size = part * desc.chunk_positions, positions_of(desc, part), item_size(dtype)
-    x, step = address_of(desc.input, size, n, first, position), size * desc.input.channel_stride
+    first, last, count, size = chunk.first, chunk.last, positions_of(desc, chunk.part), item_size(dtype)
+    at = cursor(desc, size, chunk)
+    x, step = at.input, at.input_step
     length = count * (last - first) if step == size * count else count  # contiguous rows are one
     total, squares = moments(dtype, x, length, size)
     done = length
@@ -90,47 +70,46 @@ def compute_moments(dtype, desc, chunk):
         other, others = moments(dtype, x, count, size)
         total, squares = merged(total, squares, np.float64(done), other, others, np.float64(count))
         done += count
-    partials = partials_of(desc, n, part)
+    partials = partials_of(desc, chunk.n, chunk.part)
     store(F64, partials, first, total)
     store(F64, partials, first + desc.padded_channels, squares)
 
 
 @inline
-def _pair_sums(g, x, scale, shift):
-    return g[0] + g[1], fma(g[1], deviation(x[1], scale, shift), g[0] * deviation(x[0], scale, shift))
+def _terms(dtype, at, i, scale, shift):
+    """Return g and g*deviation of 32 elements, added to 16 lanes."""
+    g, v = load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i)
+    return g[0] + g[1], fma(g[1], deviation(v[1], scale, shift), g[0] * deviation(v[0], scale, shift))
 
 
 @inline
-def _sums_at(dtype, at, i, scale, shift):
-    return _pair_sums(load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i), scale, shift)
+def _added(g0, g1, x0, x1, scale, shift, sums):
+    """Add g and g*deviation of 32 elements to sums in 16 lanes, all in float32 or all in float64."""
+    total, total_x = sums
+    return total + (g0 + g1), fma(g1, deviation(x1, scale, shift), fma(g0, deviation(x0, scale, shift), total_x))
 
 
 @inline
-def _rest_in_float64(dtype, at, i, count, scale, shift, sums):
-    """Add the terms of the columns from i on to sums, all in float64."""
-    scale, shift, (total, total_x) = widen(scale), widen(shift), sums
-    while i < count:
+def _float64_sums(dtype, at, first, count, scale, shift, sums):
+    """Add the terms of the elements from `first` on to sums, all in float64."""
+    scale, shift = widen(scale), widen(shift)
+    for i in range(first, count, 32):
         g, v = load_pair_first(dtype, at.grad_out, i, count - i), load_pair_first(dtype, at.input, i, count - i)
-        g0, g1 = widen(g[0]), widen(g[1])
-        total = total + (g0 + g1)
-        total_x = fma(g1, deviation(widen(v[1]), scale, shift), fma(g0, deviation(widen(v[0]), scale, shift), total_x))
-        i += 32
-    return total, total_x
+        sums = _added(widen(g[0]), widen(g[1]), widen(v[0]), widen(v[1]), scale, shift, sums)
+    return sums
 
 
 @inline
-def _rest(dtype, at, i, count, scale, shift, sums):
-    """Add the terms of the columns from i on to sums, first up in float32."""
-    a, b = splat_f32(np.float32(0)), splat_f32(np.float32(0))
-    while i + 32 <= count:
-        a0, b0 = _sums_at(dtype, at, i, scale, shift)
-        a, b = a + a0, b + b0
-        i += 32
-    if i < count:
-        g, v = load_pair_first(dtype, at.grad_out, i, count - i), load_pair_first(dtype, at.input, i, count - i)
-        a0, b0 = _pair_sums(g, v, scale, shift)
-        a, b = a + a0, b + b0
-    return sums[0] + widen(a), sums[1] + widen(b)
+def _float32_sums(dtype, at, first, count, scale, shift):
+    """Return sum(g) and sum(g*deviation) of the elements from `first` on, in 16 lanes of at most 8 terms each."""
+    sums, whole, left = (splat_f32(np.float32(0)), splat_f32(np.float32(0))), count & ~31, count & 31
+    for i in range(first, whole, 32):
+        g, v = load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i)
+        sums = _added(g[0], g[1], v[0], v[1], scale, shift, sums)
+    if left > 0:
+        g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
+        sums = _added(g[0], g[1], v[0], v[1], scale, shift, sums)
+    return widen(sums[0]), widen(sums[1])
 
 
 @inline
@@ -140,47 +119,29 @@ def _lane_sums(dtype, at, count, scale, shift, in_float64):
     total, total_x = splat_f64(0.0), splat_f64(0.0)
     i = 0
     while i + 128 <= count:
-        a0, b0 = _sums_at(dtype, at, i, scale, shift)
-        a1, b1 = _sums_at(dtype, at, i + 32, scale, shift)
-        a2, b2 = _sums_at(dtype, at, i + 64, scale, shift)
-        a3, b3 = _sums_at(dtype, at, i + 96, scale, shift)
+        a0, b0 = _terms(dtype, at, i, scale, shift)
+        a1, b1 = _terms(dtype, at, i + 32, scale, shift)
+        a2, b2 = _terms(dtype, at, i + 64, scale, shift)
+        a3, b3 = _terms(dtype, at, i + 96, scale, shift)
         total = total + widen((a0 + a1) + (a2 + a3))
         total_x = total_x + widen((b0 + b1) + (b2 + b3))
         i += 128
     if i == count:
         return total, total_x
     if in_float64:
-        return _rest_in_float64(dtype, at, i, count, scale, shift, (total, total_x))
-    return _rest(dtype, at, i, count, scale, shift, (total, total_x))
-
-
-@inline
-def _added(g, x, scale, shift, a, b):
-    x0, x1 = deviation(x[0], scale, shift), deviation(x[1], scale, shift)
-    return a + (g[0] + g[1]), fma(g[1], x1, fma(g[0], x0, b))
-
-
-@inline
-def _short_row(dtype, at, count, scale, shift):
-    """Return sum(g) and sum(g*deviation) in 16 lanes, of at most 8 terms each."""
-    a, b, whole, left = splat_f32(np.float32(0)), splat_f32(np.float32(0)), count & ~31, count & 31
-    shift = splat_f32(shift)
-    for i in range(0, whole, 32):
-        a, b = _added(load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i), scale, shift, a, b)
-    if left > 0:
-        g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
-        a, b = _added(g, v, scale, shift, a, b)
-    return widen(a), widen(b)
+        return _float64_sums(dtype, at, i, count, scale, shift, (total, total_x))
+    a0, b0 = _float32_sums(dtype, at, i, count, scale, shift)
+    return total + a0, total_x + b0
 
 
 @inline
 def _four_short_rows(dtype, at, count, scale, shifts, sums, sums_x):
     """Sum four short rows, to memory; their lanes are added up together."""
     scale = splat_f32(scale)
-    a0, b0 = _short_row(dtype, at, count, scale, shifts[0])
-    a1, b1 = _short_row(dtype, moved(at, 1), count, scale, shifts[1])
-    a2, b2 = _short_row(dtype, moved(at, 2), count, scale, shifts[2])
-    a3, b3 = _short_row(dtype, moved(at, 3), count, scale, shifts[3])
+    a0, b0 = _float32_sums(dtype, at, 0, count, scale, splat_f32(shifts[0]))
+    a1, b1 = _float32_sums(dtype, moved(at, 1), 0, count, scale, splat_f32(shifts[1]))
+    a2, b2 = _float32_sums(dtype, moved(at, 2), 0, count, scale, splat_f32(shifts[2]))
+    a3, b3 = _float32_sums(dtype, moved(at, 3), 0, count, scale, splat_f32(shifts[3]))
     store_sums(sums, a0, a1, a2, a3)
     store_sums(sums_x, b0, b1, b2, b3)
 
@@ -192,7 +153,7 @@ def compute_sums(dtype, desc, chunk, scale, shift, shifts):
     Either all rows have one `shift` (GroupNorm), or `shifts` is the address of one for each channel (BatchNorm, where a
     row's sums are results themselves).
     """
-    at, count = _cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
+    at, count = cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
     in_float64 = shifts != 0 and desc.samples * desc.positions <= limits.FLOAT64_TERMS
     four = shift, shift, shift, shift
     sums = partials_of(desc, chunk.n, chunk.part)

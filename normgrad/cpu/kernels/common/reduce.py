@@ -88,6 +88,13 @@ def merged(total, squares, count, other, other_squares, other_count):
     return total + other, squares + other_squares + distance * distance * share
 
 
+@inline
+def add_pair(sums, c, low, high):
+    """Add 32 float32 to sums in float64."""
+    vstore(F64, sums, c, vload(F64, sums, c) + widen(low))
+    vstore(F64, sums, c + 16, vload(F64, sums, c + 16) + widen(high))
+
+
 @device
 def sum_partials(first, count, step, pitch):
     """Add up the partial sums of 32 lanes, `count` of them `step` bytes apart, into the first ones.

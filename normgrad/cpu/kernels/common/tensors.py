@@ -41,6 +41,19 @@ def load_some(dtype, address, index, count):
 
 
 @inline
+def for_pairs(count, process, *args):
+    """Call process(*args, i, some) for every 32 of `count` elements, from i on. Only of the last ones are there fewer.
+
+    For the others `some` is a constant, so that loads and stores have no mask.
+    """
+    whole = count & ~31
+    for i in range(0, whole, 32):
+        process(*args, i, 32)
+    if whole < count:
+        process(*args, whole, count - whole)
+
+
+@inline
 def is_streamed(is_large, address, row_bytes):
     """Return whether a row of a result is stored past the caches: in a large result, where it begins at a cache line.
 

@@ -18,7 +18,7 @@ _yield_to_others = types.ExternalFunction("SwitchToThread" if sys.platform == "w
 
 
 @device
-def take(phase, items, slot):
+def _take(phase, items, slot):
     """Take one of the items of a phase: return its index, or `items` if none is left.
 
     Even slots take them from below and odd ones from above. With two threads each has one half of the data, which is
@@ -35,13 +35,13 @@ def take(phase, items, slot):
 def items_of(phase, items, per_take, slot):
     """Yield the items of a phase that this thread takes, `per_take` at once; wait at the end until all are done."""
     takes, done = (items + per_take - 1) // per_take, 0
-    taken = take(phase, takes, slot)
+    taken = _take(phase, takes, slot)
     while taken < takes:
         for item in range(taken * per_take, min(items, (taken + 1) * per_take)):  # noqa: UP028 - unknown to Numba
             yield item
         done += 1
-        taken = take(phase, takes, slot)
-    finish_phase(phase, done, takes)
+        taken = _take(phase, takes, slot)
+    _finish_phase(phase, done, takes)
 
 
 @device
@@ -53,11 +53,11 @@ def items_in_order(phase, items):
         yield item
         done += 1
         item = fetch_add(phase.taken, 1)
-    finish_phase(phase, done, items)
+    _finish_phase(phase, done, items)
 
 
 @device
-def finish_phase(phase, done, items):
+def _finish_phase(phase, done, items):
     """Add what this thread has done, and wait until all items of the phase are done.
 
     Spin first: the other threads are nearly done.

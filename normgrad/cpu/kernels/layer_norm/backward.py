@@ -28,7 +28,7 @@ from normgrad.cpu.intrinsics.memory import fetch_add, item_size, load, stack_spa
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair, split_pair, stream_pair
 from normgrad.cpu.intrinsics.vectors import fma, hsum, narrow, splat_f32, splat_f64, store_sums, vload, vstore, widen
 from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
-from normgrad.cpu.kernels.common.reduce import sum_partials
+from normgrad.cpu.kernels.common.reduce import add_pair, sum_partials
 from normgrad.cpu.kernels.common.tensors import Cursor, load_some, moved, store_result
 from normgrad.cpu.kernels.common.work import items_in_order, items_of
 from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
@@ -283,10 +283,8 @@ def _float64_sums_pair(dtype, group, j, count, dw, db, lane):
 @inline
 def _add_sums_pair(sums, dw, db, lane):
     """Add the group's float32 sums of 32 columns to the part's float64 ones."""
-    vstore(F64, dw, lane, vload(F64, dw, lane) + widen(vload(F32, sums, 0)))
-    vstore(F64, dw, lane + 16, vload(F64, dw, lane + 16) + widen(vload(F32, sums, 16)))
-    vstore(F64, db, lane, vload(F64, db, lane) + widen(vload(F32, sums, 32)))
-    vstore(F64, db, lane + 16, vload(F64, db, lane + 16) + widen(vload(F32, sums, 48)))
+    add_pair(dw, lane, vload(F32, sums, 0), vload(F32, sums, 16))
+    add_pair(db, lane, vload(F32, sums, 32), vload(F32, sums, 48))
 
 
 @device
