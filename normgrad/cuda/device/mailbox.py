@@ -87,47 +87,6 @@ def _spin(polled, slots):
 
 
 @triton.jit
-def receive_float64(slots, mask, WAIT: tl.constexpr):
-    """Return the float64 values of every two slots; with WAIT as soon as all are written."""
-    if WAIT:  # both are polled before either is waited for
-        first_polled, second_polled = _poll(slots, mask), _poll(slots + 1, mask)
-        first, second = _spin(first_polled, slots), _spin(second_polled, slots + 1)
-    else:
-        first, second = tl.load(slots, mask=mask, other=0), tl.load(slots + 1, mask=mask, other=0)
-    return first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def part_slots(slots, index, inside, TILE: tl.constexpr, SLOTS_PER_PART: tl.constexpr):
-    """Return the addresses [rows, padded parts] of the slots of rows or groups, and which of them there are.
-
-    ``index``: of each row or group among all; ``inside``: which of them there are.
-    """
-    parts = tl.arange(0, TILE.padded_parts)
-    slot = (index[:, None] * TILE.parts + parts[None, :]) * SLOTS_PER_PART
-    return slots + slot, inside[:, None] & (parts < TILE.parts)[None, :]
-
-
-@triton.jit
-def receive_totals(slots, mask, WAIT: tl.constexpr, FLOAT64: tl.constexpr):
-    """Return both sums [rows] of rows or groups over all parts, in their order; arguments from ``part_slots``."""
-    first, second = receive_sums(slots, mask, WAIT, FLOAT64)
-    first = block_rematerialization(tl.sum(first, axis=1))
-    return first, block_rematerialization(tl.sum(second, axis=1))
-
-
-@triton.jit
-def receive_moments(slots, mask, part_counts, count, WAIT: tl.constexpr):
-    """Return means and sums of squares about these, [rows], of rows or groups over all parts.
-
-    ``slots`` and ``mask`` from ``part_slots``, ``part_counts`` and ``count`` as for ``merge_moments``.
-    """
-    sums, squares = receive_float64(slots, mask, WAIT)
-    mean, squares = merge_moments(sums, squares, part_counts, mask, count)
-    return block_rematerialization(mean), block_rematerialization(squares)
-
-
-@triton.jit
 def publish_sums(first, second, slots, index, mask, FLOAT64: tl.constexpr):
     """Write each pair of sums to the slot of this index as float32, or for FLOAT64 to two slots as float64."""
     if FLOAT64:
@@ -138,11 +97,48 @@ def publish_sums(first, second, slots, index, mask, FLOAT64: tl.constexpr):
 
 @triton.jit
 def receive_sums(slots, mask, WAIT: tl.constexpr, FLOAT64: tl.constexpr):
-    """Return what ``publish_sums`` wrote, as float64; ``slots`` are addresses. With WAIT as soon as all are written."""
+    """Return what was published in slots at these addresses, as float64. With WAIT as soon as all are written."""
     if FLOAT64:
-        first, second = receive_float64(slots, mask, WAIT)
+        if WAIT:  # both are polled before either is waited for
+            first_polled, second_polled = _poll(slots, mask), _poll(slots + 1, mask)
+            first, second = _spin(first_polled, slots), _spin(second_polled, slots + 1)
+        else:
+            first, second = tl.load(slots, mask=mask, other=0), tl.load(slots + 1, mask=mask, other=0)
+        first, second = first.to(tl.float64, bitcast=True), second.to(tl.float64, bitcast=True)
     else:
         words = _spin(_poll(slots, mask), slots) if WAIT else tl.load(slots, mask=mask, other=0)
         first = (words & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
         second = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return first.to(tl.float64), second.to(tl.float64)
+
+
+@triton.jit
+def receive_parts(slots, index, inside, WAIT: tl.constexpr, FLOAT64: tl.constexpr, TILE: tl.constexpr):
+    """Return the sums [rows, padded parts] of all parts of rows or groups, and which of the parts there are.
+
+    ``index``: of each row or group among all; ``inside``: which of them there are.
+    """
+    parts = tl.arange(0, TILE.padded_parts)
+    slots += (index[:, None] * TILE.parts + parts[None, :]) * (2 if FLOAT64 else 1)
+    mask = inside[:, None] & (parts < TILE.parts)[None, :]
+    first, second = receive_sums(slots, mask, WAIT, FLOAT64)
+    return first, second, mask
+
+
+@triton.jit
+def receive_totals(slots, index, inside, WAIT: tl.constexpr, FLOAT64: tl.constexpr, TILE: tl.constexpr):
+    """Return both sums [rows] of rows or groups over all parts, in their order; arguments of ``receive_parts``."""
+    first, second, _ = receive_parts(slots, index, inside, WAIT, FLOAT64, TILE)
+    first = block_rematerialization(tl.sum(first, axis=1))
+    return first, block_rematerialization(tl.sum(second, axis=1))
+
+
+@triton.jit
+def receive_moments(slots, index, inside, part_counts, count, WAIT: tl.constexpr, TILE: tl.constexpr):
+    """Return means and sums of squares about these, [rows], of rows or groups over all parts.
+
+    Arguments of ``receive_parts``; ``part_counts`` and ``count`` as for ``merge_moments``.
+    """
+    sums, squares, mask = receive_parts(slots, index, inside, WAIT, True, TILE)
+    mean, squares = merge_moments(sums, squares, part_counts, mask, count)
+    return block_rematerialization(mean), block_rematerialization(squares)

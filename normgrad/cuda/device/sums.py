@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normgrad.cuda.device.indexing import INTERPRETED
+from normgrad.cuda.device.indexing import INTERPRETED, int64
 from normgrad.cuda.device.pack16 import UNPACKED
 
 
@@ -63,6 +63,16 @@ def column_sums(values, SEGMENTED: tl.constexpr):
     if SEGMENTED:
         values = tl.sum(tl.reshape(values, (8, values.shape[0] // 8, values.shape[1])), axis=0)
     return tl.sum(values, axis=0)
+
+
+@triton.jit
+def store_partials(pointers, rows, columns, weight_sum, bias_sum, mask, WANT: tl.constexpr):
+    """Store partial sums of the weight gradients that are wanted, at these addresses in [outputs, rows, columns]."""
+    if WANT.weight:
+        tl.store(pointers, weight_sum, mask=mask)
+        pointers += int64(rows) * columns
+    if WANT.bias:
+        tl.store(pointers, bias_sum, mask=mask)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from normgrad.cuda.device.formulas import divide, input_gradient, nan_where_infi
 from normgrad.cuda.device.indexing import float64, float64_from_bits, int64, tile_offsets
 from normgrad.cuda.device.pack16 import UNPACKED
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import compensated_add, compensated_total, finite_median, sum_pair
+from normgrad.cuda.device.sums import compensated_add, compensated_total, finite_median, store_partials, sum_pair
 
 
 @triton.jit
@@ -194,11 +194,7 @@ def group_norm_backward_channels_last_reduce(
     total_g = compensated_total(total_g, compensation_g)
     sum_g, sum_gx = sum_pair(total_g, compensated_total(total_gx, compensation_gx), 0)
     target = partial + (int64(sample) * ENTRIES.parts + part) * C + channels
-    if WANT.weight:
-        tl.store(target, sum_gx, mask=channel_inside)
-        target += int64(N) * ENTRIES.parts * C
-    if WANT.bias:
-        tl.store(target, sum_g, mask=channel_inside)
+    store_partials(target, int64(N) * ENTRIES.parts, C, sum_gx, sum_g, channel_inside, WANT)
     if WANT.input:
         if weight is not None:
             w = pack16.to_float32(tl.load(weight + channels, mask=channel_inside, other=0.0))
@@ -368,7 +364,7 @@ def _load_moments(moments, begin, work, HxW, COUNT: tl.constexpr, PART_POSITIONS
     """
     sample, groups, group_inside, group = work
     entries, entry_mask = entries_of_groups(begin, sample, groups, group_inside, group, COUNT, ENTRIES)
-    sums, squares = mailbox.receive_float64(moments + entries * 2, entry_mask, False)
+    sums, squares = mailbox.receive_sums(moments + entries * 2, entry_mask, False, True)
     entry = (begin + tl.arange(0, COUNT))[None, :]
     block = groups[:, None] * ENTRIES.D // ENTRIES.channels + entry % ENTRIES.blocks_per_group
     count = _entry_count(groups[:, None], entry // ENTRIES.blocks_per_group, block, HxW, PART_POSITIONS, ENTRIES)

@@ -20,7 +20,7 @@ from normgrad.cuda.device.indexing import INTERPRETED, float64, float64_from_bit
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
 from normgrad.cuda.device.pack16 import store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import sum_pair
+from normgrad.cuda.device.sums import store_partials, sum_pair
 
 
 @triton.jit
@@ -269,11 +269,7 @@ def group_norm_backward_contiguous(
             sum_g, sum_gx = sum_pair(sum_g, sum_gx, 2)
             row = int64(sample) * TILE.position_parts + part % TILE.position_parts
             target = partial + row * (group * TILE.D) + channels
-            if WANT.weight:
-                tl.store(target, sum_gx, mask=channel_inside)
-                target += int64(N) * TILE.position_parts * (group * TILE.D)
-            if WANT.bias:
-                tl.store(target, sum_g, mask=channel_inside)
+            store_partials(target, int64(N) * TILE.position_parts, group * TILE.D, sum_gx, sum_g, channel_inside, WANT)
             if WANT.input:
                 if weight is not None:
                     sum_g = sum_g.to(tl.float64) * w
@@ -290,16 +286,15 @@ def group_norm_backward_contiguous(
             if LAG:
                 sample, groups, group_inside = item_groups(result_item, work, TILE)
                 channel = first_channel(result_item, work, cta, TILE)
-                current = (x, dy, group_mean, group_rstd, w)
-                x, dy, group_mean, group_rstd, w = previous
-                previous = current
+                current, previous = previous, (x, dy, group_mean, group_rstd, w)
+                x, dy, group_mean, group_rstd, w = current
             if TILE.cluster:
                 received = cluster_exchange.wait_for_ctas(exchange, iteration, 1, TILE.parts)
                 sum_g, sum_gx = cluster_exchange.sum_received(received, TILE.parts)
                 iteration += 1
             elif MAILBOX:
-                all_slots, slot_mask = mailbox.part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 1)
-                sum_g, sum_gx = mailbox.receive_totals(all_slots, slot_mask, PHASE == FUSED, False)
+                statistic = int64(sample) * group + groups
+                sum_g, sum_gx = mailbox.receive_totals(slots, statistic, group_inside, PHASE == FUSED, False, TILE)
             mean_g = expand_groups(sum_g.to(tl.float64) * reciprocal_count)
             mean_gx = expand_groups(sum_gx.to(tl.float64) * reciprocal_count)
             channel_w = expand_channels(w) if weight is not None else None
@@ -522,8 +517,10 @@ def group_norm_forward_contiguous(
                 group_mean, squares = _moments_from_cluster(received, HxW, group_count, TILE)
                 iteration += 1
             elif MAILBOX:
-                slot, inside = mailbox.part_slots(slots, int64(sample) * group + groups, group_inside, TILE, 2)
-                group_mean, squares = mailbox.receive_moments(slot, inside, part_counts, group_count, PHASE == FUSED)
+                statistic = int64(sample) * group + groups
+                group_mean, squares = mailbox.receive_moments(
+                    slots, statistic, group_inside, part_counts, group_count, PHASE == FUSED, TILE
+                )
             group_rstd = _rsqrt_float64(formulas.nan_where_infinite(squares) * group_count[1] + eps)
             w = _load_parameter(weight, channels, channel_inside) if weight is not None else None
             b = _load_parameter(bias, channels, channel_inside) if bias is not None else None

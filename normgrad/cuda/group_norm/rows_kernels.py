@@ -16,7 +16,7 @@ from normgrad.cuda.device.indexing import block_indices, float64, float64_from_b
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
 from normgrad.cuda.device.pack16 import UNPACKED, store_elements, store_rounded, to_float32, unpack, unpack_acc_dtype
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import column_sums, sum_pair
+from normgrad.cuda.device.sums import column_sums, store_partials, sum_pair
 from normgrad.cuda.helper_kernels import store_sums
 from normgrad.cuda.layer_norm import addressing
 
@@ -128,13 +128,11 @@ def group_norm_backward_rows(
             if WANT.input and PHASE != REDUCE:
                 rows, row_inside = addressing.tile_rows(result_tile, N, TILE, LAG)
                 if LAG:
-                    current = (x, dy, row_mean, row_rstd)
-                    x, dy, row_mean, row_rstd = previous
-                    previous = current
+                    current, previous = previous, (x, dy, row_mean, row_rstd)
+                    x, dy, row_mean, row_rstd = current
                 if TILE.parts > 1:
                     statistic = rows * group + group_index
-                    all_slots, slot_mask = mailbox.part_slots(slots, statistic, row_inside, TILE, 2 if FLOAT64 else 1)
-                    sum_g, sum_gx = mailbox.receive_totals(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
+                    sum_g, sum_gx = mailbox.receive_totals(slots, statistic, row_inside, PHASE == FUSED, FLOAT64, TILE)
                 mean_g = (sum_g.to(tl.float64) * reciprocal_columns)[:, None]
                 mean_gx = (sum_gx.to(tl.float64) * reciprocal_columns)[:, None]
                 dy_values, x_values = unpack_acc_dtype(dy, TILE.packing), unpack_acc_dtype(x, TILE.packing)
@@ -145,11 +143,7 @@ def group_norm_backward_rows(
         pdl_launch_dependents()
         if PHASE != APPLY:
             target = partial + (int64(cta_group) * group + group_index) * columns + column
-            if WANT.weight:
-                tl.store(target, weight_sum, mask=column < columns)
-                target += int64(cta_groups) * group * columns
-            if WANT.bias:
-                tl.store(target, bias_sum, mask=column < columns)
+            store_partials(target, int64(cta_groups) * group, columns, weight_sum, bias_sum, column < columns, WANT)
 
 
 @triton.jit
@@ -224,8 +218,9 @@ def group_norm_forward_rows(
                 if LAG:
                     x, previous_x = previous_x, x
                 if TILE.parts > 1:
-                    all_slots, slot_mask = mailbox.part_slots(slots, rows * group + group_index, row_inside, TILE, 2)
-                    row_mean, squares = mailbox.receive_moments(all_slots, slot_mask, counts, count, PHASE == FUSED)
+                    row_mean, squares = mailbox.receive_moments(
+                        slots, rows * group + group_index, row_inside, counts, count, PHASE == FUSED, TILE
+                    )
                 row_rstd = 1.0 / tl.sqrt(nan_where_infinite(squares) * count[1] + eps)
                 result = normalize(unpack_acc_dtype(x, TILE.packing), row_mean[:, None], row_rstd[:, None], w, b)
                 start = addressing.tile_start(output + first_word, result_tile, part, output_strides, TILE)

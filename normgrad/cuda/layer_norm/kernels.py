@@ -13,7 +13,7 @@ from normgrad.cuda.device.indexing import block_indices, float64, float64_from_b
 from normgrad.cuda.device.mailbox import APPLY, FUSED, REDUCE
 from normgrad.cuda.device.pack16 import UNPACKED, store_rounded, to_float32, unpack, unpack_acc_dtype, unpack_float32
 from normgrad.cuda.device.pdl import pdl_launch_dependents, pdl_wait
-from normgrad.cuda.device.sums import column_sums, sum_pair
+from normgrad.cuda.device.sums import column_sums, store_partials, sum_pair
 from normgrad.cuda.layer_norm import addressing
 
 
@@ -150,12 +150,10 @@ def layer_norm_backward(
             if PHASE != REDUCE:
                 rows, row_inside = addressing.tile_rows(result_tile, M, TILE, LAG)
                 if LAG:
-                    current = (x, dy, row_mean, row_rstd)
-                    x, dy, row_mean, row_rstd = previous
-                    previous = current
+                    current, previous = previous, (x, dy, row_mean, row_rstd)
+                    x, dy, row_mean, row_rstd = current
                 if MAILBOX:
-                    all_slots, slot_mask = mailbox.part_slots(slots, rows, row_inside, TILE, 2 if FLOAT64 else 1)
-                    all_g, all_gx = mailbox.receive_sums(all_slots, slot_mask, PHASE == FUSED, FLOAT64)
+                    all_g, all_gx, _ = mailbox.receive_parts(slots, rows, row_inside, PHASE == FUSED, FLOAT64, TILE)
                     mean_g = tl.sum(all_g, axis=1) * reciprocal_N
                     mean_gx = tl.sum(all_gx, axis=1) * reciprocal_N
                     if not FLOAT64:
@@ -181,11 +179,7 @@ def layer_norm_backward(
                 addressing.store_tile(grad_input, output_layout, result_tile, cta, result, row_inside, TILE)
     if PHASE != APPLY:
         target = partial + int64(cta_group) * N + columns
-        if WANT.weight:
-            tl.store(target, weight_sum, mask=columns < N)
-            target += int64(cta_groups) * N
-        if WANT.bias:
-            tl.store(target, bias_sum, mask=columns < N)
+        store_partials(target, cta_groups, N, weight_sum, bias_sum, columns < N, WANT)
 
 
 @triton.jit
@@ -290,9 +284,10 @@ def layer_norm_forward(
                 row_mean, squares = _moments_from_cluster(received, N, reciprocal_N, TILE.columns, TILE.parts)
                 iteration += 1
             elif MAILBOX:
-                all_slots, slot_mask = mailbox.part_slots(slots, rows, row_inside, TILE, 2)
                 counts = (part_counts, 1.0 / part_counts)
-                row_mean, squares = mailbox.receive_moments(all_slots, slot_mask, counts, row_count, PHASE == FUSED)
+                row_mean, squares = mailbox.receive_moments(
+                    slots, rows, row_inside, counts, row_count, PHASE == FUSED, TILE
+                )
             else:
                 row_mean = part_mean
             row_rstd = 1.0 / tl.sqrt(nan_where_infinite(squares) * reciprocal_N + eps)
