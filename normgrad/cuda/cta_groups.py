@@ -22,14 +22,6 @@ _CLEAR_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Mailbox:
-    """The workspace that ``device.mailbox`` exchanges partial sums through; none where no sums go through it."""
-
-    memory: Scratch | None = None
-    slots: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class CtaGroups:
     """How many CTA groups there are, how many of their CTAs exchange sums, and in how many launches."""
 
@@ -37,7 +29,6 @@ class CtaGroups:
     count: int  # CTA groups
     parts: int  # CTAs of a CTA group that exchange sums; 1 if none do, as where grad_input is not wanted
     fused: bool  # one launch computes sums and results; else one launch each
-    cluster: bool = False  # a CTA group is a cluster; else, if parts > 1, sums go through a mailbox
 
     @classmethod
     def of(cls, parts: int, items: int, tile: RowTile | GroupTile, chip: Chip) -> CtaGroups:
@@ -49,40 +40,39 @@ class CtaGroups:
         if parts > 1 and tile.cluster:
             assert chip.max_active_clusters is not None
             resident_clusters = chip.max_active_clusters(parts, tile.ctas_per_sm)
-            return cls(tile, max(min(items, resident_clusters), 1), parts, True, cluster=True)
+            return cls(tile, max(min(items, resident_clusters), 1), parts, True)
         fused = parts == 1 or (chip.cooperative_launch and parts <= resident_ctas)
         return cls(tile, max(min(items, resident_ctas // tile.parts), 1), parts, fused)
 
-    def mailbox(self, steps: Steps, slots_per_part: int) -> Mailbox:
-        """Allocate a mailbox with ``slots_per_part`` slots for each of the parts, where the CTA groups need one."""
+    @property
+    def cluster(self) -> bool:
+        """A CTA group is a cluster. Otherwise, if ``parts`` exceeds 1, sums go through a mailbox."""
+        return self.parts > 1 and self.tile.cluster
+
+    def mailbox(self, steps: Steps, slots_per_part: int) -> Scratch | None:
+        """Allocate a mailbox with ``slots_per_part`` slots for each of the parts; None where none is needed.
+
+        A cooperative launch comes right after the launch that clears the mailbox, which is added here. Before two
+        launches there is none: the second starts when the first has written all slots.
+        """
         if self.parts == 1 or self.cluster:
-            return Mailbox()
+            return None
         slots = slots_per_part * self.parts
-        return Mailbox(steps.scratch(slots, INT64), slots)
+        mailbox = steps.scratch(slots, INT64)
+        if self.fused:
+            grid = (cdiv(slots, _CLEAR_BLOCK), 1, 1)
+            steps.add(Step(clear_mailbox, grid, [mailbox, slots], {"BLOCK": _CLEAR_BLOCK}))
+        return mailbox
 
     def add_launches(
-        self, steps: Steps, mailbox: Mailbox, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any]
+        self, steps: Steps, kernel: Any, arguments: Sequence[Argument], constants: Mapping[str, Any]
     ) -> None:
-        """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE, which is set here.
-
-        A launch that clears the mailbox comes before a cooperative one. Before two launches there is none: the second
-        starts when the first has written all slots.
-        """
+        """Add the launches of a kernel whose CTAs work in groups; ``constants`` are all but PHASE."""
         options = Options(self.tile.warps, self.tile.ctas_per_sm)
+        if self.cluster:
+            options = replace(options, cluster=self.parts)
+        elif self.parts > 1 and self.fused:
+            options = replace(options, cooperative=True, pdl=True)
         grid = (self.count * self.tile.parts, 1, 1)
-
-        def step(phase: Any, options: Options = options) -> Step:
-            return Step(kernel, grid, arguments, {**constants, "PHASE": phase.value}, options)
-
-        if self.parts == 1:
-            steps.add(step(FUSED))
-        elif self.cluster:
-            steps.add(step(FUSED, replace(options, cluster=self.parts)))
-        elif self.fused:
-            clear_grid = (cdiv(mailbox.slots, _CLEAR_BLOCK), 1, 1)
-            steps.add(
-                Step(clear_mailbox, clear_grid, [mailbox.memory, mailbox.slots], {"BLOCK": _CLEAR_BLOCK}),
-                step(FUSED, replace(options, cooperative=True, pdl=True)),
-            )
-        else:
-            steps.add(step(REDUCE), step(APPLY))
+        for phase in [FUSED] if self.fused else [REDUCE, APPLY]:
+            steps.add(Step(kernel, grid, arguments, {**constants, "PHASE": phase.value}, options))

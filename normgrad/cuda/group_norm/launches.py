@@ -183,7 +183,7 @@ def _contiguous_backward(
     partial = steps.partial_sums(len(outputs), N * tile.position_parts, sizes.C, float64)
     mailbox = cta_groups.mailbox(steps, N * sizes.group)
     grad_out, x, grad_input = operands
-    tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial, mailbox.memory]
+    tensors = [grad_out.pointer, x.pointer, *parameters, grad_input.pointer, partial, mailbox]
     spec = _group_spec(sizes, replace(tile, cluster=cta_groups.cluster), packing, operands)
     per_word = tile.positions // spec.words
     load_bytes = spec.vector * per_word * steps.itemsize if all_vector_aligned(operands[:2]) else 0
@@ -196,7 +196,7 @@ def _contiguous_backward(
     }
     counts = [N, sizes.group, group_blocks, HxW, cta_groups.count]
     arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector)]
-    cta_groups.add_launches(steps, mailbox, contiguous_kernels.group_norm_backward_contiguous, arguments, constants)
+    cta_groups.add_launches(steps, contiguous_kernels.group_norm_backward_contiguous, arguments, constants)
     if outputs:
         steps.sum_partials(partial, N * tile.position_parts, sizes.C, outputs)
 
@@ -215,16 +215,16 @@ def _contiguous_forward(
     packing, operands = pack_operands(operands, HxW)
     group_blocks = cdiv(sizes.group, tile.groups)
     cta_groups = CtaGroups.of(tile.parts, N * group_blocks, tile, chip)
-    mailbox = cta_groups.mailbox(steps, 2 * N * sizes.group)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
+    mailbox = cta_groups.mailbox(steps, 2 * N * sizes.group)
     x, output = operands
     mean, rstd = statistics
-    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
-    spec = _group_spec(sizes, replace(tile, cluster=cta_groups.cluster), packing, operands)
+    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox]
+    spec = _group_spec(sizes, tile, packing, operands)
     constants = {"TILE": spec, "SEGMENTS": _forward_segments(tile, itemsize, x.strides[2] == 1)}
     counts = [N, sizes.group, group_blocks, HxW, eps_bits, cta_groups.count]
     arguments = [*tensors, *counts, *strides_in_vectors(operands, spec.vector), mean.strides[0], rstd.strides[0]]
-    cta_groups.add_launches(steps, mailbox, contiguous_kernels.group_norm_forward_contiguous, arguments, constants)
+    cta_groups.add_launches(steps, contiguous_kernels.group_norm_forward_contiguous, arguments, constants)
 
 
 # The layout channels_last. A program is a CTA here, as in Triton.
@@ -421,13 +421,13 @@ def _rows_backward(
     # Results of float32 data are computed in float64, so its sums take no conversions more.
     float64 = steps.itemsize == FLOAT32.itemsize
     partial = steps.partial_sums(len(outputs), work.per_group, C * HxW, float64)
-    mailbox = work.cta_groups.mailbox(steps, 2 * N * group if float64 else N * group)
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
+    mailbox = work.cta_groups.mailbox(steps, 2 * N * group if float64 else N * group)
     grad_out, x, grad_input = (operand.pointer for operand in work.operands)
-    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
+    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox]
     arguments = [*tensors, N, group, HxW, columns, work.groups_at_once, work.per_group, *work.strides]
     constants = {"TILE": work.spec, "D": sizes.D, "FLOAT64": float64, "WANT": steps.wanted_gradients}
-    work.cta_groups.add_launches(steps, mailbox, rows_kernels.group_norm_backward_rows, arguments, constants)
+    work.cta_groups.add_launches(steps, rows_kernels.group_norm_backward_rows, arguments, constants)
     if outputs:
         _add_sums(steps, partial, work.per_group, sizes, outputs)
 
@@ -463,13 +463,13 @@ def _rows_forward(
     columns = sizes.D * HxW
     tile = tiles.forward_group_row_tile(columns, _register_bytes(steps, operands, columns), chip)
     work = RowWork(sizes, tile, chip, operands, tile.parts, partial_sums=False)
-    mailbox = work.cta_groups.mailbox(steps, 2 * N * group)
     parameters = [steps.contiguous_input(name) for name in ("weight", "bias")]
+    mailbox = work.cta_groups.mailbox(steps, 2 * N * group)
     x, output = (operand.pointer for operand in work.operands)
     mean, rstd = statistics
-    tensors = [x, *parameters, output, mean.pointer, rstd.pointer, mailbox.memory]
+    tensors = [x, *parameters, output, mean.pointer, rstd.pointer, mailbox]
     counts = [N, group, HxW, columns, eps_bits, work.groups_at_once, work.per_group]
     arguments = [*tensors, *counts, *work.strides, mean.strides[0], rstd.strides[0]]
     few = steps.itemsize == FLOAT32.itemsize and tile.parts == 1 and tile.columns <= tiles.FEW_ELEMENTS
     constants = {"TILE": work.spec, "D": sizes.D, "FLOAT64": few, "SEGMENTS": forward_segments(tile, steps.itemsize)}
-    work.cta_groups.add_launches(steps, mailbox, rows_kernels.group_norm_forward_rows, arguments, constants)
+    work.cta_groups.add_launches(steps, rows_kernels.group_norm_forward_rows, arguments, constants)

@@ -69,7 +69,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
     parameters = [steps.contiguous_input(name) for name in ("mean", "rstd", "weight")]
     mailbox = cta_groups.mailbox(steps, 2 * M if tile.float64 else M)
     grad_out, x, grad_input = (operand.pointer for operand in operands)
-    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox.memory]
+    tensors = [grad_out, x, *parameters, grad_input, partial, mailbox]
     arguments = [*tensors, M, N, cta_groups.count, row_grid, *strides_in_vectors(operands, vector)]
     tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
@@ -78,7 +78,7 @@ def backward(problem: Problem, chip: Chip) -> Steps:
         "WEIGHT_FLOAT64": weight_float64,
         "WANT": steps.wanted_gradients,
     }
-    cta_groups.add_launches(steps, mailbox, layer_norm_backward, arguments, constants)
+    cta_groups.add_launches(steps, layer_norm_backward, arguments, constants)
     if outputs:
         steps.sum_partials(partial, cta_groups.count, N, outputs)
     return steps
@@ -101,22 +101,21 @@ def forward(problem: Problem, chip: Chip) -> Steps:
     if segments == 1:
         tile = tiles.with_fewer_rows(tile, M, VECTOR_BYTES // steps.itemsize, chip)
     cta_groups = CtaGroups.of(tile.parts, cdiv(M, tile.rows), tile, chip)
-    mailbox = cta_groups.mailbox(steps, 2 * M)
     packing, operands = pack_operands(operands, N)
     vector = row_vector(N, packing, operands)
     # Packed where weight and bias share the registers with a tile whose results are still to be written.
-    parameter_packing = packing if tile.parts > 1 and not cta_groups.cluster else UNPACKED.value
+    parameter_packing = packing if tile.parts > 1 and not tile.cluster else UNPACKED.value
     parameters = [pack_vector(steps.contiguous_input(name), parameter_packing) for name in ("weight", "bias")]
     mean, rstd = steps.output("mean", (M,)), steps.output("rstd", (M,))
     x, output = operands
-    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox.memory]
+    mailbox = cta_groups.mailbox(steps, 2 * M)
+    tensors = [x.pointer, *parameters, output.pointer, mean.pointer, rstd.pointer, mailbox]
     sizes: list[Argument] = [M, N, float64_bits(problem.attributes["eps"]), cta_groups.count, row_grid]
     arguments = [*tensors, *sizes, *strides_in_vectors(operands, vector), *mean.strides, *rstd.strides]
-    tile = replace(tile, cluster=cta_groups.cluster)
     constants = {
         "TILE": tiles.RowTileSpec.of(tile, N, vector, packing, _needs_offset64(tile, row_grid, operands)),
         "SEGMENTS": segments,
         "FLOAT64": problem.attributes["eps"] < _SMALL_EPS,
     }
-    cta_groups.add_launches(steps, mailbox, layer_norm_forward, arguments, constants)
+    cta_groups.add_launches(steps, layer_norm_forward, arguments, constants)
     return steps
