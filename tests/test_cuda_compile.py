@@ -109,6 +109,7 @@ CALLS = [
         ("narrow", _layer_norm(NARROW_ROWS, dtype)),
         ("strided-columns", _layer_norm_of(_data(ROWS[::-1], dtype).T)),
         ("transposed", _layer_norm_of(_data((5, 4, 768), dtype).transpose(0, 1))),
+        ("permuted", _layer_norm_of(_data((5, 4, 3, 768), dtype).permute(2, 1, 0, 3))),
         ("contiguous", _group_norm(dtype, False) | _batch_norm(dtype, False)),
         ("channels_last", _group_norm(dtype, True) | _batch_norm(dtype, True)),
         *(("x".join(map(str, sizes)), _group_norm(dtype, False, sizes)) for sizes in MORE_GROUPS),

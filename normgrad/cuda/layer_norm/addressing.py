@@ -130,8 +130,7 @@ def tile_pointers(pointer, layout, tile, part, TILE: tl.constexpr):
         if not TILE.offset64:  # fewer than 2³¹ rows, and a 32-bit division takes a third of the instructions
             remaining = remaining.to(tl.int32)
         row_offset = tl.zeros((ROWS,), tl.int64)
-        for step in tl.static_range(len(row_grid) - 1):
-            axis: tl.constexpr = len(row_grid) - 1 - step
+        for axis in tl.static_range(len(row_grid) - 1, 0, -1):
             row_offset += int64(remaining % row_grid[axis]) * strides[axis]
             remaining = remaining // row_grid[axis]
         row_offset += int64(remaining) * strides[0]
