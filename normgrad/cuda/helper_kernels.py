@@ -35,7 +35,6 @@ def copy_strided(
     sizes,
     source_strides,
     target_strides,
-    RANK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Copy a tensor to one of the same shape and other strides, BLOCK elements a program."""
@@ -44,11 +43,11 @@ def copy_strided(
     remaining = element
     source_offset = tl.zeros((BLOCK,), tl.int64)
     target_offset = tl.zeros((BLOCK,), tl.int64)
-    for step in tl.static_range(RANK):
-        index = remaining % sizes[RANK - 1 - step]
-        remaining = remaining // sizes[RANK - 1 - step]
-        source_offset += index * source_strides[RANK - 1 - step]
-        target_offset += index * target_strides[RANK - 1 - step]
+    for axis in tl.static_range(len(sizes) - 1, -1, -1):
+        index = remaining % sizes[axis]
+        remaining = remaining // sizes[axis]
+        source_offset += index * source_strides[axis]
+        target_offset += index * target_strides[axis]
     tl.store(target + target_offset, tl.load(source + source_offset, mask=inside), mask=inside)
 
 
@@ -61,7 +60,6 @@ def transpose(
     columns,
     source_strides,  # of the outer dimensions, of rows and of columns
     target_strides,
-    RANK: tl.constexpr,  # outer dimensions
     BLOCK: tl.constexpr,
 ):
     """Copy a tensor where the source is contiguous along rows and the target along columns, or the other way round.
@@ -76,11 +74,12 @@ def transpose(
     remaining = remaining // column_tiles
     row = block_indices(remaining % row_tiles, BLOCK)[:, None]
     remaining = remaining // row_tiles
-    for step in tl.static_range(RANK):
-        index = remaining % outer[RANK - 1 - step]
-        remaining = remaining // outer[RANK - 1 - step]
-        source += index * source_strides[RANK - 1 - step]
-        target += index * target_strides[RANK - 1 - step]
+    for axis in tl.static_range(len(outer) - 1, -1, -1):
+        index = remaining % outer[axis]
+        remaining = remaining // outer[axis]
+        source += index * source_strides[axis]
+        target += index * target_strides[axis]
+    RANK: tl.constexpr = len(outer)
     mask = (row < rows) & (column < columns)
     tile = tl.load(source + row * source_strides[RANK] + column * source_strides[RANK + 1], mask=mask)
     tl.store(target + row * target_strides[RANK] + column * target_strides[RANK + 1], tile, mask=mask)

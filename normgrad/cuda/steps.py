@@ -231,13 +231,12 @@ def _copy(shape: Shape, source: Operand, target: Operand) -> Step:
     sizes, *strides = (tuple(values[axis] for axis in axes) for values in (sizes, *(each.strides for each in merged)))
     pointers = source.pointer, target.pointer
     if len(fastest) == 1:
-        constants = {"RANK": len(sizes), "BLOCK": _COPY_BLOCK}
-        return Step(copy_strided, (cdiv(count, _COPY_BLOCK), 1, 1), (*pointers, count, sizes, *strides), constants)
+        arguments = (*pointers, count, sizes, *strides)
+        return Step(copy_strided, (cdiv(count, _COPY_BLOCK), 1, 1), arguments, {"BLOCK": _COPY_BLOCK})
     *outer, rows, columns = sizes
     tiles = math.prod(outer) * cdiv(rows, _TRANSPOSE_BLOCK) * cdiv(columns, _TRANSPOSE_BLOCK)
     arguments = (*pointers, tuple(outer), rows, columns, *strides)
-    constants = {"RANK": len(outer), "BLOCK": _TRANSPOSE_BLOCK}
-    return Step(transpose, (tiles, 1, 1), arguments, constants, Options(_TRANSPOSE_WARPS))
+    return Step(transpose, (tiles, 1, 1), arguments, {"BLOCK": _TRANSPOSE_BLOCK}, Options(_TRANSPOSE_WARPS))
 
 
 def _fastest_axis(sizes: Shape, strides: Shape) -> int:
