@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ import torch
 import triton
 
 from normgrad.contract.dtypes import FLOAT32
+from normgrad.cuda import backend
+from normgrad.cuda.chip import Chip
 from normgrad.cuda.driver_launch import (
     DriverLaunches,
     NotLaunchable,
@@ -177,6 +182,29 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     driver.status = INVALID_CONTEXT
     with pytest.raises(RuntimeError, match="words for 201"):
         launches_of(driver, pair).launch([1, 2], 0, 0)
+
+
+def test_launches_are_prepared_in_the_context_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread has none. The driver would refuse the attributes of a kernel that another thread has loaded."""
+    done: list[Any] = []
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        done.append(f"device {index}")
+        yield
+        done.append("device of before")
+
+    def plan(*_: Any) -> Any:
+        done.append("plan")  # may ask how many clusters are resident
+        return SimpleNamespace(steps=[], workspace_size=0)
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(f"context of {index}"))
+    monkeypatch.setattr(backend, "chip", lambda index: Chip(132))
+    monkeypatch.setitem(backend.OPERATORS, "layer_norm", plan)
+    monkeypatch.setattr(backend, "DriverLaunches", lambda *_: done.append("launches"))
+    backend.backend.prepare(SimpleNamespace(device="cuda:3", signature=SimpleNamespace(name="layer_norm"), views={}))  # type: ignore[arg-type]
+    assert done == ["device 3", "context of 3", "plan", "launches", "device of before"]
 
 
 def test_threads_launch_with_addresses_and_streams_of_their_own(structures: Any) -> None:

@@ -104,10 +104,12 @@ class _Cuda:
         return PlainKernel(problem)
 
     def _prepare(self, problem: Problem, device: int, chip: Chip) -> _Kernel:
-        steps = OPERATORS[problem.signature.name](problem, chip)
-        kernels = [compiled(step, device) for step in steps.steps]
-        launches = DriverLaunches(steps.steps, kernels, list(problem.views), device)
-        return _Kernel(steps.workspace_size, device, launches)
+        with torch.cuda.device(device):
+            torch.cuda.set_device(device)  # the driver is asked about kernels, and a new thread has no context
+            steps = OPERATORS[problem.signature.name](problem, chip)
+            kernels = [compiled(step, device) for step in steps.steps]
+            launches = DriverLaunches(steps.steps, kernels, list(problem.views), device)
+            return _Kernel(steps.workspace_size, device, launches)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> _Workspace:
         """Allocate from the current stream's pool; where the work is on another stream, freeing waits for that."""

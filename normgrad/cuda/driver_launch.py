@@ -267,8 +267,7 @@ def _occupancy(device: int, ctas: int, ctas_per_sm: int) -> int:
     kernel = compiled(Step(clear_mailbox, (1, 1, 1), [Scratch(0, INT64), 1], {"BLOCK": 1024}), device)
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_multiprocessor // (ctas_per_sm + 1) + _RESERVED
-    with torch.cuda.device(device):
-        return max_active_clusters(load_driver(), kernel.function, ctas, shared)
+    return max_active_clusters(load_driver(), kernel.function, ctas, shared)
 
 
 def max_active_clusters(driver: Any, function: int, ctas: int, shared: int) -> int:

@@ -120,17 +120,19 @@ _compiled: dict[Any, Any] = {}
 
 
 def compiled(step: Step, device: int) -> Any:
-    """Return the compiled kernel of a step, loaded onto the device; UnexpectedLayout if it must not be launched."""
+    """Return the compiled kernel of a step, loaded onto the device, which is the current one.
+
+    Raise UnexpectedLayout if it must not be launched.
+    """
     constants = tuple(step.constants.items())
     key = (step.kernel, device, tuple(map(_traits, step.arguments)), constants, step.options)
     kernel = _compiled.get(key)
     if kernel is None:
         stand_ins = [_stand_in(argument) for argument in step.arguments]
         options = step.options.as_arguments(torch.cuda.get_device_capability(device) >= (9, 0))
-        with torch.cuda.device(device):
-            kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **options)
-            check_layouts(kernel.asm)
-            kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
+        kernel = step.kernel.warmup(*stand_ins, grid=step.grid, **step.constants, **options)
+        check_layouts(kernel.asm)
+        kernel.run  # noqa: B018 - loads the code onto the device, so that a run can be captured into a graph
         _compiled[key] = kernel
     return kernel
 

@@ -145,7 +145,7 @@ def _cluster_tile(
     found, best = None, _MIN_UTILIZATION
     for tile in tiles:
         parts = cdiv(columns, tile.columns)
-        if parts <= tile.parts and chip.max_active_clusters is not None:
+        if 1 < parts <= tile.parts and chip.max_active_clusters is not None:
             ctas = parts * chip.max_active_clusters(parts, tile.ctas_per_sm)
             utilization = columns * ctas / (parts * tile.columns * tile.ctas_per_sm * chip.multiprocessors)
             if utilization > best:
