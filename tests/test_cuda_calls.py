@@ -44,7 +44,9 @@ class Backend:
         names = list(problem.views)
         arguments = [*(Given(name, FLOAT32, True) for name in names), Scratch(OFFSET, FLOAT32)]
         signature = {f"argument{index}": "*fp32" for index in range(len(arguments))}
-        launches = DriverLaunches([step(arguments, {})] * 2, [kernel(signature)] * 2, names, DEVICE, self.driver)
+        launches = DriverLaunches(
+            [step(arguments, {})] * 2, [kernel(signature, [8] * len(arguments))] * 2, names, DEVICE, self.driver
+        )
         return _Kernel(4096, DEVICE, launches)
 
     def allocate(self, nbytes: int, device: str, stream: Any = None) -> Memory:

@@ -149,7 +149,7 @@ def test_every_launch_compiles(
 ) -> None:
     from normgrad.cuda.backend import OPERATORS
     from normgrad.cuda.chip import Chip
-    from normgrad.cuda.driver_launch import parameters_of
+    from normgrad.cuda.driver_launch import parameter_sizes, parameters_of
 
     monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
     problem = _problem(operator, arguments)
@@ -160,7 +160,7 @@ def test_every_launch_compiles(
         assert kernel.asm["cubin"]
         check_layouts(kernel.asm)
         # Triton adds two pointers, to scratch memory that these kernels do not use.
-        assert [*(size for size, _ in parameters_of(step, kernel)), 8, 8] == _parameter_sizes(kernel.asm["ptx"])
+        assert [*(size for size, _ in parameters_of(step, kernel)), 8, 8] == parameter_sizes(kernel)
         if step.options.ctas_per_sm:  # CTAs that wait for each other must be resident at once
             assert step.options.ctas_per_sm * (kernel.metadata.shared + 1024) <= 228 * 1024
 
@@ -388,12 +388,6 @@ def _loop_around(ptx: str, instruction: str) -> str:
 def _exchange_bytes(ptx: str) -> int:
     """Return the bytes of exchange buffers: shared memory that Triton does not know of."""
     return sum(int(size) for size in re.findall(r"\.shared \.align 16 \.b8 exchange\[(\d+)\]", ptx))
-
-
-def _parameter_sizes(ptx: str) -> list[int]:
-    """Return the bytes of each parameter of the kernel, in order."""
-    head = ptx[ptx.index(".entry") :]
-    return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head[: head.index(")")])]
 
 
 def _source(step: Any) -> ASTSource:

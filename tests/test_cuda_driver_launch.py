@@ -58,10 +58,10 @@ def launches_of(driver: Any, *pairs: tuple[Step, Any]) -> DriverLaunches:
 
 def test_the_driver_gets_every_launch(structures: Any) -> None:
     driver = Driver(*SIZES, structures=structures)
-    first = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    first = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, SIZES)
     second = (
         step(ARGUMENTS, {"G": 64}, (5, 1, 1)),
-        kernel(SIGNATURE, 78, launch_pdl=True, launch_cooperative_grid=True, num_warps=8),
+        kernel(SIGNATURE, SIZES, 78, launch_pdl=True, launch_cooperative_grid=True, num_warps=8),
     )
     launches = launches_of(driver, first, second)
     for workspace, stream in ((0x10000, 99), (0x20001, 100), (0x20001, 100)):  # rounded up to 256 bytes
@@ -84,7 +84,7 @@ def test_the_driver_gets_every_launch(structures: Any) -> None:
 def test_ctas_are_launched_in_clusters(structures: Any) -> None:
     driver = Driver(*SIZES, structures=structures)
     clustered = replace(step(ARGUMENTS, {"G": 64}, (15, 1, 1)), options=Options(cluster=5))
-    launches_of(driver, (clustered, kernel(SIGNATURE, launch_pdl=True))).launch([0x1000, 0x2000], 0, 0)
+    launches_of(driver, (clustered, kernel(SIGNATURE, SIZES, launch_pdl=True))).launch([0x1000, 0x2000], 0, 0)
     assert driver.launches[0]["attributes"] == {6: 1, 4: (5, 1, 1)}
     assert driver.allowed == [(77, 8, 1024)]  # which counts where static shared memory makes it more than 48 KiB
 
@@ -92,7 +92,7 @@ def test_ctas_are_launched_in_clusters(structures: Any) -> None:
 def test_clusters_that_the_driver_refuses_are_not_launched(structures: Any) -> None:
     clustered = replace(step(ARGUMENTS, {"G": 64}), options=Options(cluster=3))
     with pytest.raises(NotLaunchable, match="no clusters of 3 CTAs: words for 1"):
-        launches_of(Driver(*SIZES, status=1, structures=structures), (clustered, kernel(SIGNATURE)))
+        launches_of(Driver(*SIZES, status=1, structures=structures), (clustered, kernel(SIGNATURE, SIZES)))
 
 
 def test_only_large_clusters_have_to_be_allowed(structures: Any) -> None:
@@ -113,14 +113,15 @@ def test_how_many_clusters_are_resident(structures: Any) -> None:
 
 @pytest.mark.parametrize("pointers", [0, 1, 2])
 def test_as_many_null_pointers_as_the_kernel_takes(pointers: int) -> None:
-    driver = Driver(*SIZES[:-2], *[8] * pointers)
-    launches_of(driver, (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE))).launch([0x1000, 0x2000], 0, 0)
+    sizes = *SIZES[:-2], *[8] * pointers
+    driver = Driver(*sizes)
+    launches_of(driver, (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, sizes))).launch([0x1000, 0x2000], 0, 0)
     assert driver.launches[0]["values"][-1 - pointers :] == [0x1000, *[0] * pointers]
 
 
 def test_an_empty_grid_is_no_launch() -> None:
     driver = Driver(*SIZES)
-    launches_of(driver, (step(ARGUMENTS, {"G": 64}, (0, 1, 1)), kernel(SIGNATURE))).launch([1, 2], 0, 0)
+    launches_of(driver, (step(ARGUMENTS, {"G": 64}, (0, 1, 1)), kernel(SIGNATURE, SIZES))).launch([1, 2], 0, 0)
     assert driver.launches == []
 
 
@@ -138,24 +139,28 @@ def test_an_empty_grid_is_no_launch() -> None:
 )
 def test_a_kernel_that_takes_something_else_is_not_launched(sizes: tuple[int, ...], changed: dict[str, int]) -> None:
     with pytest.raises(NotLaunchable):
-        launches_of(Driver(*sizes), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, **changed)))
+        launches_of(Driver(*sizes), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, sizes, **changed)))
 
 
 def test_a_type_that_is_not_known_is_not_launched() -> None:
     with pytest.raises(NotLaunchable, match="fp32"):
-        launches_of(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE | {"c": "fp32"})))
+        launches_of(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE | {"c": "fp32"}, SIZES)))
 
 
 def test_what_another_triton_compiled_is_not_launched() -> None:
-    compiled = kernel(SIGNATURE)
+    compiled = kernel(SIGNATURE, SIZES)
     del compiled.metadata.launch_pdl
     with pytest.raises(NotLaunchable, match=r"another Triton or driver than was tried \(AttributeError: .*launch_pdl"):
+        launches_of(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), compiled))
+    compiled = kernel(SIGNATURE, SIZES)
+    del compiled.asm["ptx"]
+    with pytest.raises(NotLaunchable, match=r"another Triton or driver than was tried \(KeyError: 'ptx'"):
         launches_of(Driver(*SIZES), (step(ARGUMENTS, {"G": 64}), compiled))
 
 
 def test_the_first_refusal_ends_the_launches() -> None:
     driver = Driver(*SIZES, status=1)
-    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, SIZES)
     launches = launches_of(driver, pair, pair)
     with pytest.raises(RuntimeError, match="refused a launch: words for 1"):
         launches.launch([1, 2], 0, 0)
@@ -174,7 +179,7 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
         driver.status = 0
 
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, SIZES)
     DriverLaunches(*zip(pair, pair, strict=True), NAMES, 3, driver).launch([1, 2], 0, 0)
     assert chosen == [3]
     assert [launch["values"][0] for launch in driver.launches] == [2] * 3  # of which the first was refused
@@ -209,7 +214,7 @@ def test_launches_are_prepared_in_the_context_of_their_device(monkeypatch: pytes
 
 def test_threads_launch_with_addresses_and_streams_of_their_own(structures: Any) -> None:
     driver = Driver(*SIZES, structures=structures)
-    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, SIZES)
     launches = launches_of(driver, pair, pair)
 
     def work(number: int) -> None:
@@ -238,7 +243,7 @@ def test_a_launch_in_the_middle_of_another() -> None:
             return status
 
     driver = Interrupted(*SIZES)
-    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE)
+    pair = step(ARGUMENTS, {"G": 64}), kernel(SIGNATURE, SIZES)
     launches = launches_of(driver, pair, pair)
     launches.launch([1, 2], 0, 10)
     found = [(launch["values"][0], launch["stream"]) for launch in driver.launches]

@@ -11,6 +11,7 @@ The driver also says how many clusters of CTAs are resident on a GPU at once (``
 from __future__ import annotations
 
 import logging
+import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -121,14 +122,14 @@ class DriverLaunches:
                 if all(step.grid):
                     self._add(step, kernel, names)
             self._free = [self._new_buffers()]  # that no run is using
-        except (AttributeError, RuntimeError, ValueError, OverflowError) as error:
+        except (AttributeError, LookupError, RuntimeError, ValueError, OverflowError) as error:
             raise NotLaunchable(f"another Triton or driver than was tried ({type(error).__name__}: {error})") from error
 
     def _add(self, step: Step, kernel: Any, names: Sequence[str]) -> None:
         """Add a launch, and where the values of its parameters come from."""
         function = self._driver.CUfunction(kernel.function)
         parameters = list(parameters_of(step, kernel))
-        extra = _extra_pointers(self._driver, kernel, function, [size for size, _ in parameters])
+        extra = _extra_pointers(kernel, [size for size, _ in parameters])
         if step.options.cluster > 1:
             allow_cluster(self._driver, function, step.options.cluster, kernel.metadata.shared)
         first = len(self._values)
@@ -206,21 +207,25 @@ def _flattened(kind: Any, value: Any) -> Iterator[tuple[int, Any]]:
         raise NotLaunchable(f"a parameter has the type {kind}, which is not known")
 
 
-def _extra_pointers(driver: Any, kernel: Any, function: Any, sizes: Sequence[int]) -> int:
-    """Return how many pointers the loaded function takes after parameters of these sizes.
+def parameter_sizes(kernel: Any) -> list[int]:
+    """Return the bytes of each parameter of compiled code, in order, from its PTX.
 
-    They are for memory that Triton passes to kernels that need some. These need none, so the pointers are null. The
-    driver knows the size of every parameter, which shows whether the parameters are as expected.
+    ``cuFuncGetParamInfo`` would say the same, but older drivers do not have it.
+    """
+    ptx = kernel.asm["ptx"]
+    entry = ptx[ptx.index(".entry") :]
+    return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", entry[: entry.index(")")])]
+
+
+def _extra_pointers(kernel: Any, sizes: Sequence[int]) -> int:
+    """Return how many pointers compiled code takes after parameters of these sizes.
+
+    They are for memory that Triton passes to kernels that need some. These need none, so the pointers are null.
     """
     metadata = kernel.metadata
     if metadata.num_ctas != 1 or metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
         raise NotLaunchable("a kernel needs several CTAs or memory of Triton's")
-    found: list[int] = []
-    while len(found) <= len(sizes) + _MAX_POINTERS:  # one more than there may be, so that too many are noticed
-        status, _, size = driver.cuFuncGetParamInfo(function, len(found))
-        if status:
-            break
-        found.append(size)
+    found = parameter_sizes(kernel)
     extra = len(found) - len(sizes)
     if extra not in range(_MAX_POINTERS + 1) or found != [*sizes, *[8] * extra]:
         raise NotLaunchable(f"a kernel takes parameters of {found} bytes, and {sizes} were expected")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,9 +63,6 @@ class Driver:
         for name in vars(STRUCTURES):
             setattr(self, name, getattr(structures, name))
 
-    def cuFuncGetParamInfo(self, function: Any, index: int) -> tuple[int, int, int]:  # noqa: N802
-        return (0, 0, self._sizes[index]) if index < len(self._sizes) else (1, 0, 0)
-
     def cuFuncSetAttribute(self, function: Any, attribute: Any, value: int) -> tuple[int]:  # noqa: N802
         self.allowed.append((int(function), int(attribute), value))
         return (self.status,)
@@ -95,13 +93,16 @@ class Driver:
         }
 
 
-def kernel(signature: dict[str, Any], function: int = 77, **metadata: Any) -> Any:
+def kernel(signature: dict[str, Any], sizes: Sequence[int], function: int = 77, **metadata: Any) -> Any:
+    """Return a compiled kernel whose parameters have these sizes."""
+    parameters = ", ".join(f".param .u{8 * size} kernel_param_{index}" for index, size in enumerate(sizes))
     usual = {"num_warps": 4, "num_ctas": 1, "shared": 1024, "launch_pdl": False, "launch_cooperative_grid": False}
     none = {"global_scratch_size": 0, "profile_scratch_size": 0}
     return SimpleNamespace(
         src=SimpleNamespace(signature=signature),
         metadata=SimpleNamespace(**usual | none | metadata),
         function=function,
+        asm={"ptx": f".visible .entry kernel({parameters}) {{ ret; }}"},
     )
 
 
