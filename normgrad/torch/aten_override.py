@@ -262,7 +262,11 @@ class override:
         self._is_in_force = True
         _in_force += (self,)
         if _registration is None:
-            _registration = _register()
+            try:
+                _registration = _register()
+            except BaseException:
+                self._end()
+                raise
 
     def _end(self) -> None:
         """End this override; the lock is held."""

@@ -500,6 +500,22 @@ def test_a_finalizer_that_ends_an_override_while_another_begins(monkeypatch: pyt
     assert not is_on()
 
 
+def test_an_override_that_cannot_be_registered_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of PyTorch raise where another library has registered a function for the same key."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("there's already a kernel registered from python")
+
+    before = aten_override._registration
+    with monkeypatch.context() as patched:
+        patched.setattr(aten_override, "_registration", None)
+        patched.setattr(aten_override, "_register", refuse)
+        with pytest.raises(RuntimeError, match="already a kernel registered"):
+            normgrad.torch.override()
+        assert (aten_override._in_force, aten_override._registration) == ((), None)
+    assert aten_override._registration is before
+
+
 def test_an_object_that_is_left_more_often_than_entered() -> None:
     x = random(4, 8).requires_grad_()
     override = normgrad.torch.override()
