@@ -26,16 +26,19 @@ from torch import Tensor
 
 from normgrad.cpu.threads.pool import THREAD_NAME
 from normgrad.torch.functional import (
+    TENSORS,
     are_plain,
     as_autocast,
+    group_norm_problem,
+    layer_norm_problem,
     run_group_norm,
     run_layer_norm,
-    why_not_group_norm,
-    why_not_layer_norm,
+    sizes_of,
 )
+from normgrad.torch.heuristics import PYTORCH_IS_FASTER, group_norm_is_slower, layer_norm_is_slower
 from normgrad.torch.internals import is_watched, unregister, untraced, without_autocast
 from normgrad.torch.modules import check_options
-from normgrad.torch.outputs import DTYPES_OF_16_BITS
+from normgrad.torch.outputs import DTYPES_OF_16_BITS, memory_format
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -84,14 +87,59 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a 
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-def _function(
-    name: str,
-    why_not: Callable[..., str | None],
-    run: Callable[..., Tensor],
-    composite: Callable[..., Tensor],
-    under_autocast: bool = False,
-) -> Callable[..., Tensor]:
-    """Return the function that is registered for an operator: ours where normgrad takes a call, else the composite."""
+@dataclass(frozen=True)
+class _Norm:
+    """An operator of PyTorch's, and the functions of its arguments that decide on a call and compute it."""
+
+    name: str
+    is_slower: Callable[[Tensor, Tensor | None], bool]
+    problem: Callable[..., str | None]
+    run: Callable[..., Tensor]
+    composite: Callable[..., Tensor]
+
+    def why_not(self, input: Tensor, sizes: Any, weight: Tensor | None, bias: Tensor | None) -> str | None:
+        """Return why a call is left to PyTorch; None where it is ours. What small calls need comes first."""
+        if type(input) in TENSORS and self.is_slower(input, weight):
+            return PYTORCH_IS_FASTER
+        if is_watched():
+            return WATCHED
+        if not are_plain(input, weight, bias):
+            return SUBCLASS
+        return self.problem(input, sizes, weight, bias)
+
+
+def _composite_layer_norm(
+    input: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float, _: bool
+) -> Any:
+    """Do what PyTorch's composite does, without its way through Python, which takes 2 µs of a left call."""
+    return torch.native_layer_norm(input, shape, weight, bias, eps)[0]
+
+
+def _composite_group_norm(
+    input: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, cudnn: bool
+) -> Any:
+    """Do what PyTorch's composite does: for plain tensors without its way through Python, 5 µs of a left call."""
+    if type(input) not in TENSORS or input.dim() < 2:
+        return torch.ops.aten.group_norm.default.decompose(input, groups, weight, bias, eps, cudnn)
+    if not input.is_contiguous():
+        input = input.contiguous(memory_format=memory_format(input) if input.is_cpu else torch.contiguous_format)
+    weight = None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    return torch.native_group_norm(input, weight, bias, *sizes_of(input), groups, eps)[0]
+
+
+_NORMS = (
+    _Norm("layer_norm", layer_norm_is_slower, layer_norm_problem, run_layer_norm, _composite_layer_norm),
+    _Norm("group_norm", group_norm_is_slower, group_norm_problem, run_group_norm, _composite_group_norm),
+)
+
+
+def _function(norm: _Norm, below_autograd: bool = False, under_autocast: bool = False) -> Callable[..., Tensor]:
+    """Return the function that is registered for an operator: ours where normgrad takes a call, else the composite.
+
+    Below autograd, inputs may require gradients and no graph is wanted.
+    """
+    run = torch.no_grad()(norm.run) if below_autograd else norm.run
 
     @untraced
     def function(
@@ -103,17 +151,16 @@ def _function(
         cudnn: bool = True,
     ) -> Tensor:
         in_force = _in_force
-        autocast_dtype = in_force[-1].autocast_dtype if in_force else torch.float32
         if in_force:
-            reason = _why_not(input, weight, bias) or why_not(input, sizes, weight, bias)
-            _count(name, reason)
+            reason = norm.why_not(input, sizes, weight, bias)
+            _count(norm.name, reason)
             if reason is None:
-                return run(input, sizes, weight, bias, eps, autocast_dtype)
+                return run(input, sizes, weight, bias, eps, in_force[-1].autocast_dtype)
         if not under_autocast:
-            return composite(input, sizes, weight, bias, eps, cudnn)
+            return norm.composite(input, sizes, weight, bias, eps, cudnn)
         with without_autocast():
-            output = composite(_cast(input), sizes, _cast(weight), _cast(bias), eps, cudnn)
-        return as_autocast(output, input, autocast_dtype)
+            output = norm.composite(_cast(input), sizes, _cast(weight), _cast(bias), eps, cudnn)
+        return as_autocast(output, input, in_force[-1].autocast_dtype) if in_force else output
 
     return function
 
@@ -123,47 +170,15 @@ def _cast(tensor: Tensor | None) -> Any:
     return tensor.float() if tensor is not None and tensor.is_cuda and tensor.dtype in DTYPES_OF_16_BITS else tensor
 
 
-def _why_not(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    if is_watched():
-        return WATCHED
-    return None if are_plain(input, weight, bias) else SUBCLASS
-
-
-def _without_graph(function: _Function) -> _Function:
-    """Return a function as it runs below autograd, where inputs may require gradients and no graph is wanted."""
-
-    @functools.wraps(function)
-    def below(*args: Any) -> Any:
-        with torch.no_grad():
-            return function(*args)
-
-    return below  # type: ignore[return-value]
-
-
-def _composite_layer_norm(
-    input: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float, _: bool
-) -> Any:
-    """Do what PyTorch's composite does, without its way through Python, which takes 2 µs of a left call."""
-    return torch.native_layer_norm(input, shape, weight, bias, eps)[0]
-
-
-_NORMS: dict[str, tuple[Callable[..., str | None], Callable[..., Tensor], Callable[..., Tensor]]] = {
-    "layer_norm": (why_not_layer_norm, run_layer_norm, _composite_layer_norm),
-    "group_norm": (why_not_group_norm, run_group_norm, torch.ops.aten.group_norm.default.decompose),
-}
-
-
 def _register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    for name, norm in _NORMS.items():
-        function = _function(name, *norm)
-        for key in ("AutogradCPU", "AutogradCUDA"):
-            library.impl(name, function, key)
-        for key in ("CPU", "CUDA"):
-            library.impl(name, _without_graph(function), key)
+    for norm in _NORMS:
+        for device in ("CPU", "CUDA"):
+            library.impl(norm.name, _function(norm), f"Autograd{device}")
+            library.impl(norm.name, _function(norm, below_autograd=True), device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that PyTorch's function steps back
-            library.impl(name, _function(name, *norm, under_autocast=True), "AutocastCUDA")
+            library.impl(norm.name, _function(norm, under_autocast=True), "AutocastCUDA")
     return library
 
 
@@ -247,7 +262,11 @@ class override:
         self._is_in_force = True
         _in_force += (self,)
         if _registration is None:
-            _registration = _register()
+            try:
+                _registration = _register()
+            except BaseException:
+                self._end()
+                raise
 
     def _end(self) -> None:
         """End this override; the lock is held."""

@@ -26,8 +26,9 @@ from normgrad.torch.sharding import is_dtensor, norm_of_shards
 #: N, C, HxW and the number of groups.
 _Sizes = tuple[int, int, int, int]
 
-_TENSORS = frozenset((Tensor, torch.nn.Parameter))
-_OPTIONAL_TENSORS = _TENSORS | {type(None)}
+#: The classes of tensors that the kernels take; a subclass would have to see the call.
+TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_OPTIONAL_TENSORS = TENSORS | {type(None)}
 
 #: The classes of data that our operators take in a compiled model: ``torch.export`` may trace with fake tensors.
 _COMPILED_TENSORS = (Tensor, torch.nn.Parameter, internals.FakeTensor)
@@ -56,11 +57,13 @@ def layer_norm(
     """Return ``torch.nn.functional.layer_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
     output = None
     if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
-        if why_not_layer_norm(input, normalized_shape, weight, bias) is None:
+        if not heuristics.layer_norm_is_slower(input, weight) and (
+            layer_norm_problem(input, normalized_shape, weight, bias) is None
+        ):
             return run_layer_norm(input, normalized_shape, weight, bias, eps, autocast_dtype)
         output = torch.layer_norm(input, normalized_shape, weight, bias, eps)
     elif _is_traceable(input, weight, bias, heuristics.layer_norm_is_slower):
-        if _layer_norm_problem(input, normalized_shape, weight, bias) is None:
+        if layer_norm_problem(input, normalized_shape, weight, bias) is None:
             output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
     elif is_pending(input):
         return layer_norm(Wait.apply(input), normalized_shape, weight, bias, eps, autocast_dtype)
@@ -85,14 +88,14 @@ def group_norm(
     """Return ``torch.nn.functional.group_norm`` of the arguments; under autocast on CUDA in ``autocast_dtype``."""
     output = None
     if are_plain(input, weight, bias) and not is_watched() and not is_intercepted():
-        reason = why_not_group_norm(input, num_groups, weight, bias)
-        if reason is None:
-            return run_group_norm(input, num_groups, weight, bias, eps, autocast_dtype)
-        if reason is heuristics.PYTORCH_IS_FASTER:  # and not where PyTorch's function in Python may refuse the call
-            output = torch.group_norm(input, num_groups, weight, bias, eps)
+        if not heuristics.group_norm_is_slower(input, weight):
+            if group_norm_problem(input, num_groups, weight, bias) is None:
+                return run_group_norm(input, num_groups, weight, bias, eps, autocast_dtype)
+        elif type(num_groups) is int and input.dim() > 1 and 0 < 2 * num_groups <= input.numel():
+            output = torch.group_norm(input, num_groups, weight, bias, eps)  # PyTorch's in Python would not refuse it
     elif _is_traceable(input, weight, bias, heuristics.group_norm_is_slower):
-        if _group_norm_problem(input, num_groups, weight, bias) is None:
-            output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+        if group_norm_problem(input, num_groups, weight, bias) is None:
+            output = torch.ops.normgrad.group_norm(input, weight, bias, *sizes_of(input), num_groups, eps)[0]
     elif is_pending(input):
         return group_norm(Wait.apply(input), num_groups, weight, bias, eps, autocast_dtype)
     elif is_dtensor(input):
@@ -127,7 +130,7 @@ def compiled_layer_norm(
 ) -> Tensor:
     """Return what a LayerNorm becomes under ``torch.compile`` and ``torch.export``."""
     if (always_ours or heuristics.compiles_to_layer_norm(input, normalized_shape)) and (
-        type(input) in _COMPILED_TENSORS and _layer_norm_problem(input, normalized_shape, weight, bias) is None
+        type(input) in _COMPILED_TENSORS and layer_norm_problem(input, normalized_shape, weight, bias) is None
     ):
         output = torch.ops.normgrad.layer_norm(input, normalized_shape, weight, bias, eps)[0]
     else:
@@ -145,12 +148,8 @@ def compiled_group_norm(
     autocast_dtype: torch.dtype,
 ) -> Tensor:
     """Return what a GroupNorm becomes under ``torch.compile`` and ``torch.export``."""
-    if (
-        always_ours
-        and type(input) in _COMPILED_TENSORS
-        and _group_norm_problem(input, num_groups, weight, bias) is None
-    ):
-        output = torch.ops.normgrad.group_norm(input, weight, bias, *_sizes(input), num_groups, eps)[0]
+    if always_ours and type(input) in _COMPILED_TENSORS and group_norm_problem(input, num_groups, weight, bias) is None:
+        output = torch.ops.normgrad.group_norm(input, weight, bias, *sizes_of(input), num_groups, eps)[0]
     else:
         output = torch.nn.functional.group_norm(input, num_groups, weight, bias, eps)
     return as_autocast(output, input, autocast_dtype)
@@ -159,7 +158,7 @@ def compiled_group_norm(
 def are_plain(input: Any, weight: Any, bias: Any) -> bool:
     """Return whether the arguments are tensors in strided memory, of no subclass that would have to see the call."""
     return (
-        type(input) in _TENSORS
+        type(input) in TENSORS
         and type(weight) in _OPTIONAL_TENSORS
         and type(bias) in _OPTIONAL_TENSORS
         and input.layout is torch.strided
@@ -181,18 +180,10 @@ def _is_traceable(input: Any, weight: Any, bias: Any, is_slower: Callable[[Tenso
     return not (internals.transforms_are_active() and is_slower(input, weight))
 
 
-def why_not_layer_norm(
+def layer_norm_problem(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> str | None:
-    """Return why an eager call is left to PyTorch; None where it is ours."""
-    if heuristics.layer_norm_is_slower(input, weight):
-        return heuristics.PYTORCH_IS_FASTER
-    return _layer_norm_problem(input, normalized_shape, weight, bias)
-
-
-def _layer_norm_problem(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
-) -> str | None:
+    """Return why a call cannot be ours; None where it can."""
     rows, shape = input.dim() - len(normalized_shape), tuple(normalized_shape)
     if rows < 0 or not shape or tuple(input.shape[rows:]) != shape:
         return heuristics.REFUSED
@@ -201,18 +192,11 @@ def _layer_norm_problem(
     return heuristics.obstacle(input, weight, bias)
 
 
-def why_not_group_norm(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    """Return why an eager call is left to PyTorch; None where it is ours."""
-    problem = _group_norm_problem(input, num_groups, weight, bias)
-    if problem is None and heuristics.group_norm_is_slower(input, weight):
-        return heuristics.PYTORCH_IS_FASTER
-    return problem
-
-
-def _group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
+def group_norm_problem(input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> str | None:
+    """Return why a call cannot be ours; None where it can."""
     if input.dim() < 2 or type(num_groups) is not int or num_groups <= 0 or input.shape[1] % num_groups:
         return heuristics.REFUSED
-    samples, channels, positions = _sizes(input)
+    samples, channels, positions = sizes_of(input)
     if channels // num_groups * positions == 1 and samples == 1:  # one element per group
         return heuristics.REFUSED
     if not (_fits(weight, (channels,)) and _fits(bias, (channels,))):
@@ -227,9 +211,10 @@ def _fits(parameter: Tensor | None, shape: tuple[int, ...]) -> bool:
     return parameter.layout is torch.strided and not parameter.is_nested and tuple(parameter.shape) == shape
 
 
-def _sizes(input: Tensor) -> tuple[int, int, int]:
+def sizes_of(input: Tensor) -> tuple[int, int, int]:
     """Return N, C and HxW."""
-    return input.shape[0], input.shape[1], math.prod(input.shape[2:])
+    samples, channels, *positions = input.shape
+    return samples, channels, math.prod(positions)
 
 
 def run_layer_norm(
@@ -263,7 +248,7 @@ def run_group_norm(
     dtype = input.dtype
     if _is_autocast(input):
         dtype, weight, bias = autocast_dtype, _float32(weight), _float32(bias)
-    return _apply_group_norm(input, weight, bias, (*_sizes(input), num_groups), eps, dtype)
+    return _apply_group_norm(input, weight, bias, (*sizes_of(input), num_groups), eps, dtype)
 
 
 def _float32(parameter: Tensor | None) -> Tensor | None:

@@ -179,45 +179,31 @@ def unregister(library: torch.library.Library, operators: Iterable[Any], keys: I
     return True
 
 
-def _dynamo_is_imported() -> bool | None:
-    """Stand in for the question whether Dynamo's frame hook is set: it may be."""
-    return "torch._dynamo" in sys.modules or None
-
-
 _eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-
-#: Dynamo's frame hook in this thread; None where it is not set.
-_frame_hook: Callable[[], Any] = getattr(_eval_frame, "get_eval_frame_callback", _dynamo_is_imported)
-
-
-def _skip(function: Callable[..., Any]) -> None:
-    """Keep Dynamo from tracing a function itself, though not what it calls, as ``torch._dynamo.skip`` does."""
-    names = "set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"
-    set_strategy, strategy, action = (getattr(_eval_frame, name, None) for name in names)
-    if set_strategy and strategy and action:
-        set_strategy(function.__code__, strategy(action.SKIP, action.DEFAULT))
 
 
 def untraced(function: _Function) -> _Function:
-    """Keep Dynamo from tracing into a function that autograd or the dispatcher calls.
+    """Keep Dynamo from tracing a function that autograd or the dispatcher calls, and what it calls.
 
     A backward pass may run under Dynamo's frame hook, as in a compiled training step with an eager module. Dynamo would
-    trace the first call of a kernel down to Numba and LLVM, and fail. ``torch.compiler.disable`` takes microseconds of
-    every call, and imports Dynamo: it is used only where the hook is set. To ask for the hook is itself a graph break,
-    where Dynamo traces the frame that asks. Compiled autograd traces backward passes on purpose, from their callers.
+    trace the first call of a kernel down to Numba and LLVM, and fail. The mark on the function's code costs a call
+    nothing. ``torch.compiler.disable``, the fallback, takes microseconds of every call, and imports Dynamo: it is used
+    only where something else has. Compiled autograd traces backward passes on purpose, from their callers.
     """
-    disabled: Callable[..., Any] | None = None
+    names = "set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"
+    set_strategy, strategy, action = (getattr(_eval_frame, name, None) for name in names)
+    if set_strategy and strategy and action:
+        set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))
+        return function
+
+    disabled = functools.cache(lambda: torch.compiler.disable(function))
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
-        nonlocal disabled
-        if torch.compiler.is_dynamo_compiling() or _frame_hook() is None:
+        if torch.compiler.is_dynamo_compiling() or "torch._dynamo" not in sys.modules:
             return function(*args)
-        if disabled is None:
-            disabled = torch.compiler.disable(function)
-        return disabled(*args)
+        return disabled()(*args)
 
-    _skip(run)
     return run  # type: ignore[return-value]
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normgrad.contract.status import quote
 from normgrad.operators import OPERATORS
 from normgrad.operators.dispatch import packed
+from normgrad.operators.operator import Operator
 from normgrad.torch import derivatives, formulas, internals, outputs
 from normgrad.torch.batching import batched
 from normgrad.torch.derivatives import Gradients
 from normgrad.torch.kernels import TorchKernel
+from normgrad.torch.outputs import Maker
 from normgrad.torch.schemas import schema
 
 #: The kernel of every operator, for plain tensors.
@@ -36,11 +39,29 @@ def _define(name: str) -> None:
     op = getattr(torch.ops.normgrad, name).default
     for key in ("CPU", "CUDA"):
         _library.impl(name, kernel, key)
-    torch.library.register_fake(qualified, lambda *args: packed(make(*args)), lib=_library)
+    torch.library.register_fake(qualified, _fake_kernel(OPERATORS[name], make), lib=_library)
     torch.library.register_vmap(qualified, _batching_rule(name, op), lib=_library)
     if name in ("layer_norm", "group_norm"):  # PyTorch's own are computed in float32 under autocast on CUDA
         torch.library.register_autocast(qualified, "cuda", torch.float32, lib=_library)
     _register_autograd(name, op)
+
+
+def _fake_kernel(operator: Operator, make: Maker) -> Callable[..., Any]:
+    """Return the kernel for meta and fake tensors. It has to refuse tensors on two devices.
+
+    The dispatcher calls it where a single tensor is on ``meta``: its results would then be memory that nothing writes.
+    """
+
+    def fake(*args: Any) -> Any:
+        tensors = [(name, arg) for name, arg in zip(operator.names, args, strict=False) if isinstance(arg, Tensor)]
+        home = tensors[0][1].device
+        for name, tensor in tensors:
+            if tensor.device != home:
+                text = f"is on {quote(tensor.device)}, and must be on {quote(home)} as the tensors before it"
+                raise operator.signature.error(name, text)
+        return packed(make(*args))
+
+    return fake
 
 
 def _batching_rule(name: str, op: Any) -> Callable[..., Any]:

@@ -110,8 +110,9 @@ def convert_sync_batchnorm(module: torch.nn.Module, process_group: Any = None) -
     """Replace the BatchNorm layers of a model by synchronised ones.
 
     ``BatchNorm1d``, ``2d`` and ``3d`` and ``torch.nn.SyncBatchNorm`` become :class:`SyncBatchNorm`, with the same
-    parameters, buffers and training flag; a layer that is used twice stays one. A subclass with a ``forward`` of its
-    own is refused with a ValueError, before anything is changed: what it does besides would be lost.
+    parameters, buffers and training flag; a layer that is used twice stays one. A layer with a ``forward`` of its own,
+    and one whose weight or bias is computed, is refused with a ValueError, before anything is changed: what it does
+    besides would be lost. Hooks are not carried over, as by PyTorch's conversion.
 
     Parameters
     ----------
@@ -146,7 +147,13 @@ def _check_convertible(cls: type[SyncBatchNorm], name: str, layer: torch.nn.Modu
             f"{name} is a {type(layer).__name__}, which has no number of channels yet: "
             "run the model once, then convert it"
         )
-    if type(layer).forward not in _FORWARDS:
+    computed = next((one for one in ("weight", "bias") if one not in layer._parameters), None)
+    if computed is not None:
+        raise ValueError(
+            f"{name} is a {type(layer).__name__}, whose {computed} is no parameter, as after pruning or in a "
+            "parametrization, and would be computed no more: make it one, as torch.nn.utils.prune.remove does"
+        )
+    if type(layer).forward not in _FORWARDS or "forward" in vars(layer):
         raise ValueError(
             f"{name} is a {type(layer).__name__}, whose forward is its own and would be replaced by that of BatchNorm: "
             "convert it by hand, or with the converter of the library that it is from"

@@ -184,6 +184,20 @@ def test_meta_tensors() -> None:
     assert (mean.shape, rstd.shape, mean.dtype, rstd.dtype) == ((4, 1, 1), (4, 1, 1), torch.float32, torch.float32)
 
 
+@every_call
+def test_tensors_on_two_devices_are_refused(name: str, number: int) -> None:
+    """The dispatcher takes a call with one tensor on meta for one of meta tensors: results would have no elements."""
+    args = samples()[name][number]
+    tensors = [position for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    for moved in tensors if len(tensors) > 1 else []:
+        mixed = [arg.to("meta") if position == moved else arg for position, arg in enumerate(args)]
+        late = tensors[1] if moved == 0 else moved  # the first that is not where those before it are
+        parameter = OPERATORS[name].names[late]
+        with pytest.raises(normgrad.ContractError, match=f"^{name}: {parameter} is on .* and must be on") as error:
+            call(name, tuple(mixed))
+        assert error.value.parameter == parameter
+
+
 def test_a_mode_sees_the_call() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -327,6 +328,40 @@ def test_group_norm_in_every_memory_order(dims: int) -> None:
         torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.parametrize("order", ["contiguous", "channels_last", "transposed"])
+def test_small_group_norms_have_pytorchs_bits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's kernel takes contiguous tensors alone, and its backward pass does not look at a weight's strides."""
+    monkeypatch.setattr(heuristics, "MIN_FLOAT32", 1 << 20)
+    monkeypatch.setattr(heuristics, "MIN_FLOAT32_CHANNELS_LAST", 1 << 20)
+    x = random(2, 6, 4, 5)
+    if order == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif order == "transposed":
+        x = x.transpose(2, 3)
+
+    def step() -> Any:
+        leaves = [x.clone(), random(12)[::2], random(1).expand(6)]
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        output = F.group_norm(leaves[0], 3, *leaves[1:])
+        return [output, *torch.autograd.grad(output.sin().sum(), leaves)]
+
+    plain = step()
+    with normgrad.torch.override() as override:
+        found = step()
+    assert override.report().left == {"group_norm": {heuristics.PYTORCH_IS_FASTER: 1}}
+    assert [one.stride() for one in found] == [one.stride() for one in plain]
+    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+
+
+def test_a_group_norm_of_one_dimension_is_refused_as_pytorch_does() -> None:
+    errors = []
+    for use in (nullcontext(), normgrad.torch.override()):
+        with use, pytest.raises(IndexError) as error:
+            torch.group_norm(random(4), 2)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
 def left(function: Any) -> dict[str, Any]:
     """The calls that are left to PyTorch, with the reasons."""
     with normgrad.torch.override() as override:
@@ -465,6 +500,22 @@ def test_a_finalizer_that_ends_an_override_while_another_begins(monkeypatch: pyt
     assert not is_on()
 
 
+def test_an_override_that_cannot_be_registered_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of PyTorch raise where another library has registered a function for the same key."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("there's already a kernel registered from python")
+
+    before = aten_override._registration
+    with monkeypatch.context() as patched:
+        patched.setattr(aten_override, "_registration", None)
+        patched.setattr(aten_override, "_register", refuse)
+        with pytest.raises(RuntimeError, match="already a kernel registered"):
+            normgrad.torch.override()
+        assert (aten_override._in_force, aten_override._registration) == ((), None)
+    assert aten_override._registration is before
+
+
 def test_an_object_that_is_left_more_often_than_entered() -> None:
     x = random(4, 8).requires_grad_()
     override = normgrad.torch.override()
@@ -557,8 +608,8 @@ def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.Monkey
     monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
     x = random(2, 4, 3, dtype=torch.bfloat16).requires_grad_()
     row, channel = random(3).requires_grad_(), random(4).requires_grad_()
-    for name, sizes, parameter in (("layer_norm", [3], row), ("group_norm", 2, channel)):
-        function = aten_override._function(name, *aten_override._NORMS[name], under_autocast=True)
+    for norm, sizes, parameter in zip(aten_override._NORMS, ([3], 2), (row, channel), strict=True):
+        function = aten_override._function(norm, under_autocast=True)
         with normgrad.torch.override() as override:
             output = function(x, sizes, parameter, parameter)
         assert taken(override) == 1
@@ -571,7 +622,7 @@ def test_under_autocast_16_bit_data_is_taken_as_it_is(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("small", [False, True], ids=["ours", "left to PyTorch"])
 def test_the_last_override_chooses_the_dtype_under_autocast(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normgrad.torch.functional._is_autocast", lambda _: True)
-    functions = [aten_override._function(name, *norm, True) for name, norm in aten_override._NORMS.items()]
+    functions = [aten_override._function(norm, under_autocast=True) for norm in aten_override._NORMS]
     x = random(2, 4, 3, dtype=torch.float32 if small else torch.bfloat16)
 
     def dtypes() -> set[torch.dtype]:

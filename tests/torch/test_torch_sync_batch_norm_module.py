@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from normgrad.torch import SyncBatchNorm, convert_sync_batchnorm
 from support.processes import run_python
@@ -170,6 +171,34 @@ def test_a_subclass_that_does_more_is_refused_before_anything_is_changed() -> No
     assert type(model[0]) is nn.BatchNorm2d
     converted = convert_sync_batchnorm(OtherDefaults(3))
     assert (type(converted), converted.eps) == (SyncBatchNorm, 0.5)
+
+
+def pruned(norm: nn.Module) -> None:
+    prune.random_unstructured(norm, "weight", 0.5)
+
+
+def parametrized(norm: nn.Module) -> None:
+    parametrize.register_parametrization(norm, "bias", nn.Tanh())
+
+
+def wrapped(norm: nn.Module) -> None:
+    norm.forward = norm.forward
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (pruned, "1 is a BatchNorm1d, whose weight is no parameter"),
+        (parametrized, "1 is a ParametrizedBatchNorm1d, whose bias is no parameter"),
+        (wrapped, "1 is a BatchNorm1d, whose forward is its own"),
+    ],
+)
+def test_a_layer_that_does_more_is_refused_before_anything_is_changed(change: Any, text: str) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    change(model[1])
+    with pytest.raises(ValueError, match=text):
+        convert_sync_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm1d
 
 
 def test_a_subclass_of_ours_stays() -> None:
