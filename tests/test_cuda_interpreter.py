@@ -44,7 +44,7 @@ def test_this_file_passes_with_the_interpreter_on() -> None:
 @needs_interpreter
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("M", "N"), [(9, 1), (7, 48), (3, 300), (0, 5), (2, 0)])
+@pytest.mark.parametrize(("M", "N"), [(9, 1), (7, 48), (3, 300), (0, 5), (2, 0), (1, 0)])
 class TestLayerNorm:
     @pytest.mark.parametrize(
         "mask", [(True, True, True), (True, False, False), (False, True, False), (False, True, True)]

@@ -54,8 +54,8 @@ def pack_operands(operands: Sequence[Operand], contiguous: int, axis: int = -1) 
     """Return the PACKING of ``device.pack16`` that all tensors allow, and the operands with strides in words.
 
     16-bit elements are packed in pairs along an axis if all tensors have the same dtype, the number of ``contiguous``
-    elements is even, and every tensor has stride 1 there and even strides elsewhere, and begins at a multiple of 4
-    bytes. Then every row begins with a whole pair, and a row is summed in the same order in whatever batch it is.
+    elements is even and not 0, and every tensor has stride 1 there and even strides elsewhere, and begins at a multiple
+    of 4 bytes. Then every row begins with a whole pair, and a row is summed in the same order in whatever batch it is.
     """
     tensors = present(operands)
     packings = {_PACKING.get(tensor.pointer.dtype, UNPACKED.value) for tensor in tensors if tensor.pointer}
@@ -67,6 +67,7 @@ def pack_operands(operands: Sequence[Operand], contiguous: int, axis: int = -1) 
     )
     if (
         packing == UNPACKED.value
+        or contiguous == 0
         or contiguous % 2
         or not (even and all(tensor.alignment >= INT32.itemsize for tensor in tensors))
     ):
