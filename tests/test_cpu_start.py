@@ -19,6 +19,7 @@ import pytest
 import normgrad
 from normgrad import log
 from normgrad.cpu.compile import disk_cache, kernel_lookup, object_code
+from normgrad.cpu.tags import F32
 from support.processes import run_python
 
 _CALL = """
@@ -372,7 +373,7 @@ def test_names_that_code_looks_for(tmp_path: Path) -> None:
     assert object_code.needs(b"\xcf\xfa\xed\xfe of another format") == []
     if sys.platform == "linux":
         assert object_code.needs(compiled("support.needy", "needy", (), "symbol")) == ["PyGILState_Check"]
-        assert object_code.needs(compiled("normgrad.cpu.kernels.copy", "copy", (), "symbol")) == ["sched_yield"]
+        assert object_code.needs(compiled("normgrad.cpu.kernels.copy", "copy", (F32, F32), "symbol")) == ["sched_yield"]
 
 
 # Processes and threads

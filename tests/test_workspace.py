@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import normgrad
 from normgrad import ContractError, Plan
 from normgrad.contract.view import Memory
 from support.dtypes import FLOATS
@@ -153,3 +154,57 @@ def test_a_workspace_that_overlaps_itself_is_refused(backend: str) -> None:
     workspace = np.lib.stride_tricks.as_strided(np.zeros(4 * quarter, np.uint8), shape, strides)
     with pytest.raises(ContractError, match="must be contiguous and writable"):
         plan.run(workspace)
+
+
+def _workspace(operator: str, grad_out: torch.Tensor, x: torch.Tensor) -> int:
+    """Return the workspace of a backward pass whose result is laid out as x."""
+    N, C, H, W = x.shape
+    per_channel = torch.ones(C)
+    out = torch.empty_like(x)
+    if operator == "layer_norm_backward":
+        rows = torch.ones(N, 1)
+        return normgrad.layer_norm_backward.plan(
+            grad_out, x, [C, H, W], rows, rows, None, None, (True, False, False), out=(out, None, None)
+        ).workspace_size
+    if operator == "group_norm_backward":
+        groups = torch.ones(N, 1)
+        return normgrad.group_norm_backward.plan(
+            grad_out, x, groups, groups, per_channel, N, C, H * W, 1, (True, False, False), out=(out, None, None)
+        ).workspace_size
+    return normgrad.batch_norm_elemt_backward.plan(
+        grad_out, x, *[per_channel] * 5, torch.ones(1, dtype=torch.int32), out=out
+    ).workspace_size
+
+
+LAST = torch.channels_last
+
+
+@pytest.mark.parametrize(
+    ("operator", "form"),
+    [
+        ("layer_norm_backward", torch.contiguous_format),
+        *(("group_norm_backward", form) for form in (torch.contiguous_format, LAST)),
+        *(("batch_norm_elemt_backward", form) for form in (torch.contiguous_format, LAST)),
+    ],
+)
+def test_an_expanded_gradient_is_copied_no_further_than_a_row(operator: str, form: torch.memory_format) -> None:
+    """As the gradient of a sum or a mean is; a whole copy would be read and written once more than the data itself."""
+    x = torch.zeros(4, 64, 32, 32).contiguous(memory_format=form)
+    usual = _workspace(operator, torch.zeros_like(x), x)
+    assert _workspace(operator, torch.zeros(()).expand(x.shape), x) - usual <= x[0].nbytes + 64
+
+
+@pytest.mark.parametrize("operator", ["group_norm_backward", "batch_norm_elemt_backward"])
+@pytest.mark.parametrize("form", [torch.contiguous_format, LAST])
+def test_a_gradient_of_another_layout_is_all_that_is_copied(operator: str, form: torch.memory_format) -> None:
+    x = torch.zeros(4, 64, 32, 32).contiguous(memory_format=form)
+    other = torch.zeros(4, 64, 32, 32).contiguous(memory_format=torch.contiguous_format if form is LAST else LAST)
+    assert _workspace(operator, other, x) - _workspace(operator, torch.zeros_like(x), x) <= x.nbytes + 64
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, LAST])
+def test_mixed_dtypes_are_copied_in_the_layout_of_the_data(form: torch.memory_format) -> None:
+    """float32 copies of the bfloat16 data and result, and none of the float32 gradient."""
+    x = torch.zeros(4, 64, 32, 32).contiguous(memory_format=form)
+    usual = _workspace("batch_norm_elemt_backward", x, x)
+    assert _workspace("batch_norm_elemt_backward", x, x.bfloat16()) - usual <= 2 * x.nbytes + 64

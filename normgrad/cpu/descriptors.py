@@ -252,7 +252,6 @@ class CopyTensor:
     """The source or the target of a copy."""
 
     address: Pointer | None = None
-    dtype: int = 0
     strides: tuple[int, ...] = (0,) * COPY_RANK
 
 
@@ -260,9 +259,12 @@ class CopyTensor:
 class Copy:
     """The descriptor of `copy`."""
 
-    lines: int = 0  # along the last axis
-    length: int = 0
-    lines_per_take: int = 0
+    blocks: int = 0  # of rows, which are along the last axis
+    blocks_per_take: int = 0
+    row_blocks: int = 0
+    block_rows: int = 0
+    column_blocks: int = 0
+    block_columns: int = 0
     sizes: tuple[int, ...] = (0,) * COPY_RANK
     source: CopyTensor = field(default_factory=CopyTensor)
     target: CopyTensor = field(default_factory=CopyTensor)

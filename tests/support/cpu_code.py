@@ -54,7 +54,9 @@ def main(part: str = "") -> None:
             for layout in (ROWS, COLUMNS)
         ),
         ("batch_norm", "batch_norm_gather_stats_with_counts", ()),
-        ("copy", "copy", ()),
+        *(("copy", "copy", (source, F32)) for source in dtypes),
+        *(("copy", "copy", (dtype, dtype)) for dtype in (F16, BF16)),
+        *(("copy", "copy", (F32, target)) for target in (F16, BF16)),
         ("copy", "fill", ()),
     ]
     for module, name, tags in kernels:

@@ -240,8 +240,18 @@ def code_of(builder, dtype):
     return ir.Constant(llvm.I64_TYPE, next(CODES[known] for known, tag in TAGS.items() if tag == dtype))
 
 
+def _copy_raw(builder, dtype, source, source_index, target, target_index, lanes):
+    value = llvm.load_raw(builder, dtype, source, source_index, lanes)
+    builder.store(value, llvm.pointer_to(builder, dtype, target, target_index, lanes), align=llvm.size_of(dtype))
+
+
 @emitted(void, TAG, int64, int64, int64, int64)
 def copy_element(builder, dtype, source, source_index, target, target_index):
     """Copy an element bit for bit."""
-    value = llvm.load_raw(builder, dtype, source, source_index)
-    builder.store(value, llvm.pointer_to(builder, dtype, target, target_index), align=llvm.size_of(dtype))
+    _copy_raw(builder, dtype, source, source_index, target, target_index, 1)
+
+
+@emitted(void, TAG, int64, int64, int64, int64)
+def copy_vector(builder, dtype, source, source_index, target, target_index):
+    """Copy 16 consecutive elements bit for bit."""
+    _copy_raw(builder, dtype, source, source_index, target, target_index, llvm.LANES)

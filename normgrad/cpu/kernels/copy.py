@@ -1,32 +1,24 @@
 """The kernels `copy` and `fill`, and elements of a dtype that is known at run time."""
 
 import numpy as np
+from numba.extending import overload
 
+from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, Fill
-from normgrad.cpu.intrinsics.memory import load, round_for, store
+from normgrad.cpu.intrinsics.memory import item_size, load, round_for, store
+from normgrad.cpu.intrinsics.pairs import copy_element, copy_vector, prefetch_pair
 from normgrad.cpu.intrinsics.vectors import vload, vstore
 from normgrad.cpu.kernels.common.work import items_of
 from normgrad.cpu.tags import BF16, CODE_F16, CODE_F32, F16, F32
 
 
 @inline
-def load_by_code(get, code, address, index):
-    """Load by `load` or `vload` as a dtype that is known at run time."""
+def load_by_code(code, address, index):
+    """Load an element of a dtype that is known at run time."""
     if code == CODE_F32:
-        return get(F32, address, index)
-    return get(F16, address, index) if code == CODE_F16 else get(BF16, address, index)
-
-
-@inline
-def store_by_code(put, code, address, index, value):
-    """Store float32 by `store` or `vstore` as a dtype that is known at run time."""
-    if code == CODE_F32:
-        put(F32, address, index, value)
-    elif code == CODE_F16:
-        put(F16, address, index, value)
-    else:
-        put(BF16, address, index, value)
+        return load(F32, address, index)
+    return load(F16, address, index) if code == CODE_F16 else load(BF16, address, index)
 
 
 @device
@@ -34,36 +26,93 @@ def store_rounded_once(code, address, index, value):
     """Store a float64 as an element of a dtype known at run time."""
     if code == CODE_F32:
         store(F32, address, index, np.float32(value))
+    elif code == CODE_F16:
+        store(F16, address, index, round_for(F16, value))
     else:
-        store_by_code(store, code, address, index, round_for(F16, value))
+        store(BF16, address, index, round_for(BF16, value))
+
+
+def _move(source_dtype, target_dtype, source, source_index, target, target_index):
+    """Copy an element: bit for bit, or with a conversion of its dtype."""
+
+
+def _move_vector(source_dtype, target_dtype, source, source_index, target, target_index):
+    """Copy 16 consecutive elements, in the same way."""
+
+
+def _define(stub, bit_for_bit, convert):
+    """Let calls of a stub run one of these functions, by their dtypes: the choice is made at compile time."""
+
+    def chosen(source_dtype, target_dtype, *others):
+        return bit_for_bit if source_dtype.tag == target_dtype.tag else convert
+
+    overload(stub, jit_options={"nogil": True, "error_model": "numpy", "forceinline": True}, strict=False)(chosen)
+
+
+_define(
+    _move,
+    lambda source_dtype, target_dtype, x, i, y, j: copy_element(source_dtype, x, i, y, j),
+    lambda source_dtype, target_dtype, x, i, y, j: store(target_dtype, y, j, load(source_dtype, x, i)),
+)
+_define(
+    _move_vector,
+    lambda source_dtype, target_dtype, x, i, y, j: copy_vector(source_dtype, x, i, y, j),
+    lambda source_dtype, target_dtype, x, i, y, j: vstore(target_dtype, y, j, vload(source_dtype, x, i)),
+)
 
 
 @device
-def _copy_line(desc, line):
-    """Copy the elements along the last axis; ``line`` counts through the other axes."""
-    source, target, rest = 0, 0, line
-    for axis in range(COPY_RANK - 2, -1, -1):
-        size = desc.sizes[axis]
-        index = rest % size
-        rest //= size
-        source += index * desc.source.strides[axis]
-        target += index * desc.target.strides[axis]
-    source_step, target_step = desc.source.strides[COPY_RANK - 1], desc.target.strides[COPY_RANK - 1]
-    source_code, target_code = desc.source.dtype, desc.target.dtype
-    whole = desc.length & ~15 if source_step == 1 and target_step == 1 else 0
-    for i in range(0, whole, 16):
-        values = load_by_code(vload, source_code, desc.source.address, source + i)
-        store_by_code(vstore, target_code, desc.target.address, target + i, values)
-    for i in range(whole, desc.length):
-        value = load_by_code(load, source_code, desc.source.address, source + i * source_step)
-        store_by_code(store, target_code, desc.target.address, target + i * target_step, value)
+def _copy_block(source_dtype, target_dtype, source, source_strides, target, target_strides, rows, columns):
+    """Copy rows; the strides are those of rows and of columns, in elements.
+
+    Rows that are adjacent in memory on either side are copied column by column, as in `layer_norm.rows.copy_rows`.
+    """
+    source_row, source_column = source_strides
+    target_row, target_column = target_strides
+    if rows > 1 and (0 < abs(source_row) < abs(source_column) or abs(target_row) < abs(target_column)):
+        for j in range(columns):
+            x, y = source_column * j, target_column * j
+            prefetch_pair(source_dtype, source, x + limits.PREFETCH_COLUMNS * source_column)
+            prefetch_pair(target_dtype, target, y + limits.PREFETCH_COLUMNS * target_column)
+            for r in range(rows):
+                _move(source_dtype, target_dtype, source, x + r * source_row, target, y + r * target_row)
+        return
+    whole = columns & ~15 if source_column == 1 and target_column == 1 else 0
+    for r in range(rows):
+        x, y = source_row * r, target_row * r
+        for j in range(0, whole, 16):
+            _move_vector(source_dtype, target_dtype, source, x + j, target, y + j)
+        for j in range(whole, columns):
+            _move(source_dtype, target_dtype, source, x + j * source_column, target, y + j * target_column)
 
 
 @kernel
-def copy(desc: Copy):
-    """Copy a strided tensor, with a conversion of its dtype."""
-    for line in items_of(desc.phase, desc.lines, desc.lines_per_take, 0):
-        _copy_line(desc, line)
+def copy(desc: Copy, source_dtype, target_dtype):
+    """Copy a strided tensor, with a conversion of its dtype: blocks of rows along its last two axes."""
+    rows, columns = desc.sizes[COPY_RANK - 2], desc.sizes[COPY_RANK - 1]
+    s, t = desc.source.strides, desc.target.strides
+    source_strides, target_strides = (s[COPY_RANK - 2], s[COPY_RANK - 1]), (t[COPY_RANK - 2], t[COPY_RANK - 1])
+    for block in items_of(desc.phase, desc.blocks, desc.blocks_per_take, 0):
+        rest, j = block // desc.column_blocks, block % desc.column_blocks * desc.block_columns
+        r, rest = rest % desc.row_blocks * desc.block_rows, rest // desc.row_blocks
+        x = r * source_strides[0] + j * source_strides[1]
+        y = r * target_strides[0] + j * target_strides[1]
+        for axis in range(COPY_RANK - 3, -1, -1):
+            if rest == 0:
+                break
+            index, rest = rest % desc.sizes[axis], rest // desc.sizes[axis]
+            x += index * s[axis]
+            y += index * t[axis]
+        _copy_block(
+            source_dtype,
+            target_dtype,
+            desc.source.address + x * item_size(source_dtype),
+            source_strides,
+            desc.target.address + y * item_size(target_dtype),
+            target_strides,
+            min(desc.block_rows, rows - r),
+            min(desc.block_columns, columns - j),
+        )
 
 
 @kernel

@@ -39,7 +39,6 @@ def _elementwise(
     if problem.views["input"].numel == 0:
         return operands.kernel()
     tensors = {**dict(zip(inputs, inputs, strict=True)), output: "result"}
-    _unite_dtypes(operands, tensors)
     operands.separate(output, inputs)
     layout = _layout(operands, tensors)
     layout.add_vectors(*vectors, rstd="invstd")
@@ -72,7 +71,6 @@ def prepare_reduce_backward(problem: Problem) -> SteppedKernel:
     if problem.views["input"].numel == 0:
         return operands.kernel(*operands.fills(0.0, *outputs))
     tensors = {"grad_out": "grad_out", "input": "input"}
-    _unite_dtypes(operands, tensors)
     layout = _layout(operands, tensors)
     layout.add_vectors("mean", *outputs, rstd="invstd")
     layout.take_statistics(layout.desc.padded_channels)
@@ -97,19 +95,17 @@ def prepare_gather_stats(problem: Problem) -> SteppedKernel:
     return operands.kernel(Step(_GATHER, desc))
 
 
-def _unite_dtypes(operands: Operands, names: Iterable[str]) -> None:
-    """Give tensors of different dtypes float32 copies: kernels take one dtype."""
-    if len({operands.view(name).dtype for name in names}) > 1:
-        for name in names:
-            if operands.view(name).dtype is not FLOAT32:
-                operands.copy(name, FLOAT32)
+def _converted(operands: Operands, names: Iterable[str]) -> list[str]:
+    """Return the tensors that get float32 copies: of different dtypes all others, since kernels take one dtype."""
+    mixed = len({operands.view(name).dtype for name in names}) > 1
+    return [name for name in names if mixed and operands.view(name).dtype is not FLOAT32]
 
 
 def _layout(operands: Operands, tensors: dict[str, str]) -> ChannelLayout:
     """Describe BatchNorm's data."""
     shape = operands.view("input").shape
     layout = ChannelLayout(operands, (shape[0], shape[1], math.prod(shape[2:])), tensors)
-    layout.choose_layout()
+    layout.choose_layout(_converted(operands, tensors))
     layout.merge_samples()
     layout.describe(groups=1)
     return layout

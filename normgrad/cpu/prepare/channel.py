@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
+from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Shape, reshaped_strides
 from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import Channel, ChannelTensor
 from normgrad.cpu.prepare.launch import Step
-from normgrad.cpu.prepare.staging import Operands, is_large, padded
+from normgrad.cpu.prepare.staging import Operands, is_large, padded, strides_of_copy
 from normgrad.cpu.tags import COLUMNS, ROWS, TAGS
 from normgrad.cpu.threads import pool
 
@@ -30,17 +33,48 @@ class ChannelLayout:
         self.strides = {name: list(strides) for name, strides in own.items()}
         self.columns = False
 
-    def choose_layout(self) -> None:
-        """Choose rows or columns, and copy tensors that are neither."""
+    def choose_layout(self, converted: Collection[str] = ()) -> None:
+        """Choose rows or columns, whichever needs fewer copies, and copy the tensors that are neither.
+
+        Those that are ``converted`` get float32 copies in either case.
+        """
         _, channels, positions = self.sizes
-        self.columns = channels > 1 and all(s[1] == 1 for s in self.strides.values())
-        self.columns = self.columns and (positions == 1 or any(s[2] != 1 for s in self.strides.values()))
-        if self.columns or positions == 1 or 0 in self.sizes:
+        if 0 in self.sizes:
             return
-        for name, strides in self.strides.items():
-            if strides[2] != 1:
-                self.operands.copy(name)
-                self.strides[name] = [channels * positions, positions, 1]
+        in_place = [
+            s for name, s in self.strides.items() if name not in converted and not self.operands.is_copied(name)
+        ]
+        # A row of one position would be a chunk of its own.
+        if channels > 1 and (positions == 1 or sum(s[1] != 1 for s in in_place) < sum(s[2] != 1 for s in in_place)):
+            self.columns = self._copy_to((0, 2, 1), converted)
+        if not self.columns:
+            self._copy_to((0, 1, 2), converted)
+
+    def _copy_to(self, order: Shape, converted: Collection[str]) -> bool:
+        """Copy tensors that are converted or not contiguous along the last of the axes; copies have the axes in order.
+
+        Return False, and copy nothing, where the shape of one of them, any in GroupNorm, does not allow this order.
+        """
+        axis = order[-1]
+        copies: dict[str, tuple[Shape, Shape]] = {}
+        for name, own in self.strides.items():
+            if name in converted or (self.sizes[axis] > 1 and own[axis] != 1):
+                found = self._strides_of_copy(name, order, (axis,)) or self._strides_of_copy(name, order, order)
+                if found is None:
+                    return False
+                copies[name] = found
+        for name, (of_tensor, of_sizes) in copies.items():
+            self.operands.copy(name, FLOAT32 if name in converted else None, of_tensor)
+            self.strides[name] = list(of_sizes)
+        return True
+
+    def _strides_of_copy(self, name: str, order: Shape, filled: Shape) -> tuple[Shape, Shape] | None:
+        """Return the strides of a tensor's copy in its own shape and in ``sizes``; None where its shape has none."""
+        view = self.operands.view(name)
+        as_sizes = replace(view, shape=self.sizes, strides=tuple(self.strides[name]))
+        strides = strides_of_copy(as_sizes, order, filled)
+        found = reshaped_strides(replace(as_sizes, strides=strides), view.shape, (1,) * view.rank)
+        return None if found is None else (found, strides)
 
     def merge_samples(self) -> None:
         """Treat samples that are contiguous in columns as one."""

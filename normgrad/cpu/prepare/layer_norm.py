@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from normgrad.contract.plan import Problem
-from normgrad.contract.view import Shape, View, merge_axes
+from normgrad.contract.view import Shape, merge_axes
 from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import GROUP_SUMS, LayerNormBackward, LayerNormForward, RowAxes, RowTensor
 from normgrad.cpu.prepare.launch import Step, SteppedKernel
-from normgrad.cpu.prepare.staging import Operands, is_large, padded, single_stride
+from normgrad.cpu.prepare.staging import Operands, is_large, padded, single_stride, strides_of_copy
 from normgrad.cpu.tags import TAGS
 from normgrad.cpu.threads import pool
 
@@ -119,7 +119,7 @@ class _RowLayout:
         self._operands = operands
         self._inner = len(operands.problem.attributes["normalized_shape"])
         self.itemsize = operands.view("input").dtype.itemsize
-        self._column_strides = {name: operands.with_layout(name, self._column_stride) for name in names}
+        self._column_strides = {name: self._usable_column_stride(name) for name in names}
         sizes, strides = self._outer(names)
         if len(sizes) > _OUTER_RANK:  # rows along more axes than a kernel follows
             for name in names:
@@ -132,8 +132,17 @@ class _RowLayout:
         self.axes = RowAxes(*[1] * missing, *sizes)
         self._strides = {name: (*[0] * missing, *own) for name, own in zip(names, strides, strict=True)}
 
-    def _column_stride(self, view: View) -> int | None:
-        return single_stride(view.shape[view.rank - self._inner :], view.strides[view.rank - self._inner :])
+    def _usable_column_stride(self, name: str) -> int:
+        """Return a tensor's column stride, after a copy where it has none that kernels take."""
+        view = self._operands.staged(name)
+        outer = view.rank - self._inner
+        shape, strides = view.shape[outer:], view.strides[outer:]
+        stride = single_stride(shape, strides)
+        # Rows so long are split where they are contiguous, and staged ones are not. Elements that repeat are few.
+        if stride == 1 or (stride and math.prod(shape) <= 2 * limits.SEGMENT):
+            return stride
+        self._operands.copy(name, strides=strides_of_copy(view, range(view.rank), range(outer, view.rank)))
+        return 1
 
     def _outer(self, names: tuple[str, ...]) -> tuple[Shape, list[Shape]]:
         views = [self._operands.staged(name) for name in names]

@@ -6,30 +6,43 @@ input is copied before the kernel, an output after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Container, Sequence
 from typing import TypeVar
 
-from normgrad.contract.dtypes import INT32, DType
+from normgrad.contract.dtypes import DType
 from normgrad.contract.plan import Problem
 from normgrad.contract.view import Shape, View, contiguous_strides, merge_axes
 from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, CopyTensor, Fill, Pointer, Vector
 from normgrad.cpu.prepare.launch import Step, SteppedKernel, Workspace
-from normgrad.cpu.tags import CODES
+from normgrad.cpu.tags import CODES, TAGS
 from normgrad.cpu.threads import pool
 
 Found = TypeVar("Found")
 
 _COPY = Kernel("normgrad.cpu.kernels.copy", "copy")
 _FILL = Kernel("normgrad.cpu.kernels.copy", "fill")
-_COPIED = {**CODES, INT32: 0}  # integers are copied to integers alone: bit for bit, as float32
 
 
 def single_stride(shape: Shape, strides: Shape) -> int | None:
     """Return the one stride that goes through all elements in order; None if there is none."""
     sizes, (merged,) = merge_axes(shape, [strides])
     return None if len(sizes) > 1 else merged[0] if merged else 1
+
+
+def strides_of_copy(view: View, order: Sequence[int], filled: Container[int]) -> Shape:
+    """Return the strides of a copy with its axes in this order, outermost first.
+
+    An axis along which the view repeats its elements has a stride of 0 again, unless it is to be ``filled``.
+    """
+    strides, step = [0] * view.rank, 1
+    for axis in reversed(order):
+        if view.strides[axis] != 0 or axis in filled:
+            strides[axis] = step
+            step *= view.shape[axis]
+    return tuple(strides)
 
 
 def padded(size: int) -> int:
@@ -49,8 +62,8 @@ class Operands:
         self.problem = problem
         self.workspace = Workspace()
         self._index = {name: index for index, name in enumerate(problem.views)}
-        self._before: list[Step] = []
-        self._after: list[Step] = []
+        self._before: dict[str, Step] = {}
+        self._after: dict[str, Step] = {}
         self._copies: dict[str, tuple[Pointer, View]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -67,18 +80,25 @@ class Operands:
         """Return the layout of a tensor, or of its copy where there is one."""
         return self._copies[name][1] if name in self._copies else self.view(name)
 
-    def copy(self, name: str, dtype: DType | None = None) -> View:
-        """Give a tensor a contiguous copy, of its dtype or of another, and return its layout."""
+    def copy(self, name: str, dtype: DType | None = None, strides: Shape | None = None) -> View:
+        """Give a tensor a copy and return its layout: contiguous, or with strides from `strides_of_copy`.
+
+        A second copy replaces the first.
+        """
         view = self.view(name)
-        dtype = dtype or view.dtype
-        copy = self.workspace.take(view.numel * dtype.itemsize)
+        layout = View(0, view.shape, strides or contiguous_strides(view.shape), dtype or view.dtype, view.storage)
+        copy = self.workspace.take(layout.reach.nbytes)
+        ends = (view, Pointer(self._index[name])), (layout, copy)
         if self.problem.signature.is_written(name):
-            self._after.append(_copy_step(view, Pointer(self._index[name]), copy, dtype, outwards=True))
+            self._after[name] = _copy_step(*reversed(ends))
         else:
-            self._before.append(_copy_step(view, Pointer(self._index[name]), copy, dtype))
-        layout = View(0, view.shape, contiguous_strides(view.shape), dtype, view.storage)
+            self._before[name] = _copy_step(*ends)
         self._copies[name] = copy, layout
         return layout
+
+    def is_copied(self, name: str) -> bool:
+        """Return whether a tensor has a copy."""
+        return name in self._copies
 
     def with_layout(self, name: str, find: Callable[[View], Found | None]) -> Found:
         """Return what a function finds about a tensor's layout, or about a contiguous copy's where it finds nothing."""
@@ -118,24 +138,30 @@ class Operands:
 
     def kernel(self, *steps: Step) -> SteppedKernel:
         """Return the kernel that copies inputs in, runs these steps and copies outputs out."""
-        return SteppedKernel(self.workspace.size, [*self._before, *steps, *self._after])
+        return SteppedKernel(self.workspace.size, [*self._before.values(), *steps, *self._after.values()])
 
 
-def _copy_step(view: View, pointer: Pointer, copy: Pointer, dtype: DType, *, outwards: bool = False) -> Step:
-    """Return a step that copies a view to a contiguous copy of a dtype, or the copy back to the view."""
-    sizes, (strides, dense) = merge_axes(view.shape, (view.strides, contiguous_strides(view.shape)))
-    missing, length = COPY_RANK - len(sizes), sizes[-1] if sizes else 1
-    ends = [
-        CopyTensor(pointer, _COPIED[view.dtype], (*[0] * missing, *strides)),
-        CopyTensor(copy, _COPIED[dtype], (*[0] * missing, *dense)),
-    ]
-    source, target = reversed(ends) if outwards else ends
+def _copy_step(source: tuple[View, Pointer], target: tuple[View, Pointer]) -> Step:
+    """Return a step that copies a tensor to one of the same shape, in the target's order in memory."""
+    (view, _), (other, _) = ends = source, target
+    filled = [axis for axis in range(view.rank) if other.strides[axis] != 0]
+    axes = sorted(filled, key=lambda axis: -abs(other.strides[axis]))
+    shape = tuple(view.shape[axis] for axis in axes)
+    sizes, strides = merge_axes(shape, [tuple(end.strides[axis] for axis in axes) for end, _ in ends])
+    missing = (0,) * (COPY_RANK - len(sizes))
+    tensors = [CopyTensor(pointer, (*missing, *own)) for (_, pointer), own in zip(ends, strides, strict=True)]
+    *outer, rows, columns = (*[1] * len(missing), *sizes)
+    block_rows, block_columns = max(1, min(rows, limits.COPIED_ROWS)), max(1, min(columns, limits.COPIED_COLUMNS))
+    row_blocks, column_blocks = -(-rows // block_rows), -(-columns // block_columns)
     descriptor = Copy(
-        lines=view.numel // length if length else 0,
-        length=length,
-        lines_per_take=max(1, limits.COPIED_ELEMENTS // max(length, 1)),
-        sizes=(*[1] * missing, *sizes),
-        source=source,
-        target=target,
+        blocks=math.prod(outer) * row_blocks * column_blocks,
+        blocks_per_take=max(1, limits.COPIED_ELEMENTS // (block_rows * block_columns)),
+        row_blocks=row_blocks,
+        block_rows=block_rows,
+        column_blocks=column_blocks,
+        block_columns=block_columns,
+        sizes=(*outer, rows, columns),
+        source=tensors[0],
+        target=tensors[1],
     )
-    return Step(_COPY, descriptor, shared=pool.shared(view.numel))
+    return Step(_COPY, descriptor, TAGS[view.dtype], TAGS[other.dtype], shared=pool.shared(math.prod(sizes)))

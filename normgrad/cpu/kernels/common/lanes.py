@@ -21,7 +21,7 @@ def load_element(vector, index):
     """Return an element of a small vector, in float64."""
     if vector.dtype == CODE_I32:
         return np.float64(load_i32(vector.address, index * vector.stride))
-    return np.float64(load_by_code(load, vector.dtype, vector.address, index * vector.stride))
+    return np.float64(load_by_code(vector.dtype, vector.address, index * vector.stride))
 
 
 @device
