@@ -41,7 +41,7 @@ def emitted(result, *parameters):
     - a Numba type, to which the argument is converted;
     - TAG: the argument is a tag; `emit` gets the tag itself, no LLVM value;
     - SAME: an argument of any type; all parameters and results that are SAME have the type of the last such argument;
-    - a function that returns a Numba type for the tag, such as the type that an element is loaded as.
+    - a function that returns a Numba type for the last tag, such as the type that an element is loaded as.
 
     `emit` returns None for a void result, and a sequence of two values for a pair of vectors.
     """
@@ -53,18 +53,17 @@ def emitted(result, *parameters):
             own = dict(zip(parameters, given))  # of which own[TAG] and own[SAME] are looked up
 
             def meant(each):
-                return (
-                    own[each] if each in (TAG, SAME) else each if isinstance(each, types.Type) else each(own[TAG].tag)
-                )
+                return own[SAME] if each is SAME else each if isinstance(each, types.Type) else each(own[TAG].tag)
 
             def codegen(context, builder, sig, args):
-                values = (own[TAG].tag if each is TAG else value for each, value in zip(parameters, args))
+                values = (one.tag if each is TAG else value for each, one, value in zip(parameters, given, args))
                 value = emit(builder, *values)
                 if isinstance(sig.return_type, types.UniTuple):
                     return context.make_tuple(builder, sig.return_type, value)
                 return context.get_dummy_value() if value is None else value
 
-            return meant(result)(*map(meant, parameters)), codegen
+            converted = (one if each is TAG else meant(each) for each, one in zip(parameters, given))
+            return meant(result)(*converted), codegen
 
         return define
 

@@ -240,18 +240,18 @@ def code_of(builder, dtype):
     return ir.Constant(llvm.I64_TYPE, next(CODES[known] for known, tag in TAGS.items() if tag == dtype))
 
 
-def _copy_raw(builder, dtype, source, source_index, target, target_index, lanes):
-    value = llvm.load_raw(builder, dtype, source, source_index, lanes)
-    builder.store(value, llvm.pointer_to(builder, dtype, target, target_index, lanes), align=llvm.size_of(dtype))
+def _copies(lanes):
+    @emitted(void, TAG, TAG, int64, int64, int64, int64)
+    def copies(builder, source_dtype, target_dtype, source, source_index, target, target_index):
+        value = llvm.load_raw(builder, source_dtype, source, source_index, lanes)
+        if source_dtype != target_dtype:
+            value = llvm.narrowed(builder, target_dtype, llvm.widened(builder, source_dtype, value))
+        pointer = llvm.pointer_to(builder, target_dtype, target, target_index, lanes)
+        builder.store(value, pointer, align=llvm.size_of(target_dtype))
+
+    return copies
 
 
-@emitted(void, TAG, int64, int64, int64, int64)
-def copy_element(builder, dtype, source, source_index, target, target_index):
-    """Copy an element bit for bit."""
-    _copy_raw(builder, dtype, source, source_index, target, target_index, 1)
-
-
-@emitted(void, TAG, int64, int64, int64, int64)
-def copy_vector(builder, dtype, source, source_index, target, target_index):
-    """Copy 16 consecutive elements bit for bit."""
-    _copy_raw(builder, dtype, source, source_index, target, target_index, llvm.LANES)
+#: Copy an element, or 16 consecutive ones, from a dtype to another: (source_dtype, target_dtype, source, index, target,
+#: index). Of one dtype they are copied bit for bit.
+copy_element, copy_vector = _copies(1), _copies(llvm.LANES)

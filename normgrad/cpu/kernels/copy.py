@@ -1,14 +1,12 @@
-"""The kernels `copy` and `fill`, and elements of a dtype that is known at run time."""
+"""The kernels `copy` and `fill`, copies of rows, and elements of a dtype that is known at run time."""
 
 import numpy as np
-from numba.extending import overload
 
 from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline, kernel
 from normgrad.cpu.descriptors import COPY_RANK, Copy, Fill
 from normgrad.cpu.intrinsics.memory import item_size, load, round_for, store
 from normgrad.cpu.intrinsics.pairs import copy_element, copy_vector, prefetch_pair
-from normgrad.cpu.intrinsics.vectors import vload, vstore
 from normgrad.cpu.kernels.common.work import items_of
 from normgrad.cpu.tags import BF16, CODE_F16, CODE_F32, F16, F32
 
@@ -32,40 +30,12 @@ def store_rounded_once(code, address, index, value):
         store(BF16, address, index, round_for(BF16, value))
 
 
-def _move(source_dtype, target_dtype, source, source_index, target, target_index):
-    """Copy an element: bit for bit, or with a conversion of its dtype."""
-
-
-def _move_vector(source_dtype, target_dtype, source, source_index, target, target_index):
-    """Copy 16 consecutive elements, in the same way."""
-
-
-def _define(stub, bit_for_bit, convert):
-    """Let calls of a stub run one of these functions, by their dtypes: the choice is made at compile time."""
-
-    def chosen(source_dtype, target_dtype, *others):
-        return bit_for_bit if source_dtype.tag == target_dtype.tag else convert
-
-    overload(stub, jit_options={"nogil": True, "error_model": "numpy", "forceinline": True}, strict=False)(chosen)
-
-
-_define(
-    _move,
-    lambda source_dtype, target_dtype, x, i, y, j: copy_element(source_dtype, x, i, y, j),
-    lambda source_dtype, target_dtype, x, i, y, j: store(target_dtype, y, j, load(source_dtype, x, i)),
-)
-_define(
-    _move_vector,
-    lambda source_dtype, target_dtype, x, i, y, j: copy_vector(source_dtype, x, i, y, j),
-    lambda source_dtype, target_dtype, x, i, y, j: vstore(target_dtype, y, j, vload(source_dtype, x, i)),
-)
-
-
 @device
-def _copy_block(source_dtype, target_dtype, source, source_strides, target, target_strides, rows, columns):
+def copy_rows(source_dtype, target_dtype, source, source_strides, target, target_strides, rows, columns):
     """Copy rows; the strides are those of rows and of columns, in elements.
 
-    Rows that are adjacent in memory on either side are copied column by column, as in `layer_norm.rows.copy_rows`.
+    Rows that are adjacent in memory on either side are copied column by column: the elements of a column share its
+    cache lines, while columns may lie so far apart that few of them fit into the cache together.
     """
     source_row, source_column = source_strides
     target_row, target_column = target_strides
@@ -75,15 +45,15 @@ def _copy_block(source_dtype, target_dtype, source, source_strides, target, targ
             prefetch_pair(source_dtype, source, x + limits.PREFETCH_COLUMNS * source_column)
             prefetch_pair(target_dtype, target, y + limits.PREFETCH_COLUMNS * target_column)
             for r in range(rows):
-                _move(source_dtype, target_dtype, source, x + r * source_row, target, y + r * target_row)
+                copy_element(source_dtype, target_dtype, source, x + r * source_row, target, y + r * target_row)
         return
     whole = columns & ~15 if source_column == 1 and target_column == 1 else 0
     for r in range(rows):
         x, y = source_row * r, target_row * r
         for j in range(0, whole, 16):
-            _move_vector(source_dtype, target_dtype, source, x + j, target, y + j)
+            copy_vector(source_dtype, target_dtype, source, x + j, target, y + j)
         for j in range(whole, columns):
-            _move(source_dtype, target_dtype, source, x + j * source_column, target, y + j * target_column)
+            copy_element(source_dtype, target_dtype, source, x + j * source_column, target, y + j * target_column)
 
 
 @kernel
@@ -103,7 +73,7 @@ def copy(desc: Copy, source_dtype, target_dtype):
             index, rest = rest % desc.sizes[axis], rest // desc.sizes[axis]
             x += index * s[axis]
             y += index * t[axis]
-        _copy_block(
+        copy_rows(
             source_dtype,
             target_dtype,
             desc.source.address + x * item_size(source_dtype),

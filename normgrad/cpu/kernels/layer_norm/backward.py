@@ -31,7 +31,8 @@ from normgrad.cpu.kernels.common.lanes import from_lanes, load_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import add_pair, sum_partials
 from normgrad.cpu.kernels.common.tensors import Cursor, load_some, moved, store_result
 from normgrad.cpu.kernels.common.work import items_in_order, items_of
-from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
+from normgrad.cpu.kernels.copy import copy_rows
+from normgrad.cpu.kernels.layer_norm.rows import row_address, uniform_rows
 from normgrad.cpu.tags import CODE_F32, F32, F64
 
 #: What becomes of grad_input: it is not wanted; it is stored; its cache lines are prefetched, since it is large, and it
@@ -453,8 +454,8 @@ def process_rows(dtype, desc, first_row, last_row, part, scratch):
         dp, xp, op = desc.grad_out.strides.inner, desc.input.strides.inner, desc.grad_input.strides.inner
         if pitch:
             copy_d, copy_x, inner = copies, copies + limits.STAGED_ROWS * pitch, (pitch // size, 1)
-            copy_rows(dtype, d, (dp // size, desc.grad_out.column_stride), copy_d, inner, rows, n)
-            copy_rows(dtype, x, (xp // size, desc.input.column_stride), copy_x, inner, rows, n)
+            copy_rows(dtype, dtype, d, (dp // size, desc.grad_out.column_stride), copy_d, inner, rows, n)
+            copy_rows(dtype, dtype, x, (xp // size, desc.input.column_stride), copy_x, inner, rows, n)
             d, x, o = copy_d, copy_x, copies + 2 * limits.STAGED_ROWS * pitch
             dp, xp, op = pitch, pitch, pitch
         for r in range(0, rows, limits.GROUP):
@@ -462,7 +463,7 @@ def process_rows(dtype, desc, first_row, last_row, part, scratch):
             run_group(dtype, desc, row + r, group, min(limits.GROUP, rows - r), part, scratch)
         if pitch and desc.wants_input:
             strides = desc.grad_input.strides.inner // size, desc.grad_input.column_stride
-            copy_rows(dtype, o, (pitch // size, 1), result, strides, rows, n)
+            copy_rows(dtype, dtype, o, (pitch // size, 1), result, strides, rows, n)
         row += rows
 
 

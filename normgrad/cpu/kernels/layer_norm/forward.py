@@ -16,7 +16,8 @@ from normgrad.cpu.kernels.common.lanes import store_element, to_lanes
 from normgrad.cpu.kernels.common.reduce import about_mean, lane_moments, moments, shift_of
 from normgrad.cpu.kernels.common.tensors import is_streamed, store_result
 from normgrad.cpu.kernels.common.work import items_in_order
-from normgrad.cpu.kernels.layer_norm.rows import copy_rows, row_address, uniform_rows
+from normgrad.cpu.kernels.copy import copy_rows
+from normgrad.cpu.kernels.layer_norm.rows import row_address, uniform_rows
 from normgrad.cpu.tags import F32, F64
 
 _sums, _lanes = stack_space(2 * limits.TILE * 8), stack_space(limits.TILE * 2 * 16 * 8)
@@ -115,14 +116,14 @@ def process_block(dtype, desc, block, scratch):
         target = y = row_address(desc.output, desc.row_axes, row)
         xp, yp = desc.input.strides.inner, desc.output.strides.inner
         if pitch:
-            copy_rows(dtype, x, (xp // size, desc.input.column_stride), scratch, (pitch // size, 1), rows, n)
+            copy_rows(dtype, dtype, x, (xp // size, desc.input.column_stride), scratch, (pitch // size, 1), rows, n)
             source, xp, target, yp = scratch, pitch, scratch + limits.STAGED_ROWS * pitch, pitch
         for r in range(0, rows, at_once):
             some = min(at_once, rows - r)
             forward_rows(dtype, desc, row + r, some, source + r * xp, xp, target + r * yp, yp)
         if pitch:
             strides = desc.output.strides.inner // size, desc.output.column_stride
-            copy_rows(dtype, target, (pitch // size, 1), y, strides, rows, n)
+            copy_rows(dtype, dtype, target, (pitch // size, 1), y, strides, rows, n)
         row += rows
 
 
