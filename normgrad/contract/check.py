@@ -242,7 +242,8 @@ def check_memory(signature: Signature, views: Mapping[str, View]) -> None:
         if name not in views:
             continue
         view = views[name]
-        _check_device(signature, name, view, home)
+        check_device(signature, name, view.device, home)
+        _check_address(signature, name, view)
         if not parameter.is_written:
             continue
         if not view.writable:
@@ -257,11 +258,13 @@ def check_memory(signature: Signature, views: Mapping[str, View]) -> None:
         written.append(name)
 
 
-def _check_device(signature: Signature, name: str, view: View, home: str) -> None:
-    if view.device != home:
-        raise signature.error(
-            name, f"is on {quote(view.device)}, and must be on {quote(home)} as the tensors before it"
-        )
+def check_device(signature: Signature, name: str, device: object, home: object) -> None:
+    """Refuse a tensor on another device than the first one's."""
+    if device != home:
+        raise signature.error(name, f"is on {quote(device)}, and must be on {quote(home)} as the tensors before it")
+
+
+def _check_address(signature: Signature, name: str, view: View) -> None:
     if view.numel == 0:
         return
     if view.address == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgrad.contract.status import quote
+from normgrad.contract.check import check_device
 from normgrad.operators import OPERATORS
 from normgrad.operators.dispatch import packed
 from normgrad.operators.operator import Operator
@@ -54,11 +54,8 @@ def _fake_kernel(operator: Operator, make: Maker) -> Callable[..., Any]:
 
     def fake(*args: Any) -> Any:
         tensors = [(name, arg) for name, arg in zip(operator.names, args, strict=False) if isinstance(arg, Tensor)]
-        home = tensors[0][1].device
         for name, tensor in tensors:
-            if tensor.device != home:
-                text = f"is on {quote(tensor.device)}, and must be on {quote(home)} as the tensors before it"
-                raise operator.signature.error(name, text)
+            check_device(operator.signature, name, tensor.device, tensors[0][1].device)
         return packed(make(*args))
 
     return fake
