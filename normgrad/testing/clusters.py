@@ -23,7 +23,9 @@ import numpy as np
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import percent
 
-_CHANCE = math.log(1e-3)  # a pattern that chance makes more often than this is none
+#: The logarithm of a probability: a claim that chance makes true more often than this is none.
+CHANCE = math.log(1e-3)
+
 _MOST_OF = 0.9  # of the wrong elements, for a pattern that does not hold for all of them
 _WHOLE = 0.9  # of a set's elements, from which on a set that holds more than half of all elements is a pattern too
 _BLOCKS = tuple(2**k for k in range(1, 11))
@@ -173,11 +175,11 @@ def _patterns(wrong: np.ndarray, size: int, layout: Layout) -> tuple[list[Cluste
         rows = [segment.length for segment in segments if segment.length < size]
         in_blocks = list(_blocks(wrong, inside, segments))
         candidates += [pattern for block, pattern in in_blocks if all(block % row for row in rows)]
-        if all(pattern.chance > _CHANCE for pattern in candidates):
+        if all(pattern.chance > CHANCE for pattern in candidates):
             candidates = [pattern for _, pattern in in_blocks]
         # Rounded, so that of two that are equally likely it is the first.
         best = min(candidates, key=lambda pattern: round(pattern.chance, 6), default=None)
-        if best is None or best.chance > _CHANCE:
+        if best is None or best.chance > CHANCE:
             break
         found.append(best.cluster)
         wrong, inside = wrong[best.holds(wrong)], inside[best.holds(inside)]

@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from normgrad.oracle.float64 import Array
+from normgrad.testing.clusters import CHANCE
 
 _TRIED = 64  # wrong sums that a claim is tried on, before it is tried on all
 _MOST_CANDIDATES = 1 << 20  # pairs of first and last term that the first sum may leave
 _PERIODS = tuple(2**k for k in range(1, 11))
-_CHANCE = math.log(1e-3)  # a claim that chance makes more often than this is none
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def lost_terms(summands: Summands, actual: Array, exact: Array, allowed: Array, 
     # choose from, so that one matches all errors by chance unless these are many, or large.
     evidence = np.sum(np.log(np.maximum(np.abs(error[few]) / allowed[few], 1)))
     for terms in filter(None, (summands, summands.inner)):
-        if 2 * math.log(terms.count) - evidence < _CHANCE:
+        if 2 * math.log(terms.count) - evidence < CHANCE:
             tried = _Sums(terms.terms[few], error[few], allowed[few])
             every = _Sums(terms.terms[wrong], error[wrong], allowed[wrong])
             if claim := _claim(terms, tried, every):

@@ -15,11 +15,10 @@ from itertools import combinations
 import numpy as np
 
 from normgrad.oracle.float64 import Array
-from normgrad.testing.clusters import Cluster
+from normgrad.testing.clusters import CHANCE, Cluster
 from normgrad.testing.lost_terms import Summands, lost_terms
 
 _MOST_AT_ONCE = 1 << 20  # elements
-_CHANCE = math.log(1e-3)  # a claim that chance makes more often than this is none
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _fitted(
         found.append(part[0])
         spread.append(part[1])
         evidence += part[2]
-    if -evidence >= _CHANCE:
+    if -evidence >= CHANCE:
         return None
     return list(zip(np.concatenate(found).T, np.concatenate(spread).T, strict=True))
 

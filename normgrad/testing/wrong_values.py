@@ -17,14 +17,13 @@ import numpy as np
 from normgrad.contract.dtypes import BFLOAT16, numpy_dtype
 from normgrad.reference import rounded
 from normgrad.testing.anatomy import Anatomy
-from normgrad.testing.clusters import WHERE, Cluster, Division, divisions
+from normgrad.testing.clusters import CHANCE, WHERE, Cluster, Division, divisions
 from normgrad.testing.layout import Layout
 from normgrad.testing.lost_terms import lost_terms
 from normgrad.testing.measured import Array, Measured, ulp
 from normgrad.testing.moved import moved
 from normgrad.testing.row_values import wrong_row_values
 
-_CHANCE = math.log(1e-3)  # a constant that chance makes more often than this is none
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": numpy_dtype(BFLOAT16)}
 _LONGEST_DECIMAL = 17
 _TRIED = 1000  # wrong elements that a claim is tried on, before it is tried on all
@@ -262,7 +261,7 @@ def _one_each(middle: Array, width: Array, starts: np.ndarray, neutral: float) -
         return False
     sizes = np.diff(starts, append=middle.size)
     evidence = np.log(np.maximum(np.repeat(np.abs((least + most) / 2 - neutral), sizes) / width, 1))
-    return bool(np.sum(np.maximum.reduceat(evidence, starts)) - np.sum(evidence) < _CHANCE)
+    return bool(np.sum(np.maximum.reduceat(evidence, starts)) - np.sum(evidence) < CHANCE)
 
 
 def _factor(values: _Values) -> str:
@@ -296,4 +295,4 @@ def is_beyond_chance(precision: Array) -> bool:
     An interval of width w happens to include a constant at a distance d with a probability of about w/d. The largest
     multiple is left out: its interval, the narrowest, is the one that gave the constant.
     """
-    return bool(-np.sum(np.log(np.maximum(np.sort(precision)[:-1], 1))) < _CHANCE)
+    return bool(-np.sum(np.log(np.maximum(np.sort(precision)[:-1], 1))) < CHANCE)
