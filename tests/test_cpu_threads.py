@@ -62,7 +62,9 @@ def _everything(dtype: str, channels_last: bool, shape: tuple[int, int, int], gr
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("shape", "groups"), [((5, 24, 2100), 8), ((2, 6, 20000), 2), ((40, 96, 49), 1)])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((5, 24, 2100), 8), ((2, 6, 20000), 2), ((40, 96, 49), 1), ((901, 30, 10), 30)]
+)
 def test_same_bits_with_any_number_of_threads(
     dtype: str, channels_last: bool, shape: tuple[int, int, int], groups: int
 ) -> None:

@@ -25,13 +25,17 @@ def _layer_norm(dtype: str) -> Call:
     return lambda part: normgrad.layer_norm_backward(dy[part], x[part], [384], mean[part], rstd[part], weight)
 
 
-def _group_norm(dtype: str) -> Call:
-    x, dy = _data(dtype, 9, 12, 77, seed=1), _data(dtype, 9, 12, 77, seed=2)
-    mean, rstd = _data("float32", 9, 4, seed=3), np.abs(_data("float32", 9, 4, seed=4))
-    weight = _data("float32", 12, seed=5)
+def _group_norm(dtype: str, samples: int = 9, channels: int = 12, positions: int = 77, groups: int = 4) -> Call:
+    x, dy = (_data(dtype, samples, channels, positions, seed=seed) for seed in (1, 2))
+    mean, rstd = _data("float32", samples, groups, seed=3), np.abs(_data("float32", samples, groups, seed=4))
+    weight = _data("float32", channels, seed=5)
     return lambda part: normgrad.group_norm_backward(
-        dy[part], x[part], mean[part], rstd[part], weight, len(x[part]), 12, 77, 4
+        dy[part], x[part], mean[part], rstd[part], weight, len(x[part]), channels, positions, groups
     )
+
+
+def _many_small_groups(dtype: str) -> Call:
+    return _group_norm(dtype, 301, 10, 7, 10)
 
 
 def _batch_norm(dtype: str) -> Call:
@@ -56,7 +60,7 @@ def _forward(dtype: str) -> Call:
     )
 
 
-GRADIENTS = [_layer_norm, _group_norm, _batch_norm]
+GRADIENTS = [_layer_norm, _group_norm, _many_small_groups, _batch_norm]
 ALL = slice(None)
 
 

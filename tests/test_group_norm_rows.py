@@ -16,8 +16,12 @@ from support.dtypes import BF16, FLOATS, NUMPY
 
 _OPERATOR = OPERATORS["group_norm_backward"]
 
-# Groups of one vector and of parts of vectors; rows of one vector and less, of several and a part, and of many.
-SHAPES = [((2, 64, 7, 7), 1), ((3, 70, 7, 7), 7), ((2, 24, 5, 5), 3), ((2, 40, 9, 5), 4), ((2, 37, 12, 12), 1)]
+# Groups of one vector and of parts of vectors; rows of one vector and less, of several and a part, and of many. Of the
+# last three, many samples whose groups are small: several groups, or all, are summed together on a CPU.
+SHAPES = [
+    *[((2, 64, 7, 7), 1), ((3, 70, 7, 7), 7), ((2, 24, 5, 5), 3), ((2, 40, 9, 5), 4), ((2, 37, 12, 12), 1)],
+    *[((197, 30, 3, 3), 30), ((130, 33, 1, 5), 11), ((5, 42, 13, 13), 42)],
+]
 
 
 def _arguments(shape: tuple[int, ...], groups: int, dtype: str, channels_last: bool) -> dict[str, Any]:

@@ -154,8 +154,6 @@ class LayerNormForward:
 
 #: Arrays of float32 that the coefficients of channels consist of, in the order of `channel.coefficients.gradient`.
 COEFFICIENTS = 6
-#: Lanes behind the coefficients and weights of GroupNorm, so that the last vector of a group may be a whole one.
-SPARE_LANES = 16
 
 
 @dataclass
@@ -187,9 +185,11 @@ class Channel:
     chunks: int = 0  # along the positions
     chunk_channels: int = 0  # whole channels in a chunk of short rows
     chunks_per_take: int = 0
-    units: int = 0  # what is summed before its results are written: a group of a sample (rows), a sample (columns)
+    units: int = 0  # what is summed before its results are written: groups of a sample (rows), a sample (columns)
+    unit_groups: int = 0
     unit_chunks: int = 0
     units_per_take: int = 0
+    block_samples: int = 1  # samples whose sums a thread adds up as they come
     in_phases: int = 0  # GroupNorm: all sums before all results, where units are too large or too few
     is_contiguous: int = 0  # columns: the elements of a chunk are contiguous and share their statistics
     group_channels: int = 0
@@ -208,10 +208,11 @@ class Channel:
     counter: Vector = field(default_factory=Vector)
     grad_weight: Vector = field(default_factory=Vector)
     grad_bias: Vector = field(default_factory=Vector)
-    partials: Pointer | None = None  # float64 [samples, chunks, 2, padded channels]
+    partials: Pointer | None = None  # float64 [blocks of samples, chunks, 2, padded channels]
+    sums: Pointer | None = None  # float64 [blocks of samples, 2, padded channels]
     statistics: Pointer | None = None  # float64: GroupNorm [samples, groups, 2], BatchNorm [2, padded channels]
     coefficients: Pointer | None = None  # float32 [.., COEFFICIENTS, padded channels]; batch_norm_stats: shifts
-    parameter_lanes: Pointer | None = None  # float32 [2, padded channels + SPARE_LANES]: weight and bias
+    parameter_lanes: Pointer | None = None  # float32 [2, padded channels]: weight and bias
     slots: int = 0
     slot: Counter = Counter(0)
     parameter_phase: Phase = field(default_factory=Phase)

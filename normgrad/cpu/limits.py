@@ -60,9 +60,9 @@ STAGED_ROWS = 32
 PREFETCH_COLUMNS = 16
 #: Columns of long rows that a thread takes at a time, and columns whose partial sums it reduces at a time.
 COLUMN_CHUNK, REDUCED_COLUMNS = 8192, 256
-#: Elements of a block of rows, about; and at least, so that each of several threads gets one.
+#: Elements of a block of rows, in GroupNorm of samples, about; and at least, so that each of several threads has one.
 BLOCK, SMALLEST_BLOCK = 1 << 16, 1 << 15
-#: Blocks at most. The workspace has 16 bytes per block and column.
+#: Blocks of rows at most, and of samples at least. The workspace has 16 bytes per block and column or channel.
 MOST_BLOCKS = 64
 #: Blocks per row and byte of an element: a block's partial sums are 32 bytes a column written and read, here at most
 #: about 4 % of the traffic of the rows (2 reads and a write).
@@ -80,6 +80,11 @@ TOGETHER_COLUMNS = 1024
 ROW_CHUNK, COLUMN_CHUNK_POSITIONS = 2048, 128
 #: Elements that a thread takes at a time: about 5 us of work, against some 0.1 us for an atomic addition.
 TAKEN_ELEMENTS = 32768
+#: Elements of small groups that are summed together before their results are written: 32 KB of two float32 tensors stay
+#: in the L1 cache.
+SMALL_GROUPS = 2048
+#: Statistics of GroupNorm that a thread writes at a time: some microseconds of work.
+WRITTEN_STATISTICS = 1024
 #: Elements of all units from which on fewer than FEW_UNITS units are processed in phases, by chunks: with whole units
 #: some of the threads would have nothing to do.
 PHASES_FROM, FEW_UNITS = 1 << 18, 8

@@ -245,7 +245,7 @@ def reduce_moments(desc, block):
     """Reduce the partial moments of 32 channels to their mean and invstd: all means come first, then all invstds."""
     size, smallest = splat_f64(np.float64(desc.samples * desc.positions)), splat_f64(limits.SMALLEST_M2)
     for lane in range(32 * block, 32 * block + 32, 16):
-        total, squares = merge_partials(desc, 0, desc.samples, lane)
+        total, squares = merge_partials(desc, desc.partials, desc.samples, lane)
         # Where float32 squares underflow, M2 may be negative, and invstd must be finite: with eps 0 it is Inf for equal
         # elements alone, whose M2 is 0. Where squares overflow, Inf - Inf makes the variance NaN: invstd must not be 0.
         variance = replace_negative(squares, smallest) / size
@@ -330,13 +330,13 @@ def _sum(dtype, layout, direction, desc, chunk):
 
 @inline
 def _sum_rows(dtype, desc, chunk):
-    negative_means = chunk.coefficients + 4 * desc.padded_channels
-    rows.compute_sums(dtype, desc, chunk, np.float32(1), np.float32(0), negative_means)
+    # A row's sums are results themselves: of few terms, each joins float64.
+    rows.compute_sums(dtype, desc, chunk, desc.samples * desc.positions <= limits.FLOAT64_TERMS)
 
 
 @inline
 def _sum_columns(dtype, desc, chunk):
-    # Positions that are added in float32 first. The sums are results themselves: of few terms, each joins float64.
+    # Positions that are added in float32 first: one, of few terms.
     run = 1 if desc.samples * desc.positions <= limits.FLOAT64_COLUMN_TERMS else limits.COLUMN_RUN
     if item_size(dtype) == 4 and desc.channels > limits.ALL_CHANNELS_FROM and run > 1:
         columns.sum_all_channels(desc, chunk)

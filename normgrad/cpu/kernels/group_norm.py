@@ -1,21 +1,25 @@
 """GroupNorm: the kernels `group_norm` and `group_norm_backward`.
 
-A unit is what a thread sums before it can write results: in rows a group of a sample, in columns a sample with all its
-groups. A thread takes a unit, sums its chunks, reduces the sums, and writes the results of its chunks while their data
-is in a cache. Units that would not stay there, or too few of them, are processed in phases instead: the sums of all
-chunks, the statistics of all units, the results of all chunks. Either way the work is done by the functions `_prepare`,
-`_sum` and `compute_results`, which `choose` has for each layout and direction, and two that the kernel names.
+A unit is what a thread sums before it can write results: in rows a group of a sample, or several small ones, in columns
+a sample with all its groups. A thread takes a unit, sums its chunks, reduces the sums, and writes the results of its
+chunks while their data is in a cache. Units that would not stay there, or too few of them, are processed in phases
+instead: the sums of all chunks, the statistics of all units, the results of all chunks. Either way the work is done by
+the functions `_sum` and `compute_results`, which `choose` has for each layout and direction, and three that the kernel
+names.
 
 The partial sums of a unit's chunks are reduced to statistics and coefficients of its groups: by `reduce_gradients` in
 the backward pass, by `reduce_moments` in the forward pass, in whole vectors of channels as far as a group fills them.
-`common.reduce.sum_partials` adds the sums over samples, for the gradients of weight and bias.
+For the gradients of weight and bias, a thread adds the sums of a block of samples as they come, and
+`common.reduce.sum_partials` those of all blocks.
 """
+
+from collections import namedtuple
 
 import numpy as np
 
 from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline, kernel
-from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES, Channel
+from normgrad.cpu.descriptors import COEFFICIENTS, Channel
 from normgrad.cpu.intrinsics.memory import fetch_add, load, store
 from normgrad.cpu.intrinsics.vectors import (
     fma,
@@ -38,44 +42,62 @@ from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged, 
 from normgrad.cpu.kernels.common.work import items_in_order, items_of
 from normgrad.cpu.tags import BACKWARD, F32, F64, FORWARD
 
+#: The groups [first, last) of sample n, the first of its chunks' partial sums, and its coefficients. `sums` are those
+#: of the samples of its block so far, none where it `is_first`.
+Unit = namedtuple("Unit", "n first last partials coefficients sums is_first")
+
+
+@device
+def _unit_of(desc, number, coefficients):
+    units = quotient(desc.groups, desc.unit_groups)
+    n = quotient(number, units)
+    block, first = quotient(n, desc.block_samples), (number - n * units) * desc.unit_groups
+    sums, is_first = desc.sums + 16 * block * desc.padded_channels, n == block * desc.block_samples
+    return Unit(n, first, first + desc.unit_groups, partials_of(desc, n, 0), coefficients, sums, is_first)
+
+
 # Partial sums to the statistics and coefficients of a group.
 
 
 @device
 def bias_lanes(desc):
     """Return the address of the biases in lane order: behind the weights."""
-    return desc.parameter_lanes + 4 * (desc.padded_channels + SPARE_LANES)
+    return desc.parameter_lanes + 4 * desc.padded_channels
 
 
 @inline
-def _sum_channels(get, put, desc, n, lane, ratio, zero):
-    """Add up a channel, or 16 of a group, over the chunks, to the first chunk's partials; return weight times the sums.
+def _sum_channels(get, put, desc, unit, lane, ratio, zero):
+    """Add up a channel, or 16 of a group, over the chunks, and to the block's sums; return weight times the sums.
 
     `get` and `put` are `load` and `store`, or `vload` and `vstore`; `ratio` is that of x_hat to the deviation summed.
     """
-    g, gx, pitch, first = zero, zero, desc.padded_channels, partials_of(desc, n, 0)
+    g, gx, pitch, sums = zero, zero, desc.padded_channels, unit.sums
     for chunk in range(desc.chunks):
-        at = first + 16 * pitch * chunk
+        at = unit.partials + 16 * pitch * chunk
         g, gx = g + get(F64, at, lane), gx + get(F64, at, pitch + lane)
     gx = gx * ratio
-    put(F64, first, lane, g)
-    put(F64, first, pitch + lane, gx)
+    if unit.is_first:
+        put(F64, sums, lane, g)
+        put(F64, sums, pitch + lane, gx)
+    else:
+        put(F64, sums, lane, get(F64, sums, lane) + g)
+        put(F64, sums, pitch + lane, get(F64, sums, pitch + lane) + gx)
     weight = widen(get(F32, desc.parameter_lanes, lane))
     return weight * g, weight * gx
 
 
 @device
-def _sum_group(dtype, paired, desc, n, first, last, ratio):
+def _sum_group(dtype, paired, desc, unit, first, last, ratio):
     """Return the sums of weight*grad_out and of weight*grad_out*x_hat over a group; x_hat is ratio*deviation."""
     total, total_x, whole = 0.0, 0.0, whole_vectors(paired, first, last)
     if whole > first:
         sums, sums_x = splat_f64(0.0), splat_f64(0.0)
         for lane in range(first, whole, 16):
-            g, gx = _sum_channels(vload, vstore, desc, n, lane, splat_f64(ratio), splat_f64(0.0))
+            g, gx = _sum_channels(vload, vstore, desc, unit, lane, splat_f64(ratio), splat_f64(0.0))
             sums, sums_x = sums + g, sums_x + gx
         total, total_x = hsum(sums), hsum(sums_x)
     for c in range(whole, last):
-        g, gx = _sum_channels(load, store, desc, n, lane_of(dtype, paired, c), ratio, 0.0)
+        g, gx = _sum_channels(load, store, desc, unit, lane_of(dtype, paired, c), ratio, 0.0)
         total += g
         total_x += gx
     return total, total_x
@@ -106,72 +128,60 @@ def _store_gradient_coefficients(dtype, paired, desc, target, first, last, k):
 
 
 @device
-def reduce_gradients(dtype, paired, desc, n, q, target):
-    """Reduce the partial sums of group q of sample n, and store the coefficients of its gradients.
-
-    The sums over all positions are left in the partials of the sample's first chunk.
-    """
-    per_group, statistic = desc.group_channels, n * desc.groups + q
+def reduce_gradients(dtype, paired, desc, unit, q):
+    """Reduce the partial sums of group q of a unit, and store the coefficients of its gradients."""
+    per_group, statistic = desc.group_channels, unit.n * desc.groups + q
     first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc.positions)
     mean, rstd = load_element(desc.mean, statistic), load_element(desc.rstd, statistic)
     ratio = rstd / power_of_two(rstd, mean)
-    total, total_x = _sum_group(dtype, paired, desc, n, first, last, ratio)
+    total, total_x = _sum_group(dtype, paired, desc, unit, first, last, ratio)
     if desc.result.address != 0:
         coefficient = rstd * (total_x / size)
         scale = power_of_two(coefficient, mean)
         shift, factor = np.float32(-(mean * scale)), np.float32(coefficient / scale)
         k = np.float32(scale), shift, factor, np.float32(total / size), np.float32(rstd)
-        _store_gradient_coefficients(dtype, paired, desc, target, first, last, k)
+        _store_gradient_coefficients(dtype, paired, desc, unit.coefficients, first, last, k)
 
 
 @device
-def sum_coefficients(desc, n, q):
-    """Return scale and shift for the sums of a group: the deviation that is summed is (x - mean)*scale.
+def store_sum_coefficients(dtype, paired, desc, unit):
+    """Store scale and shift for the sums of a unit, one of each per channel: it sums the deviation (x - mean)*scale.
 
     The scale is the power of two above rstd, or a smaller one where the mean is so large that mean*scale would
     overflow. `reduce_gradients` multiplies the sums by rstd/scale, which makes the deviation x_hat.
     """
-    statistic = n * desc.groups + q
-    mean = load_element(desc.mean, statistic)
-    scale = power_of_two(load_element(desc.rstd, statistic), mean)
-    return np.float32(scale), np.float32(-(mean * scale))
-
-
-@device
-def store_sum_coefficients(dtype, desc, n, target):
-    """Store scale and shift for the sums of a sample in columns, one of each per channel, in lane order."""
-    per_group, pitch = desc.group_channels, desc.padded_channels
-    for q in range(desc.groups):
-        first = q * per_group
-        scale, shift = sum_coefficients(desc, n, q)
-        whole = whole_vectors(True, first, first + per_group)
+    per_group, pitch, target = desc.group_channels, desc.padded_channels, unit.coefficients
+    for q in range(unit.first, unit.last):
+        statistic, first, last = unit.n * desc.groups + q, q * per_group, (q + 1) * per_group
+        mean = load_element(desc.mean, statistic)
+        power = power_of_two(load_element(desc.rstd, statistic), mean)
+        scale, shift, whole = np.float32(power), np.float32(-(mean * power)), filled_vectors(paired, desc, first, last)
         for lane in range(first, whole, 16):
             vstore(F32, target, lane, splat_f32(scale))
             vstore(F32, target, pitch + lane, splat_f32(shift))
-        for c in range(whole, first + per_group):
-            store(F32, target, lane_of(dtype, True, c), scale)
-            store(F32, target, pitch + lane_of(dtype, True, c), shift)
+        for c in range(whole, last):
+            store(F32, target, lane_of(dtype, paired, c), scale)
+            store(F32, target, pitch + lane_of(dtype, paired, c), shift)
 
 
 @device
-def merge_chunks(desc, n):
+def merge_chunks(desc, unit):
     """Merge the sums and M2 of a sample's channels over its chunks, into the first chunk's partials."""
-    first = partials_of(desc, n, 0)
     for lane in range(0, desc.padded_channels, 16):
-        total, squares = merge_partials(desc, n, n + 1, lane)
-        vstore(F64, first, lane, total)
-        vstore(F64, first, desc.padded_channels + lane, squares)
+        total, squares = merge_partials(desc, unit.partials, 1, lane)
+        vstore(F64, unit.partials, lane, total)
+        vstore(F64, unit.partials, desc.padded_channels + lane, squares)
 
 
 @device
-def _merge_chunks_of_group(desc, n, first, last):
+def _merge_chunks_of_group(desc, unit, first, last):
     """Return the sum and M2 of a group, where a chunk has one sum and one M2 for all its elements.
 
     They are in the chunk's partials, at its first channel.
     """
     total, squares, size = 0.0, 0.0, 0.0
     for chunk in range(desc.chunks):
-        partials, positions = partials_of(desc, n, chunk), positions_of(desc, chunk)
+        partials, positions = unit.partials + 16 * desc.padded_channels * chunk, positions_of(desc, chunk)
         for c in range(first, last, desc.chunk_channels):
             other, others = load(F64, partials, c), load(F64, partials, c + desc.padded_channels)
             count = np.float64(positions * min(desc.chunk_channels, last - c))
@@ -184,9 +194,9 @@ def _merge_chunks_of_group(desc, n, first, last):
 
 
 @device
-def _merge_channels(dtype, desc, n, first, last):
+def _merge_channels(dtype, desc, unit, first, last):
     """Return the sum and M2 of a group, where every channel has its own: `merge_chunks` has merged them over chunks."""
-    sums, positions = partials_of(desc, n, 0), np.float64(desc.positions)
+    sums, positions = unit.partials, np.float64(desc.positions)
     total, squares, size = 0.0, 0.0, positions * (last - first)
     for c in range(first, last):
         total += load(F64, sums, lane_of(dtype, True, c))
@@ -223,25 +233,21 @@ def _store_output_coefficients(dtype, paired, desc, target, first, last, mean, r
 
 
 @device
-def reduce_moments(dtype, paired, desc, n, q, target):
-    """Reduce the partial moments of group q of sample n to mean and rstd, and store the coefficients of its output."""
-    per_group, statistic = desc.group_channels, n * desc.groups + q
+def reduce_moments(dtype, paired, desc, unit, q):
+    """Reduce the partial moments of group q of a unit to mean and rstd, and store the coefficients of its output."""
+    per_group, statistic = desc.group_channels, unit.n * desc.groups + q
     first, last, size = q * per_group, (q + 1) * per_group, np.float64(per_group * desc.positions)
     if paired and not desc.is_contiguous:
-        total, squares = _merge_channels(dtype, desc, n, first, last)
+        total, squares = _merge_channels(dtype, desc, unit, first, last)
     else:
-        total, squares = _merge_chunks_of_group(desc, n, first, last)
+        total, squares = _merge_chunks_of_group(desc, unit, first, last)
     mean, rstd = total / size, 1.0 / np.sqrt(squares / size + desc.eps)
     store(F64, desc.statistics, 2 * statistic, mean)
     store(F64, desc.statistics, 2 * statistic + 1, rstd)
-    _store_output_coefficients(dtype, paired, desc, target, first, last, mean, rstd)
+    _store_output_coefficients(dtype, paired, desc, unit.coefficients, first, last, mean, rstd)
 
 
 # The steps of a unit, and the outputs of a call.
-
-
-def _prepare(dtype, layout, direction, desc, n, coefficients):
-    """Store what the sums of a sample need where its coefficients will be: scales and shifts, backward in columns."""
 
 
 def _sum(dtype, layout, direction, desc, chunk):
@@ -249,14 +255,8 @@ def _sum(dtype, layout, direction, desc, chunk):
 
 
 @inline
-def _prepare_nothing(dtype, desc, n, coefficients):
-    return
-
-
-@inline
 def _sum_rows(dtype, desc, chunk):
-    scale, shift = sum_coefficients(desc, chunk.n, quotient(chunk.first, desc.group_channels))
-    rows.compute_sums(dtype, desc, chunk, scale, shift, 0)
+    rows.compute_sums(dtype, desc, chunk, False)
 
 
 @inline
@@ -264,7 +264,6 @@ def _sum_columns(dtype, desc, chunk):
     columns.compute_sums(dtype, desc, chunk, limits.COLUMN_RUN)
 
 
-choose(_prepare, columns_backward=store_sum_coefficients, backward=_prepare_nothing, forward=_prepare_nothing)
 choose(
     _sum,
     rows_backward=_sum_rows,
@@ -275,45 +274,42 @@ choose(
 
 
 @inline
-def _groups_of(paired, desc, unit):
-    """Return the sample of a unit, and its groups [first, last)."""
-    if paired:
-        return unit, 0, desc.groups
-    n = quotient(unit, desc.groups)
-    return n, unit - n * desc.groups, unit - n * desc.groups + 1
+def _prepare_nothing(dtype, paired, desc, unit):
+    return
 
 
 @inline
-def _reduce_backward(dtype, paired, desc, n, first, last, coefficients):
-    for q in range(first, last):
-        reduce_gradients(dtype, paired, desc, n, q, coefficients)
+def _reduce_backward(dtype, paired, desc, unit):
+    for q in range(unit.first, unit.last):
+        reduce_gradients(dtype, paired, desc, unit, q)
 
 
 @inline
-def _reduce_forward(dtype, paired, desc, n, first, last, coefficients):
+def _reduce_forward(dtype, paired, desc, unit):
     if paired and not desc.is_contiguous:
-        merge_chunks(desc, n)
-    for q in range(first, last):
-        reduce_moments(dtype, paired, desc, n, q, coefficients)
+        merge_chunks(desc, unit)
+    for q in range(unit.first, unit.last):
+        reduce_moments(dtype, paired, desc, unit, q)
 
 
 @inline
 def _write_gradients(dtype, paired, desc):
-    """Write grad_weight and grad_bias: the sums over samples, 32 channels at a time."""
-    is_wanted = desc.grad_weight.address != 0 or desc.grad_bias.address != 0
-    blocks, step = desc.padded_channels // 32 if is_wanted else 0, 16 * desc.padded_channels * desc.chunks
-    for block in items_in_order(desc.output_phase, blocks):
-        sums, first, last = desc.partials + 256 * block, 32 * block, min(desc.channels, 32 * (block + 1))
-        sum_partials(sums, desc.samples, step, desc.padded_channels)
-        from_lanes(dtype, paired, desc.grad_weight, first, last, sums + 8 * desc.padded_channels)
+    """Write grad_weight and grad_bias: the sums over blocks of samples, 32 channels at a time."""
+    is_wanted, pitch = desc.grad_weight.address != 0 or desc.grad_bias.address != 0, desc.padded_channels
+    blocks = quotient(desc.samples + desc.block_samples - 1, desc.block_samples)
+    for part in items_in_order(desc.output_phase, (desc.channels + 31) // 32 if is_wanted else 0):
+        sums, first, last = desc.sums + 256 * part, 32 * part, min(desc.channels, 32 * (part + 1))
+        sum_partials(sums, blocks, 16 * pitch, pitch)
+        from_lanes(dtype, paired, desc.grad_weight, first, last, sums + 8 * pitch)
         from_lanes(dtype, paired, desc.grad_bias, first, last, sums)
 
 
 @inline
 def _write_statistics(dtype, paired, desc):
     """Write mean and rstd: once all input is read, since they may alias it."""
-    for _ in items_in_order(desc.output_phase, 1):
-        for statistic in range(desc.samples * desc.groups):
+    count, some = desc.samples * desc.groups, limits.WRITTEN_STATISTICS
+    for part in items_in_order(desc.output_phase, quotient(count + some - 1, some)):
+        for statistic in range(part * some, min((part + 1) * some, count)):
             store_element(desc.mean, statistic, load(F64, desc.statistics, 2 * statistic))
             store_element(desc.rstd, statistic, load(F64, desc.statistics, 2 * statistic + 1))
 
@@ -324,7 +320,7 @@ def _coefficients(desc, number):
 
     In phases each slot has one more, for what the sums need.
     """
-    return desc.coefficients + 4 * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * number
+    return desc.coefficients + 4 * COEFFICIENTS * desc.padded_channels * number
 
 
 @device
@@ -337,57 +333,62 @@ def _order_parameters(dtype, paired, desc):
 
 
 @inline
-def _unit_by_unit(dtype, layout, direction, desc, slot, reduce):
+def _chunk(layout, desc, unit, number):
+    return chunk_of(layout, desc, unit.n, unit.first, number, unit.coefficients)
+
+
+@inline
+def _unit_by_unit(dtype, layout, direction, desc, slot, prepare, reduce):
     """Process unit after unit: its sums, and its results while its data is in a cache."""
     own, results = _coefficients(desc, slot), desc.unit_chunks if desc.result.address != 0 else 0
-    for unit in items_of(desc.sum_phase, desc.units, desc.units_per_take, slot):
-        n, first, last = _groups_of(in_columns(layout), desc, unit)
-        _prepare(dtype, layout, direction, desc, n, own)
+    for number in items_of(desc.sum_phase, desc.units, desc.units_per_take, slot):
+        unit = _unit_of(desc, number, own)
+        prepare(dtype, in_columns(layout), desc, unit)
         for i in range(desc.unit_chunks):
-            _sum(dtype, layout, direction, desc, chunk_of(layout, desc, n, first, i, own))
-        reduce(dtype, in_columns(layout), desc, n, first, last, own)
+            _sum(dtype, layout, direction, desc, _chunk(layout, desc, unit, i))
+        reduce(dtype, in_columns(layout), desc, unit)
         for i in range(results):
-            compute_results(dtype, layout, direction, desc, chunk_of(layout, desc, n, first, i, own))
+            compute_results(dtype, layout, direction, desc, _chunk(layout, desc, unit, i))
 
 
 @inline
-def _in_phases(dtype, layout, direction, desc, slot, reduce):
+def _in_phases(dtype, layout, direction, desc, slot, prepare, reduce):
     """Sum all chunks, reduce all units, then compute the results of all chunks."""
     paired, chunks, total = in_columns(layout), desc.unit_chunks, desc.units * desc.unit_chunks
-    own, sample = _coefficients(desc, desc.samples + slot), -1
+    own, units, previous = _coefficients(desc, desc.samples + slot), quotient(desc.groups, desc.unit_groups), -1
     for i in items_of(desc.sum_phase, total, desc.chunks_per_take, slot):
-        n, first, _ = _groups_of(paired, desc, i // chunks)
-        if n != sample:
-            sample = n
-            _prepare(dtype, layout, direction, desc, n, own)
-        _sum(dtype, layout, direction, desc, chunk_of(layout, desc, n, first, i % chunks, own))
-    for unit in items_in_order(desc.statistics_phase, desc.units):
-        n, first, last = _groups_of(paired, desc, unit)
-        reduce(dtype, paired, desc, n, first, last, _coefficients(desc, n))
+        number = i // chunks
+        unit = _unit_of(desc, number, own)
+        if number != previous:
+            prepare(dtype, paired, desc, unit)
+            previous = number
+        _sum(dtype, layout, direction, desc, _chunk(layout, desc, unit, i % chunks))
+    for number in items_in_order(desc.statistics_phase, desc.units):
+        reduce(dtype, paired, desc, _unit_of(desc, number, _coefficients(desc, number // units)))
     for i in items_of(desc.result_phase, total if desc.result.address != 0 else 0, desc.chunks_per_take, slot):
-        n, first, _ = _groups_of(paired, desc, i // chunks)
-        chunk = chunk_of(layout, desc, n, first, i % chunks, _coefficients(desc, n))
-        compute_results(dtype, layout, direction, desc, chunk)
+        number = i // chunks
+        unit = _unit_of(desc, number, _coefficients(desc, number // units))
+        compute_results(dtype, layout, direction, desc, _chunk(layout, desc, unit, i % chunks))
 
 
 @inline
-def _run(dtype, layout, direction, desc, reduce, write):
+def _run(dtype, layout, direction, desc, prepare, reduce, write):
     slot = fetch_add(desc.slot, 1)
     if slot >= desc.slots:
         return
     _order_parameters(dtype, in_columns(layout), desc)
     if desc.in_phases:
-        _in_phases(dtype, layout, direction, desc, slot, reduce)
+        _in_phases(dtype, layout, direction, desc, slot, prepare, reduce)
     else:
-        _unit_by_unit(dtype, layout, direction, desc, slot, reduce)
+        _unit_by_unit(dtype, layout, direction, desc, slot, prepare, reduce)
     write(dtype, in_columns(layout), desc)
 
 
 @kernel
 def group_norm_backward(desc: Channel, dtype, layout):
-    _run(dtype, layout, BACKWARD, desc, _reduce_backward, _write_gradients)
+    _run(dtype, layout, BACKWARD, desc, store_sum_coefficients, _reduce_backward, _write_gradients)
 
 
 @kernel
 def group_norm(desc: Channel, dtype, layout):
-    _run(dtype, layout, FORWARD, desc, _reduce_forward, _write_statistics)
+    _run(dtype, layout, FORWARD, desc, _prepare_nothing, _reduce_forward, _write_statistics)

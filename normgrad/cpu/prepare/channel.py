@@ -93,22 +93,30 @@ class ChannelLayout:
         desc, chunk = self.desc, limits.COLUMN_CHUNK_POSITIONS if self.columns else limits.ROW_CHUNK
         desc.samples, desc.channels, desc.positions, desc.groups = samples, channels, positions, groups
         desc.chunk_positions, desc.chunks = chunk, -(-positions // chunk)
-        desc.units = samples if self.columns else samples * groups
-        desc.group_channels, size = channels // groups, samples * channels * positions // max(desc.units, 1)
-        several = 1
+        desc.group_channels = channels // groups
+        desc.unit_groups = groups if self.columns else _groups_together(groups, desc.group_channels * positions)
+        desc.units = samples * (groups // desc.unit_groups)
+        unit_channels = desc.unit_groups * desc.group_channels
+        size, several = unit_channels * positions, 1
         # Short rows make a chunk together: reaching a chunk would be most of the work. A power of two of them: chunks
         # of contiguous rows then begin at cache lines.
         if 0 < positions <= chunk:
-            several = max(1, min(desc.group_channels, 1 << (limits.SHORT_ROWS_CHUNK // positions).bit_length() >> 1))
+            several = max(1, min(unit_channels, 1 << (limits.SHORT_ROWS_CHUNK // positions).bit_length() >> 1))
         desc.chunk_channels = several
-        desc.unit_chunks = desc.chunks if self.columns else -(-desc.group_channels // several) * desc.chunks
+        desc.unit_chunks = desc.chunks if self.columns else -(-unit_channels // several) * desc.chunks
         chunk_elements = min(positions, chunk) * (channels if self.columns else several)
         desc.chunks_per_take = max(1, limits.TAKEN_ELEMENTS // max(1, chunk_elements))
         desc.units_per_take = max(1, min(limits.TAKEN_ELEMENTS // max(1, size), desc.units // (8 * pool.slots())))
-        desc.padded_channels, desc.slots = padded(channels), pool.slots()
+        # In rows the vector that stores the last coefficients of a group may go on behind the last channel.
+        desc.padded_channels, desc.slots = padded(channels if self.columns else channels + 15), pool.slots()
         if phases_above is not None:
             is_few = desc.units < limits.FEW_UNITS and size * desc.units > limits.PHASES_FROM
             desc.in_phases = size > phases_above or is_few
+            if not desc.in_phases:
+                units = groups // desc.unit_groups
+                desc.block_samples = max(1, min(limits.BLOCK // max(size * units, 1), samples // limits.MOST_BLOCKS))
+                if desc.block_samples > 1:
+                    desc.units_per_take = desc.block_samples * units
         for name, own in self.tensors.items():
             n, c, position = self.strides[name]
             setattr(desc, own, ChannelTensor(self.operands.pointer(name), n, c, position))
@@ -123,7 +131,7 @@ class ChannelLayout:
 
     def take_partials(self) -> None:
         """Reserve workspace for the sums of every chunk."""
-        parts = max(1, self.desc.samples * self.desc.chunks)
+        parts = max(1, -(-self.desc.samples // self.desc.block_samples) * self.desc.chunks)
         self.desc.partials = self.operands.workspace.take(parts * 2 * self.desc.padded_channels * 8)
 
     def take_statistics(self, count: int) -> None:
@@ -140,3 +148,8 @@ class ChannelLayout:
         shared = pool.shared(math.prod(self.sizes)) if several else 0
         dtype, layout = TAGS[self.operands.staged("input").dtype], COLUMNS if self.columns else ROWS
         return Step(kernel, self.desc, dtype, layout, shared=shared)
+
+
+def _groups_together(groups: int, size: int) -> int:
+    """Return how many groups of so many elements make a unit in rows: a divisor of all of them."""
+    return next(n for n in range(groups, 0, -1) if groups % n == 0 and (n == 1 or n * size <= limits.SMALL_GROUPS))

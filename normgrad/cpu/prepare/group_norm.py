@@ -7,7 +7,7 @@ import math
 from normgrad.contract.plan import Problem
 from normgrad.cpu import limits
 from normgrad.cpu.compile.kernel_lookup import Kernel
-from normgrad.cpu.descriptors import COEFFICIENTS, SPARE_LANES
+from normgrad.cpu.descriptors import COEFFICIENTS
 from normgrad.cpu.prepare.channel import ChannelLayout
 from normgrad.cpu.prepare.launch import SteppedKernel
 from normgrad.cpu.prepare.staging import Operands
@@ -55,7 +55,8 @@ def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLa
     layout.describe(groups, phases_above=limits.L2_UNIT // (read * operands.view("input").dtype.itemsize))
     desc = layout.desc
     layout.take_partials()
-    desc.parameter_lanes = operands.workspace.take(2 * (desc.padded_channels + SPARE_LANES) * 4)
-    sets = desc.samples + desc.slots if desc.in_phases else desc.slots
-    desc.coefficients = operands.workspace.take(sets * (COEFFICIENTS * desc.padded_channels + SPARE_LANES) * 4)
+    take, pitch = operands.workspace.take, desc.padded_channels
+    desc.sums = take(-(-desc.samples // desc.block_samples) * 2 * pitch * 8)
+    desc.parameter_lanes = take(2 * pitch * 4)
+    desc.coefficients = take((desc.samples * desc.in_phases + desc.slots) * COEFFICIENTS * pitch * 4)
     return layout

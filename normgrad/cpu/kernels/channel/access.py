@@ -33,8 +33,11 @@ def address_of(tensor, size, n, c, position):
 
 @device
 def partials_of(desc, n, part):
-    """Return the address of the first sums of a chunk, one per channel; the second ones are `padded_channels` on."""
-    return desc.partials + 16 * (n * desc.chunks + part) * desc.padded_channels
+    """Return the address of the first sums of a chunk, one per channel; the second ones are `padded_channels` on.
+
+    The samples of a block use the same memory, one after another.
+    """
+    return desc.partials + 16 * (quotient(n, desc.block_samples) * desc.chunks + part) * desc.padded_channels
 
 
 @device
@@ -51,12 +54,12 @@ def in_columns(builder, layout):
 
 @device
 def chunk_of(layout, desc, n, q, number, coefficients):
-    """Return chunk `number` of a sample in columns, of its group q in rows."""
+    """Return chunk `number` of a sample in columns, of its unit from group q on in rows."""
     if in_columns(layout):
         return Chunk(n, 0, desc.channels, number, coefficients)
-    block, group = quotient(number, desc.chunks), q * desc.group_channels
-    first = group + block * desc.chunk_channels
-    last = min(first + desc.chunk_channels, group + desc.group_channels)
+    block, unit = quotient(number, desc.chunks), q * desc.group_channels
+    first = unit + block * desc.chunk_channels
+    last = min(first + desc.chunk_channels, unit + desc.unit_groups * desc.group_channels)
     return Chunk(n, first, last, number - block * desc.chunks, coefficients)
 
 

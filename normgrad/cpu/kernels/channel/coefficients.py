@@ -87,5 +87,8 @@ def whole_vectors(paired, first, last):
 
 @device
 def filled_vectors(paired, desc, first, last):
-    """As whole_vectors, where coefficients are written: a unit's own have spare lanes behind the group."""
+    """As whole_vectors, where coefficients are written.
+
+    Those of rows have spare lanes behind the last channel, and a unit's own are written group after group.
+    """
     return whole_vectors(paired, first, last) if paired or desc.in_phases else last

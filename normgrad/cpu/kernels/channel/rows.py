@@ -8,14 +8,14 @@ import numpy as np
 
 from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline
-from normgrad.cpu.intrinsics.memory import item_size, load, store
-from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first
+from normgrad.cpu.intrinsics.memory import item_size, store
+from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair
 from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
 from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, four, six, splat, store_gradients, store_outputs
 from normgrad.cpu.kernels.common.reduce import merged, moments
 from normgrad.cpu.kernels.common.tensors import Cursor, for_pairs, is_streamed, moved
-from normgrad.cpu.tags import F32, F64
+from normgrad.cpu.tags import F64
 
 _TOGETHER = 4  # rows whose lanes are added up together
 
@@ -58,21 +58,22 @@ def compute_outputs(dtype, desc, chunk):
 
 @device
 def compute_moments(dtype, desc, chunk):
-    """Compute the sum and M2 of all elements of a chunk, to the partials of its first channel."""
-    first, last, count, size = chunk.first, chunk.last, positions_of(desc, chunk.part), item_size(dtype)
+    """Compute the sum and M2 of all elements of each group in a chunk, to the partials of the group's first channel."""
+    count, size, sums = positions_of(desc, chunk.part), item_size(dtype), partials_of(desc, chunk.n, chunk.part)
     at = cursor(desc, size, chunk)
     x, step = at.input, at.input_step
-    length = count * (last - first) if step == size * count else count  # contiguous rows are one
-    total, squares = moments(dtype, x, length, size)
-    done = length
-    while done < count * (last - first):
-        x += step
-        other, others = moments(dtype, x, count, size)
-        total, squares = merged(total, squares, np.float64(done), other, others, np.float64(count))
-        done += count
-    partials = partials_of(desc, chunk.n, chunk.part)
-    store(F64, partials, first, total)
-    store(F64, partials, first + desc.padded_channels, squares)
+    first = chunk.first
+    while first < chunk.last:
+        rows = min(desc.group_channels, chunk.last - first)
+        done = rows if step == size * count else 1  # contiguous rows are one
+        total, squares = moments(dtype, x, done * count, size)
+        for row in range(done, rows):
+            other, others = moments(dtype, x + row * step, count, size)
+            total, squares = merged(total, squares, np.float64(row * count), other, others, np.float64(count))
+        store(F64, sums, first, total)
+        store(F64, sums, first + desc.padded_channels, squares)
+        x += rows * step
+        first += rows
 
 
 @inline
@@ -104,9 +105,13 @@ def _float32_sums(dtype, at, first, count, scale, shift):
     """Return sum(g) and sum(g*deviation) of the elements from `first` on, in 16 lanes of at most 8 terms each."""
     sums, whole, left = (splat_f32(np.float32(0)), splat_f32(np.float32(0))), count & ~31, count & 31
     for i in range(first, whole, 32):
+        prefetch_pair(dtype, at.grad_out + limits.PREFETCH_BYTES, i)
+        prefetch_pair(dtype, at.input + limits.PREFETCH_BYTES, i)
         g, v = load_pair(dtype, at.grad_out, i), load_pair(dtype, at.input, i)
         sums = _added(g[0], g[1], v[0], v[1], scale, shift, sums)
     if left > 0:
+        prefetch_pair(dtype, at.grad_out + limits.PREFETCH_BYTES, whole)
+        prefetch_pair(dtype, at.input + limits.PREFETCH_BYTES, whole)
         g, v = load_pair_first(dtype, at.grad_out, whole, left), load_pair_first(dtype, at.input, whole, left)
         sums = _added(g[0], g[1], v[0], v[1], scale, shift, sums)
     return widen(sums[0]), widen(sums[1])
@@ -115,9 +120,7 @@ def _float32_sums(dtype, at, first, count, scale, shift):
 @inline
 def _lane_sums(dtype, at, count, scale, shift, in_float64):
     """Return sum(g) and sum(g*deviation) in 16 lanes: float32 trees of 8 terms a lane, float64 beyond."""
-    scale, shift = splat_f32(scale), splat_f32(shift)
-    total, total_x = splat_f64(0.0), splat_f64(0.0)
-    i = 0
+    total, total_x, i = splat_f64(0.0), splat_f64(0.0), 0
     while i + 128 <= count:
         a0, b0 = _terms(dtype, at, i, scale, shift)
         a1, b1 = _terms(dtype, at, i + 32, scale, shift)
@@ -135,41 +138,32 @@ def _lane_sums(dtype, at, count, scale, shift, in_float64):
 
 
 @inline
-def _four_short_rows(dtype, at, count, scale, shifts, sums, sums_x):
+def _four_short_rows(dtype, at, count, scales, shifts, sums, sums_x):
     """Sum four short rows, to memory; their lanes are added up together."""
-    scale = splat_f32(scale)
-    a0, b0 = _float32_sums(dtype, at, 0, count, scale, splat_f32(shifts[0]))
-    a1, b1 = _float32_sums(dtype, moved(at, 1), 0, count, scale, splat_f32(shifts[1]))
-    a2, b2 = _float32_sums(dtype, moved(at, 2), 0, count, scale, splat_f32(shifts[2]))
-    a3, b3 = _float32_sums(dtype, moved(at, 3), 0, count, scale, splat_f32(shifts[3]))
+    a0, b0 = _float32_sums(dtype, at, 0, count, splat(scales, 0), splat(shifts, 0))
+    a1, b1 = _float32_sums(dtype, moved(at, 1), 0, count, splat(scales, 1), splat(shifts, 1))
+    a2, b2 = _float32_sums(dtype, moved(at, 2), 0, count, splat(scales, 2), splat(shifts, 2))
+    a3, b3 = _float32_sums(dtype, moved(at, 3), 0, count, splat(scales, 3), splat(shifts, 3))
     store_sums(sums, a0, a1, a2, a3)
     store_sums(sums_x, b0, b1, b2, b3)
 
 
 @device
-def compute_sums(dtype, desc, chunk, scale, shift, shifts):
+def compute_sums(dtype, desc, chunk, in_float64):
     """Sum grad_out, and grad_out*deviation, over the rows of a chunk, to its partials.
 
-    Either all rows have one `shift` (GroupNorm), or `shifts` is the address of one for each channel (BatchNorm, where a
-    row's sums are results themselves).
+    The first two arrays of the chunk's coefficients are scales and shifts.
     """
     at, count = cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
-    in_float64 = shifts != 0 and desc.samples * desc.positions <= limits.FLOAT64_TERMS
-    four = shift, shift, shift, shift
-    sums = partials_of(desc, chunk.n, chunk.part)
-    sums_x = sums + 8 * desc.padded_channels
+    scales, sums = chunk.coefficients, partials_of(desc, chunk.n, chunk.part)
+    shifts, sums_x = scales + 4 * desc.padded_channels, sums + 8 * desc.padded_channels
     c = chunk.first
     while count <= limits.SHORT_ROW and not in_float64 and c + _TOGETHER <= chunk.last:
-        if shifts != 0:
-            own = shifts + 4 * c
-            four = load(F32, own, 0), load(F32, own, 1), load(F32, own, 2), load(F32, own, 3)
-        _four_short_rows(dtype, at, count, scale, four, sums + 8 * c, sums_x + 8 * c)
+        _four_short_rows(dtype, at, count, scales + 4 * c, shifts + 4 * c, sums + 8 * c, sums_x + 8 * c)
         at = moved(at, _TOGETHER)
         c += _TOGETHER
     while c < chunk.last:
-        if shifts != 0:
-            shift = load(F32, shifts, c)
-        total, total_x = _lane_sums(dtype, at, count, scale, shift, in_float64)
+        total, total_x = _lane_sums(dtype, at, count, splat(scales, c), splat(shifts, c), in_float64)
         store(F64, sums, c, hsum(total))
         store(F64, sums_x, c, hsum(total_x))
         at = moved(at, 1)

@@ -114,15 +114,15 @@ def sum_partials(first, count, step, pitch):
 
 
 @inline
-def merge_partials(desc, first, last, lane):
-    """Return the sum and M2 of 16 channels over all chunks of samples [first, last), from those of each chunk."""
-    pitch, size = desc.padded_channels, np.float64((last - first) * desc.positions)
-    start, step = desc.partials + 8 * (2 * first * desc.chunks * pitch + lane), 16 * pitch
+def merge_partials(desc, partials, samples, lane):
+    """Return the sum and M2 of 16 channels over all chunks of some samples, from the partials of each chunk."""
+    pitch, size = desc.padded_channels, np.float64(samples * desc.positions)
+    start, step = partials + 8 * lane, 16 * pitch
     total, squares = splat_f64(0.0), splat_f64(0.0)
-    for i in range((last - first) * desc.chunks):
+    for i in range(samples * desc.chunks):
         total = total + vload(F64, start + i * step, 0)
     at = start
-    for _ in range(last - first):
+    for _ in range(samples):
         for chunk in range(desc.chunks):
             count = np.float64(min(desc.chunk_positions, desc.positions - chunk * desc.chunk_positions))
             share = splat_f64(1.0 / (count * size * size))
