@@ -216,11 +216,6 @@ def cpu_page(page: str) -> tuple[str, str]:
 # GPU
 
 
-def gpu_cases(name: str = "cuda_h200") -> list[Case]:
-    """Return what was measured on the GPU."""
-    return list(cases(stored(name)["results"]))
-
-
 def described(row: Row) -> list[str]:
     """Return the cells of a case: operator, sizes, dtype and memory format."""
     return [row["operator"], size_of(row), row["dtype"], row["layout"].replace("contiguous", "")]
@@ -228,14 +223,25 @@ def described(row: Row) -> list[str]:
 
 def gpu_speeds(found: list[Case]) -> str:
     """Return a table of speeds in % of the copy."""
-    peers = (PLAN, PYTORCH, "torch.compile", "Liger", "QuACK")
-    shown = [peer for peer in peers if any(peer in case for case in found)]
+    shown = [peer for peer in (PLAN, PYTORCH, "Liger") if any(peer in case for case in found)]
     rows = []
     for case in found:
         row, copy = case[PLAN], case[COPY]["seconds"]
         shares = (f"{100 * copy / case[peer]['seconds']:.0f}" if peer in case else "" for peer in shown)
         rows.append([*described(row), f"{1e6 * copy:.1f}", *shares])
     return table(["operator", "sizes", "dtype", "format", "copy, µs", *(f"{peer}, %" for peer in shown)], rows)
+
+
+def gpu_peers(found: list[Case], others: list[Case]) -> str:
+    """Return a table of other libraries in % of the copy in their run, with normgrad's latest figures."""
+    latest = {tuple(described(case[PLAN])): case for case in found}
+    peers, rows = (PYTORCH, "torch.compile", "Liger", "QuACK"), []
+    for case in others:
+        cell = described(case[PLAN])
+        if tuple(cell) in latest:  # its own run has more dtypes
+            shares = [speedup(latest[tuple(cell)], COPY), *(speedup(case, COPY, peer) for peer in peers)]
+            rows.append([*cell, *("" if share is None else f"{100 * share:.0f}" for share in shares)])
+    return table(["operator", "sizes", "dtype", "format", *(f"{name}, %" for name in ("normgrad", *peers))], rows)
 
 
 def gpu_calls(found: list[Case]) -> str:
@@ -258,15 +264,15 @@ def gpu_calls(found: list[Case]) -> str:
 
 def gpu_page(page: str) -> tuple[str, str]:
     """Return docs/evidence/gpu.md and its chart."""
-    results = stored("cuda_h200")
+    results, others = stored("cuda_h200"), stored("cuda_h200_others")
     found = list(cases(results["results"]))
     tables = [
         machine_line(results, "torch", "triton") + "Speeds in % of a device-to-device copy of the same bytes.\n",
         gpu_speeds(found),
         "Host time of a call and time of a replayed CUDA graph, in µs:\n",
         gpu_calls(found),
-        "Other libraries, in a run of their own, with normgrad as it was then:\n",
-        gpu_speeds(gpu_cases("cuda_h200_others")),
+        machine_line(others, "torch", "triton") + "Other libraries; normgrad's figures are those of the first table.\n",
+        gpu_peers(found, list(cases(others["results"]))),
     ]
     rows = []
     for (operator, layout), group in grouped(found, "operator", "layout").items():
@@ -419,7 +425,7 @@ def norms_sentence(results: dict[str, Any], text: str, link: str) -> str:
 
 def operators_table() -> str:
     """Return a table of LayerNorm and GroupNorm: how many times faster than PyTorch, on the GPU and on the CPU."""
-    gpu, cpu = speedups(gpu_cases()), cpu_summary()
+    gpu, cpu = speedups(cases(stored("cuda_h200")["results"])), cpu_summary()
     rows = []
     for key in cpu:
         found = [groups.get(key, {}).get(dtype, []) for groups in (gpu, cpu) for dtype in GPU_DTYPES]
