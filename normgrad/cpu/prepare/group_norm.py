@@ -26,6 +26,8 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         operands.separate("grad_input", ("grad_out", "input"))
         tensors["grad_input"] = "result"
     layout = _layout(operands, tensors, 2)
+    desc = layout.desc
+    desc.sums = operands.workspace.take(-(-desc.samples // desc.block_samples) * 2 * desc.padded_channels * 8)
     layout.add_vectors("mean", "rstd", "weight", "grad_weight", "grad_bias")
     return operands.kernel(layout.step(_BACKWARD))
 
@@ -56,7 +58,6 @@ def _layout(operands: Operands, tensors: dict[str, str], read: int) -> ChannelLa
     desc = layout.desc
     layout.take_partials()
     take, pitch = operands.workspace.take, desc.padded_channels
-    desc.sums = take(-(-desc.samples // desc.block_samples) * 2 * pitch * 8)
     desc.parameter_lanes = take(2 * pitch * 4)
     desc.coefficients = take((desc.samples * desc.in_phases + desc.slots) * COEFFICIENTS * pitch * 4)
     return layout
