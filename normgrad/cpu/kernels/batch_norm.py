@@ -44,7 +44,6 @@ from normgrad.cpu.kernels.channel.access import (
     choose,
     chunk_of,
     in_columns,
-    partials_of,
     positions_of,
     quotient,
 )
@@ -152,7 +151,7 @@ def moments_rows(dtype, desc, chunk):
     """Compute the sum and M2 of every row of a chunk, to its partials."""
     first, last, count, size = chunk.first, chunk.last, positions_of(desc, chunk.part), item_size(dtype)
     at = rows.cursor(desc, size, chunk)
-    x, step, sums = at.input, at.input_step, partials_of(desc, chunk.n, chunk.part)
+    x, step, sums = at.input, at.input_step, chunk.partials
     squares = sums + 8 * desc.padded_channels
     if count >= limits.FLOAT64_COLUMN_TERMS:
         for c in range(first, last, limits.MOMENT_ROWS):
@@ -357,7 +356,8 @@ choose(
 def _chunk(layout, desc, i):
     """Return chunk i of all samples."""
     n = quotient(i, desc.unit_chunks)
-    return chunk_of(layout, desc, n, 0, i - n * desc.unit_chunks, desc.coefficients)
+    partials = desc.partials + 16 * n * desc.chunks * desc.padded_channels
+    return chunk_of(layout, desc, n, 0, i - n * desc.unit_chunks, partials, desc.coefficients)
 
 
 @inline

@@ -34,7 +34,7 @@ from normgrad.cpu.intrinsics.vectors import (
     widen,
 )
 from normgrad.cpu.kernels.channel import columns, rows
-from normgrad.cpu.kernels.channel.access import choose, chunk_of, in_columns, partials_of, positions_of, quotient
+from normgrad.cpu.kernels.channel.access import choose, chunk_of, in_columns, positions_of, quotient
 from normgrad.cpu.kernels.channel.coefficients import filled_vectors, whole_vectors
 from normgrad.cpu.kernels.channel.results import compute_results
 from normgrad.cpu.kernels.common.lanes import from_lanes, lane_of, load_element, store_element, to_lanes
@@ -42,18 +42,18 @@ from normgrad.cpu.kernels.common.reduce import between, merge_partials, merged, 
 from normgrad.cpu.kernels.common.work import items_in_order, items_of
 from normgrad.cpu.tags import BACKWARD, F32, F64, FORWARD
 
-#: The groups [first, last) of sample n, the first of its chunks' partial sums, and its coefficients. `sums` are those
-#: of the samples of its block so far, none where it `is_first`.
+#: The groups [first, last) of sample n, the partial sums of its chunks, and its coefficients. `sums` are those of the
+#: samples of its block so far, none where it `is_first`; these samples use the same partials, one after another.
 Unit = namedtuple("Unit", "n first last partials coefficients sums is_first")
 
 
 @device
 def _unit_of(desc, number, coefficients):
-    units = quotient(desc.groups, desc.unit_groups)
+    units, pitch = quotient(desc.groups, desc.unit_groups), 16 * desc.padded_channels
     n = quotient(number, units)
     block, first = quotient(n, desc.block_samples), (number - n * units) * desc.unit_groups
-    sums, is_first = desc.sums + 16 * block * desc.padded_channels, n == block * desc.block_samples
-    return Unit(n, first, first + desc.unit_groups, partials_of(desc, n, 0), coefficients, sums, is_first)
+    partials, sums = desc.partials + block * desc.chunks * pitch, desc.sums + block * pitch
+    return Unit(n, first, first + desc.unit_groups, partials, coefficients, sums, n == block * desc.block_samples)
 
 
 # Partial sums to the statistics and coefficients of a group.
@@ -334,7 +334,7 @@ def _order_parameters(dtype, paired, desc):
 
 @inline
 def _chunk(layout, desc, unit, number):
-    return chunk_of(layout, desc, unit.n, unit.first, number, unit.coefficients)
+    return chunk_of(layout, desc, unit.n, unit.first, number, unit.partials, unit.coefficients)
 
 
 @inline

@@ -152,4 +152,5 @@ class ChannelLayout:
 
 def _groups_together(groups: int, size: int) -> int:
     """Return how many groups of so many elements make a unit in rows: a divisor of all of them."""
-    return next(n for n in range(groups, 0, -1) if groups % n == 0 and (n == 1 or n * size <= limits.SMALL_GROUPS))
+    most = max(limits.SMALL_GROUPS // max(size, 1), 1)
+    return next(n for n in range(min(groups, most), 0, -1) if groups % n == 0)

@@ -10,9 +10,10 @@ from normgrad.cpu.compile.jit import device
 from normgrad.cpu.intrinsics.llvm import TAG, emitted
 from normgrad.cpu.tags import COLUMNS
 
-#: Part `part` of the positions of sample n, of channels [first, last): in columns these are all channels. The channels'
-#: coefficients are in the arrays at the address `coefficients`.
-Chunk = namedtuple("Chunk", "n first last part coefficients")
+#: Part `part` of the positions of sample n, of channels [first, last): in columns these are all channels. The chunk's
+#: sums are at the address `partials`, one per channel, the second ones `padded_channels` on; the channels' coefficients
+#: are in the arrays at the address `coefficients`.
+Chunk = namedtuple("Chunk", "n first last part partials coefficients")
 
 
 @device
@@ -32,15 +33,6 @@ def address_of(tensor, size, n, c, position):
 
 
 @device
-def partials_of(desc, n, part):
-    """Return the address of the first sums of a chunk, one per channel; the second ones are `padded_channels` on.
-
-    The samples of a block use the same memory, one after another.
-    """
-    return desc.partials + 16 * (quotient(n, desc.block_samples) * desc.chunks + part) * desc.padded_channels
-
-
-@device
 def positions_of(desc, part):
     """Return how many positions a chunk has."""
     return min(desc.chunk_positions, desc.positions - part * desc.chunk_positions)
@@ -53,14 +45,17 @@ def in_columns(builder, layout):
 
 
 @device
-def chunk_of(layout, desc, n, q, number, coefficients):
-    """Return chunk `number` of a sample in columns, of its unit from group q on in rows."""
-    if in_columns(layout):
-        return Chunk(n, 0, desc.channels, number, coefficients)
-    block, unit = quotient(number, desc.chunks), q * desc.group_channels
-    first = unit + block * desc.chunk_channels
-    last = min(first + desc.chunk_channels, unit + desc.unit_groups * desc.group_channels)
-    return Chunk(n, first, last, number - block * desc.chunks, coefficients)
+def chunk_of(layout, desc, n, q, number, partials, coefficients):
+    """Return chunk `number` of a sample in columns, of its unit from group q on in rows.
+
+    The sums of the sample's first part are at the address `partials`.
+    """
+    part, first, last = number, 0, desc.channels
+    if not in_columns(layout):
+        rows, unit = quotient(number, desc.chunks), q * desc.group_channels
+        part, first = number - rows * desc.chunks, unit + rows * desc.chunk_channels
+        last = min(first + desc.chunk_channels, unit + desc.unit_groups * desc.group_channels)
+    return Chunk(n, first, last, part, partials + 16 * part * desc.padded_channels, coefficients)
 
 
 _OPTIONS = {"jit_options": {"nogil": True, "error_model": "numpy", "forceinline": True}, "strict": False}

@@ -10,7 +10,7 @@ from normgrad.cpu import limits
 from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, prefetch_l2, stack_space, store
 from normgrad.cpu.intrinsics.vectors import fma, splat_f32, splat_f64, vload, vstore, widen
-from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
+from normgrad.cpu.kernels.channel.access import address_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, four, lanes, six, store_gradients, store_outputs
 from normgrad.cpu.kernels.common.reduce import about_mean, add_pair, moments
 from normgrad.cpu.kernels.common.tensors import Cursor, for_pairs, load_some, moved
@@ -50,7 +50,7 @@ def _beside(at, size, channels):
 @device
 def cleared_partials(desc, chunk):
     """Return the address of a chunk's sums, all of them set to 0."""
-    sums = partials_of(desc, chunk.n, chunk.part)
+    sums = chunk.partials
     for c in range(0, 2 * desc.padded_channels, 16):
         vstore(F64, sums, c, splat_f64(0.0))
     return sums

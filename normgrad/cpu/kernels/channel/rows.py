@@ -11,7 +11,7 @@ from normgrad.cpu.compile.jit import device, inline
 from normgrad.cpu.intrinsics.memory import item_size, store
 from normgrad.cpu.intrinsics.pairs import load_pair, load_pair_first, prefetch_pair
 from normgrad.cpu.intrinsics.vectors import fma, hsum, splat_f32, splat_f64, store_sums, widen
-from normgrad.cpu.kernels.channel.access import address_of, partials_of, positions_of
+from normgrad.cpu.kernels.channel.access import address_of, positions_of
 from normgrad.cpu.kernels.channel.coefficients import deviation, four, six, splat, store_gradients, store_outputs
 from normgrad.cpu.kernels.common.reduce import merged, moments
 from normgrad.cpu.kernels.common.tensors import Cursor, for_pairs, is_streamed, moved
@@ -59,7 +59,7 @@ def compute_outputs(dtype, desc, chunk):
 @device
 def compute_moments(dtype, desc, chunk):
     """Compute the sum and M2 of all elements of each group in a chunk, to the partials of the group's first channel."""
-    count, size, sums = positions_of(desc, chunk.part), item_size(dtype), partials_of(desc, chunk.n, chunk.part)
+    count, size, sums = positions_of(desc, chunk.part), item_size(dtype), chunk.partials
     at = cursor(desc, size, chunk)
     x, step = at.input, at.input_step
     first = chunk.first
@@ -155,7 +155,7 @@ def compute_sums(dtype, desc, chunk, in_float64):
     The first two arrays of the chunk's coefficients are scales and shifts.
     """
     at, count = cursor(desc, item_size(dtype), chunk), positions_of(desc, chunk.part)
-    scales, sums = chunk.coefficients, partials_of(desc, chunk.n, chunk.part)
+    scales, sums = chunk.coefficients, chunk.partials
     shifts, sums_x = scales + 4 * desc.padded_channels, sums + 8 * desc.padded_channels
     c = chunk.first
     while count <= limits.SHORT_ROW and not in_float64 and c + _TOGETHER <= chunk.last:
