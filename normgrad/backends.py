@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 
 from normgrad.contract.plan import Backend, Problem
@@ -18,8 +17,6 @@ BACKENDS = {
     "reference": ("normgrad.reference", "cpu"),
     "cuda": ("normgrad.cuda.backend", "cuda"),
 }
-if os.environ.get("TRITON_INTERPRET") == "1":
-    BACKENDS["interpreter"] = ("normgrad.cuda.interpreter", "cpu")
 _DEFAULT = {"cpu": "cpu", "cuda": "cuda"}
 
 

@@ -56,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    backends.BACKENDS["interpreter"] = ("support.interpreter", "cpu")
 #: The backends on the CPU, each of which every numeric test runs on.
 CPU_BACKENDS = [name for name, (_, device) in backends.BACKENDS.items() if device == "cpu"]
 

@@ -55,8 +55,8 @@ def _received_from(part, received):  # type: ignore[no-untyped-def]
 @pytest.fixture
 def clustered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run kernels as clusters of one CTA; return their names."""
-    from normgrad.cuda import interpreter
     from normgrad.cuda.device import cluster_exchange
+    from support import interpreter
 
     for double in (_init_cta_exchange, _send_to_ctas, _wait_for_ctas, _sum_received, _received_from):
         monkeypatch.setattr(cluster_exchange, double.__name__[1:], double)

@@ -197,8 +197,8 @@ def test_group_norm_beside_an_outlier(dtype: Any, channels_last: bool, position:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use tiles of a GPU's size."""
-    from normgrad.cuda import interpreter
     from normgrad.cuda.chip import Chip
+    from support import interpreter
 
     monkeypatch.setattr(interpreter, "CHIP", Chip(multiprocessors=2, cooperative_launch=False))
 

@@ -42,8 +42,8 @@ def _sum_by_thread(monkeypatch: pytest.MonkeyPatch, by_thread: Callable[[np.ndar
     """
     from triton.runtime.interpreter import ReduceOps
 
-    from normgrad.cuda import interpreter
     from normgrad.cuda.chip import Chip
+    from support import interpreter
 
     summed = ReduceOps.sum
 
@@ -256,9 +256,9 @@ class TestPartsOfAChannel:
     @pytest.fixture(autouse=True)
     def entries(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """Return how many partial sums of a channel each call combines."""
-        from normgrad.cuda import interpreter
         from normgrad.cuda.batch_norm import launches
         from normgrad.cuda.chip import Chip
+        from support import interpreter
 
         found: list[int] = []
         add = launches._add_combine

@@ -21,7 +21,6 @@ Shared by all families, on the host:
 ``driver_launch``      all launches of a call through NVIDIA's cuda-bindings, and how many clusters fit on a GPU
 ``plain``              the formulas in PyTorch's operations, where kernels cannot be used
 ``devices``            which GPUs the kernels run on, and why not on others
-``interpreter``        the backend that runs the kernels in Triton's interpreter
 
 and on the device: ``device`` (functions of several kernels) and ``helper_kernels``.
 """

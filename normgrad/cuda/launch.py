@@ -1,7 +1,7 @@
 """One kernel launch: its kernel, grid, arguments and options, and how it is compiled.
 
 ``steps.Steps`` collects the launches (``Step``) of an operator call. The backend compiles them when a plan is prepared,
-and ``driver_launch`` launches them when it runs; ``interpreter`` runs them on the host.
+and ``driver_launch`` launches them when it runs.
 """
 
 from __future__ import annotations
