@@ -204,7 +204,7 @@ def _compiled(compiler: list[str], python: Path) -> bytes:
             "-o",
             str(made),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0:
             raise SdkError(f"the C compiler failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
         return made.read_bytes()

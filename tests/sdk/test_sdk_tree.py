@@ -237,6 +237,17 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "tree").exists()
 
 
+def test_compiler_whose_message_is_not_in_the_locale_s_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(b"#!/bin/sh\nprintf 'ung\\374ltig' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(sdk.SdkError, match=r"(?s)the C compiler failed:\n.*ung.*ltig"):
+        sdk.build(tmp_path / "tree")
+
+
 @pytest.mark.parametrize("soname", ["libpython3.99.a", "libpython3.99.so.1.0"])
 def test_no_shared_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soname: str) -> None:
     real = sysconfig.get_config_var
