@@ -61,5 +61,5 @@ def backend_for(problem: Problem) -> Backend:
         return load(name)
     except ImportError as error:
         raise problem.signature.error(
-            None, f"the backend {name} for {problem.device} cannot be loaded: {error}", NO_KERNEL
+            None, f"the backend {name} for {problem.device} cannot be loaded: {quote(error)}", NO_KERNEL
         ) from error
