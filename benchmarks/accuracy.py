@@ -27,7 +27,7 @@ from rich.progress import track
 from normgrad import backends
 from normgrad.bench import machine
 from normgrad.bench.implementations import gpu, pytorch
-from normgrad.bench.implementations.implementation import Unavailable
+from normgrad.bench.implementations.implementation import Unavailable, results_of
 from normgrad.bench.tensors import as_torch, from_torch, on_host
 from normgrad.contract.status import NO_KERNEL, ContractError
 from normgrad.operators import OPERATORS
@@ -137,7 +137,7 @@ def _pytorch(operator: str, tensors: dict[str, Any], device: str) -> Sequence[An
         import torch
 
         return torch.native_batch_norm(tensors["input"], None, None, None, None, True, 0.0, 1e-5)[1:]
-    return pytorch.results_of(pytorch.operator(operator, tensors, device))
+    return results_of(pytorch.operator(operator, tensors, device))
 
 
 def _by_peer(peer: Peer, case: TestCase, device: str) -> tuple[dict[str, Any], dict[str, Any]] | None:

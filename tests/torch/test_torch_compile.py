@@ -14,6 +14,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import normgrad.torch
+from normgrad.testing.expected import as_tuple
 from support.processes import run_python
 from support.torch_samples import differentiable, random, samples
 
@@ -35,9 +36,7 @@ def fresh_compiler() -> Iterator[None]:
 
 def tuple_of(name: str) -> Any:
     def function(*args: Any) -> tuple[Any, ...]:
-        results = getattr(ops, name)(*args)
-        results = results if isinstance(results, tuple) else (results,)
-        return tuple(result for result in results if result is not None)
+        return tuple(result for result in as_tuple(getattr(ops, name)(*args)) if result is not None)
 
     return function
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import normgrad
 import normgrad.torch
 from normgrad.operators import dispatch
+from normgrad.testing.expected import as_tuple
 from normgrad.torch.library import KERNELS
 from support.processes import run_python
 from support.torch_samples import random, samples
@@ -28,10 +29,6 @@ CALLS = [(name, number) for name, calls in samples().items() for number in range
 def empty_caches(misses: list[str]) -> None:
     for kernel in KERNELS.values():
         kernel.dispatch.clear()
-
-
-def as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def assert_equal(found: Any, expected: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 import normgrad
 import normgrad.torch
 from normgrad.operators import OPERATORS
+from normgrad.testing.expected import as_tuple
 from support.torch_samples import differentiable, random, samples
 
 ops = torch.ops.normgrad
@@ -20,8 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def call(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    results = getattr(ops, name)(*args)
-    return results if isinstance(results, tuple) else (results,)
+    return as_tuple(getattr(ops, name)(*args))
 
 
 def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from normgrad.bench.cases import Case
-from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable, results_of
 from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 
@@ -77,12 +77,6 @@ class CompiledPyTorch:
             raise Unavailable(f"torch.compile failed: {type(error).__name__}") from error
         run = partial(_without_grad, compiled, values)
         yield Implementation(self.name, Role.PEER, run, partial(results_of, run))
-
-
-def results_of(run: Prepared) -> Sequence[Any]:
-    """Run once and return a tensor, or None, per output."""
-    results = run()
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _without_grad(function: Callable[..., Any], values: Sequence[Any]) -> Any:
