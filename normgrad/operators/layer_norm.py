@@ -52,7 +52,7 @@ def _statistics_shape(call: Call) -> Shape:
 
 
 _normalized_shape = Attribute("normalized_shape", "normalizedShape", sizes, follows=_ends_input, nullable=True)
-_one_per_row = elements(lambda call: math.prod(_outer(call)), "one per row of {input}", made_as=_statistics_shape)
+_one_per_row = elements(lambda call: math.prod(_outer(call)), "one per row of {input}", preferred=_statistics_shape)
 _like_weight = shape_is(_normalized, "{normalized_shape}")
 _input_or_float32 = dtype_of("input", FLOAT32)
 _weight_and_bias = (
