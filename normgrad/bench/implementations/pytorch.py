@@ -65,7 +65,7 @@ class CompiledPyTorch:
             raise Unavailable("it compiles for seconds, and only in the cases chosen for it")
         if work.case.operator not in _FORMULAS:
             raise Unavailable(f"there is no formula of {work.case.operator} to compile")
-        torch._dynamo.reset()  # every case is compiled for its own sizes, and none counts as a recompilation
+        torch.compiler.reset()  # every case is compiled for its own sizes, and none counts as a recompilation
         with torch.no_grad():
             arguments = with_own_statistics(work.case.operator, arguments_as_torch(work.arguments, work.device))
         function, values = _FORMULAS[work.case.operator](arguments)
