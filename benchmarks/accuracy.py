@@ -91,10 +91,8 @@ def _key(case: TestCase) -> str:
 
 
 def _entry(name: str, device: str, ours: bool) -> dict[str, Any]:
-    found = machine.describe(device)
-    place = found["processor"] if device == "cpu" else found["device"]
     versions = {package: metadata.version(package) for package in _MADE_WITH[name]}
-    return {"ours": ours, "machine": place, "versions": versions, "cases": {}}
+    return {"ours": ours, "machine": machine.hardware(machine.describe(device)), "versions": versions, "cases": {}}
 
 
 def _backend_errors(name: str, case: TestCase, device: str) -> dict[str, Any] | None:

@@ -30,10 +30,12 @@ from normgrad.bench.cases import (
     cases,
     selected,
 )
+from normgrad.bench.machine import hardware
 from normgrad.bench.model_steps import MODES, MODES_16, ROUNDINGS, Settings
 from normgrad.bench.models import MODELS, STEPS
 from normgrad.cli.errors import BadInput, nonempty_path, reason
 from normgrad.cli.terminal import Console
+from normgrad.contract.status import counted
 from normgrad.operators import OPERATORS
 
 Item = TypeVar("Item")
@@ -378,11 +380,9 @@ def _compiled_in_the_grid(chosen: Sequence[Case]) -> frozenset[Case]:
 def _headline(description: dict[str, Any]) -> str:
     versions = description["versions"]
     with_torch = f", PyTorch {versions['torch']}" if "torch" in versions else ""
-    place = description["processor"] if description["device"] == "cpu" else description["device"]
-    threads = "1 thread" if description["threads"] == 1 else f"{description['threads']} threads"
     return (
-        f"normgrad {versions['normgrad']}, backend {description['backend']}, {threads}, "
-        f"{place}{with_torch}, {description['date']}"
+        f"normgrad {versions['normgrad']}, backend {description['backend']}, "
+        f"{counted(description['threads'], 'thread')}, {hardware(description)}{with_torch}, {description['date']}"
     )
 
 
