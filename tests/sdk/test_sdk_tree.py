@@ -205,7 +205,9 @@ def test_a_tree_is_updated_and_what_else_is_there_stays(home: Path, tmp_path: Pa
     (target / "include" / "acl" / "mine.h").write_text("mine")
     header, first_line = target / "include" / "acl" / "acl.h", (home / "include/acl/acl.h").read_text().splitlines()[0]
     header.write_text(f"{first_line}\n/* of an older version */\n")
+    links = {path: path.lstat().st_mtime_ns for path in (target / "lib64").iterdir() if path.is_symlink()}
     assert sdk.build(target) == target
+    assert {path: path.lstat().st_mtime_ns for path in links} == links, "a program may start meanwhile"
     assert header.read_bytes() == (home / "include/acl/acl.h").read_bytes()
     assert (target / "notes.txt").read_text() == (target / "include/acl/mine.h").read_text() == "mine"
     assert not [path for path in target.rglob("*") if path.name.startswith(".normgrad-")]
