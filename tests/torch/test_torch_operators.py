@@ -12,7 +12,7 @@ import normgrad
 import normgrad.torch
 from normgrad.operators import OPERATORS
 from normgrad.testing.expected import as_tuple
-from support.torch_samples import differentiable, random, samples
+from support.torch_samples import copied, differentiable, random, samples
 
 ops = torch.ops.normgrad
 CALLS = [(name, number) for name, calls in samples().items() for number in range(len(calls))]
@@ -22,10 +22,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def call(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return as_tuple(getattr(ops, name)(*args))
-
-
-def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
 def assert_equal(actual: Any, expected: Any) -> None:
