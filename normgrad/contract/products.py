@@ -128,16 +128,21 @@ class use_product:
 
     def __init__(self, product: Product | str | None) -> None:
         self.product = None if product is None else parse_product(product)
+        self._was_entered = False
+        self._blocks: list[use_product] = []  # the choices that end with them, the innermost block's last
         _choices.append(self)
 
     def __repr__(self) -> str:
         return f"<use_product: {self.product.label if self.product else 'none'}>"
 
     def __enter__(self) -> Product | None:
+        # The first block ends the choice that is in force since the call, each later one a choice of its own.
+        self._blocks.append(use_product(self.product) if self._was_entered else self)
+        self._was_entered = True
         return self.product
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # By identity, not by position: blocks of several threads may end in any order.
-        _choices.remove(self)
+        _choices.remove(self._blocks.pop())
