@@ -235,8 +235,12 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.html is not None and arguments.json == arguments.html:
         raise BadInput(f"{arguments.html}: is the file of both reports, and each needs its own")
     for path in (arguments.json, arguments.html):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise BadInput(f"{path}: cannot be written: there is no folder {path.parent}")
+        if path.exists() and any(path.samefile(given) for given in paths):
+            raise BadInput(f"{path}: would be replaced by the report; choose another file")
 
 
 def _pairs(arguments: argparse.Namespace) -> Iterator[Files]:
