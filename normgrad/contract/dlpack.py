@@ -47,12 +47,10 @@ class _Versioned(ctypes.Structure):
     )
 
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype = ctypes.c_void_p
-_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype = ctypes.c_int
-_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+# Functions of our own: the types of those in ctypes.pythonapi are whatever a library has set last.
+_OF_CAPSULE = ctypes.py_object, ctypes.c_char_p
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_OF_CAPSULE)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *_OF_CAPSULE)(("PyCapsule_IsValid", ctypes.pythonapi))
 
 
 def as_view(array: Any) -> View:
