@@ -28,12 +28,13 @@ from normgrad import backends
 from normgrad.bench import machine
 from normgrad.bench.implementations import gpu, pytorch
 from normgrad.bench.implementations.implementation import Unavailable, results_of
-from normgrad.bench.tensors import as_torch, from_torch, on_host
+from normgrad.bench.tensors import as_torch
 from normgrad.contract.status import NO_KERNEL, ContractError
 from normgrad.operators import OPERATORS
 from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
+from normgrad.testing.host import on_host
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "accuracy.json"
@@ -159,7 +160,7 @@ def _by_peer(peer: Peer, case: TestCase, device: str) -> tuple[dict[str, Any], d
                 print(f"{case.operator} {case.name}: {type(error).__name__}: {str(error)[:100]!r}", file=sys.stderr)
             continue
         names = OPERATORS[case.operator].signature.output_names
-        return arguments, {n: from_torch(t) for n, t in zip(names, found, strict=True) if t is not None}
+        return arguments, {n: on_host(t) for n, t in zip(names, found, strict=True) if t is not None}
     return None
 
 

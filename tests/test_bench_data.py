@@ -18,11 +18,11 @@ from normgrad.bench.implementations.implementation import Role
 from normgrad.bench.implementations.ours import Normgrad
 from normgrad.bench.pattern_runner import CONTROL, PatternCase, PatternResult, run_patterns
 from normgrad.bench.patterns import NORMAL, PATTERNS
-from normgrad.bench.tensors import on_host
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import tensor_of, workload
 from normgrad.cli import main
 from normgrad.operators import OPERATORS
+from normgrad.testing.host import on_host
 from support.bench import LAYER_NORM, TINY, Altered
 
 BACKWARD = {"layer_norm_backward", "group_norm_backward", "batch_norm_elemt_backward", "batch_norm_reduce_backward"}

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from normgrad.bench.cases import GATHER, Case
-from normgrad.bench.tensors import on_host
 from normgrad.bench.workload import Workload
 from normgrad.reference import rounded
 from normgrad.testing import compare, oracle, terms, ulp
 from normgrad.testing.expected import as_tuple
+from normgrad.testing.host import on_host
 from normgrad.testing.terms import Magnitude
 
 #: Elements of the data that the oracle gets at a time: a megabyte of float64, which stays in the caches.

@@ -10,9 +10,9 @@ import numpy as np
 
 from normgrad.bench.cases import CHANNELS_LAST
 from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable, results_of
-from normgrad.bench.tensors import on_host
 from normgrad.bench.workload import EPS, Workload
 from normgrad.testing.expected import as_tuple
+from normgrad.testing.host import on_host
 
 
 class Jax:
