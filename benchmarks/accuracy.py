@@ -27,13 +27,14 @@ from rich.progress import track
 from normgrad import backends
 from normgrad.bench import machine
 from normgrad.bench.implementations import gpu, pytorch
-from normgrad.bench.implementations.implementation import Unavailable
-from normgrad.bench.tensors import as_torch, from_torch, on_host
+from normgrad.bench.implementations.implementation import Unavailable, results_of
+from normgrad.bench.tensors import as_torch
 from normgrad.contract.status import NO_KERNEL, ContractError
 from normgrad.operators import OPERATORS
 from normgrad.testing.cases import TestCase, make_cases
 from normgrad.testing.comparison import measure
 from normgrad.testing.expected import as_tuple, checked, exact_results, magnitudes
+from normgrad.testing.host import on_host
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "accuracy.json"
@@ -91,10 +92,8 @@ def _key(case: TestCase) -> str:
 
 
 def _entry(name: str, device: str, ours: bool) -> dict[str, Any]:
-    found = machine.describe(device)
-    place = found["processor"] if device == "cpu" else found["device"]
     versions = {package: metadata.version(package) for package in _MADE_WITH[name]}
-    return {"ours": ours, "machine": place, "versions": versions, "cases": {}}
+    return {"ours": ours, "machine": machine.hardware(machine.describe(device)), "versions": versions, "cases": {}}
 
 
 def _backend_errors(name: str, case: TestCase, device: str) -> dict[str, Any] | None:
@@ -137,7 +136,7 @@ def _pytorch(operator: str, tensors: dict[str, Any], device: str) -> Sequence[An
         import torch
 
         return torch.native_batch_norm(tensors["input"], None, None, None, None, True, 0.0, 1e-5)[1:]
-    return pytorch.results_of(pytorch.operator(operator, tensors, device))
+    return results_of(pytorch.operator(operator, tensors, device))
 
 
 def _by_peer(peer: Peer, case: TestCase, device: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -161,7 +160,7 @@ def _by_peer(peer: Peer, case: TestCase, device: str) -> tuple[dict[str, Any], d
                 print(f"{case.operator} {case.name}: {type(error).__name__}: {str(error)[:100]!r}", file=sys.stderr)
             continue
         names = OPERATORS[case.operator].signature.output_names
-        return arguments, {n: from_torch(t) for n, t in zip(names, found, strict=True) if t is not None}
+        return arguments, {n: on_host(t) for n, t in zip(names, found, strict=True) if t is not None}
     return None
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from normgrad.bench.machine import hardware
+
 ROOT = Path(__file__).resolve().parent.parent
 
 _TITLES = {"torch": "PyTorch", "triton": "Triton", "numpy": "NumPy", "numba": "Numba", "jax": "JAX"}
@@ -21,11 +23,9 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0
 def machine_line(results: dict[str, Any], *packages: str, end: str = ".") -> str:
     """Return a line that says what was measured on, with which versions, and when."""
     machine = results["machine"]
-    place = machine["device"]
-    if place == "cpu":
-        place = f"{machine['processor']}, {machine['threads']} threads"
+    threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
     versions = (f"{_TITLES.get(name, name)} {machine['versions'][name]}" for name in packages)
-    return f"{place}, {', '.join(versions)}, {machine['date'][:10]}{end}\n"
+    return f"{hardware(machine)}{threads}, {', '.join(versions)}, {machine['date'][:10]}{end}\n"
 
 
 def replaced(page: str, marker: str, content: str) -> str:

@@ -11,7 +11,7 @@ from normgrad.environment import variable
 
 ENVIRONMENT = "NORMGRAD_BACKEND"
 
-#: Backends by name, with the module that holds each (its ``backend``) and the kind of device it computes on.
+#: Backends by name, with the module that holds each (its ``backend``) and the device type it computes on.
 BACKENDS = {
     "cpu": ("normgrad.cpu.backend", "cpu"),
     "reference": ("normgrad.reference", "cpu"),
@@ -31,20 +31,20 @@ def load(name: str) -> Backend:
 requested_backend = variable(ENVIRONMENT)
 
 
-def chosen(device_kind: str) -> str | None:
-    """The name of the backend for a kind of device: the environment's choice, or the fastest there is."""
+def chosen(device_type: str) -> str | None:
+    """The name of the backend for a device type: the environment's choice, or the fastest there is."""
     name = requested_backend()
     if not name:
-        return _DEFAULT.get(device_kind)
+        return _DEFAULT.get(device_type)
     if name not in BACKENDS:
         raise ValueError(f"{ENVIRONMENT} is {name!r}, and must be one of {', '.join(BACKENDS)}")
-    return name if BACKENDS[name][1] == device_kind else None
+    return name if BACKENDS[name][1] == device_type else None
 
 
 def backend_for(problem: Problem) -> Backend:
     """The backend that computes a problem; where there is none, status 561003."""
-    device_kind = problem.device.partition(":")[0]
-    name = chosen(device_kind)
+    device_type = problem.device.partition(":")[0]
+    name = chosen(device_type)
     if name is None:
         choice = requested_backend()
         reason = f" with {ENVIRONMENT}={choice}" if choice else ""
@@ -58,5 +58,5 @@ def backend_for(problem: Problem) -> Backend:
         return load(name)
     except ImportError as error:
         raise problem.signature.error(
-            None, f"the backend {name} for {problem.device} cannot be loaded: {error}", NO_KERNEL
+            None, f"the backend {name} for {problem.device} cannot be loaded: {quote(error)}", NO_KERNEL
         ) from error

@@ -26,7 +26,7 @@ def warn_once(message: str) -> None:
 @contextmanager
 def announced(work: str) -> Iterator[None]:
     """Say on a terminal what is going on while something takes longer than a second."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     line = f"normgrad: {work} …"

@@ -1,4 +1,4 @@
-"""The backend ``reference``: the oracle behind the contract, slow and right. Computes in float64, rounds once."""
+"""The backend ``reference``: the oracle behind the contract, slow and correct. Computes in float64, rounds once."""
 
 from __future__ import annotations
 

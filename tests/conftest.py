@@ -89,6 +89,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls compile nothing, and tables are of one width."""
+    monkeypatch.setenv(backends.ENVIRONMENT, "reference")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
 def misses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operators whose calls no entry of the dispatch cache serves, as they come. All caches start empty."""
     for operator in OPERATORS.values():

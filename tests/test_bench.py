@@ -23,13 +23,7 @@ from normgrad.bench.workload import TRAFFIC, workload
 from normgrad.operators import OPERATORS
 from support.bench import LAYER_NORM, QUICKLY, TINY, Altered
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def on_the_reference(monkeypatch):
-    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_the_reference")
 
 
 # Cases

@@ -11,13 +11,7 @@ from normgrad.bench.implementations.implementation import Role
 from normgrad.cli import main
 from support.bench import Altered
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def on_the_reference(monkeypatch):
-    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_the_reference")
 
 
 # The command

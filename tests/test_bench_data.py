@@ -18,25 +18,19 @@ from normgrad.bench.implementations.implementation import Role
 from normgrad.bench.implementations.ours import Normgrad
 from normgrad.bench.pattern_runner import CONTROL, PatternCase, PatternResult, run_patterns
 from normgrad.bench.patterns import NORMAL, PATTERNS
-from normgrad.bench.tensors import on_host
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import tensor_of, workload
 from normgrad.cli import main
 from normgrad.operators import OPERATORS
+from normgrad.testing.host import on_host
 from support.bench import LAYER_NORM, TINY, Altered
 
 BACKWARD = {"layer_norm_backward", "group_norm_backward", "batch_norm_elemt_backward", "batch_norm_reduce_backward"}
 GRADIENTS_ALONE = {"× 1e-3", "× 1e-6", "× 1e-9", "× 1e-12", "× 1e-16", "× 1e-20", "× 1e-30"}
 # PyTorch's tensors without a GPU: what is generated on a device goes the same way.
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_the_reference")
 
 TENSORS = "cpu:0"
-
-
-@pytest.fixture(autouse=True)
-def on_the_reference(monkeypatch):
-    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.fixture(params=["cpu", TENSORS])

@@ -21,11 +21,7 @@ from normgrad.bench.implementations.ours import CALL, NUMPY_CALL, Normgrad
 from normgrad.bench.results import CaseResult, Measurement
 from support.bench import LAYER_NORM, QUICKLY, TINY
 
-
-@pytest.fixture(autouse=True)
-def on_the_reference(monkeypatch):
-    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("on_the_reference")
 
 
 # The clock and the memory

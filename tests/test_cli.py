@@ -1,6 +1,8 @@
 """The command line as a whole: commands, errors, exit statuses; ``demo`` and ``info``."""
 
 import argparse
+import errno
+import io
 import json
 import os
 import platform
@@ -445,6 +447,18 @@ def test_an_output_that_is_full():
         )
     assert done.returncode == 2
     assert done.stderr == "normgrad: cannot write the output: No space left on device\n"
+
+
+def test_an_output_that_is_full_and_has_no_descriptor(capsys, monkeypatch):
+    """As in a process that runs commands by ``main`` and collects what they print."""
+
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "normgrad: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell's redirection")

@@ -339,6 +339,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, NAME, case, "dumped.npz").endswith("grad_bias; for gradInput write grad_input\n")
     assert "there is no folder" in refused(capsys, NAME, case, result, "--html", "none/r.html")
     assert "r: is the file of both reports" in refused(capsys, NAME, case, result, "--html", "r", "--json", "r")
+    for file in (case, result):
+        assert f"{file}: would be replaced by the report" in refused(capsys, NAME, case, result, "--json", file)
     assert "unknown product 'Abacus'" in refused(capsys, NAME, case, result, "--product", "Abacus")
     Path("empty").mkdir()
     assert "holds no cases" in refused(capsys, NAME, "empty", "out")

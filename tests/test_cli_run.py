@@ -9,6 +9,7 @@ from normgrad import oracle
 from normgrad.cli import files, main
 from normgrad.operators import OPERATORS
 from normgrad.testing import compare, terms
+from normgrad.testing.expected import as_tuple
 
 BFLOAT16 = ml_dtypes.bfloat16
 F32 = np.float32
@@ -65,10 +66,6 @@ def calls():
         "batch_norm_elemt": {"input": x, "mean": c, "invstd": c},
         "batch_norm_reduce_backward": {"grad_out": dy, "input": x, "mean": c, "invstd": c, "weight_g": False},
     }
-
-
-def as_tuple(value):
-    return value if isinstance(value, tuple) else (value,)
 
 
 def exact(name, arguments):

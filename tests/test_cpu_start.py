@@ -419,7 +419,7 @@ def test_a_line_tells_on_a_terminal_what_takes_so_long(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     environment = {**os.environ, "NORMGRAD_CACHE_DIR": str(tmp_path), "NORMGRAD_BACKEND": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
-    code = "from normgrad.cpu.compile import kernel_lookup; kernel_lookup._ANNOUNCE_AFTER = 0.01\n" + _CALL
+    code = "from normgrad import log; log._ANNOUNCE_AFTER = 0.01\n" + _CALL
     said = []
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=slave, stdout=subprocess.PIPE)
@@ -431,6 +431,12 @@ def test_a_line_tells_on_a_terminal_what_takes_so_long(tmp_path: Path) -> None:
         said.append(heard.decode())
     line = "normgrad: compiling batch_norm_stats (once; kept on disk) …"
     assert said == [f"{line}\r{' ' * len(line)}\r|", "|"]
+
+
+def test_a_process_without_standard_error_compiles(tmp_path: Path) -> None:
+    """As under pythonw.exe, or as a service."""
+    code = "import sys; sys.stderr = None\n" + _CALL
+    assert _COMPILED in run_python(code, NORMGRAD_BACKEND="cpu", NORMGRAD_CACHE_DIR=str(tmp_path))
 
 
 def test_a_function_is_translated_once_for_all_constants() -> None:

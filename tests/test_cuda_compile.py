@@ -14,6 +14,7 @@ import normgrad
 from normgrad.contract.check import check
 from normgrad.contract.plan import Problem
 from normgrad.operators.mixed import MIXED
+from normgrad.testing.expected import as_tuple
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -135,8 +136,7 @@ def _problem(
     """Return the problem of a call; its outputs are allocated as a plain call would, where none are given."""
     called = MIXED[operator] if mixed else getattr(normgrad, operator)
     if out is None:
-        results = called(*arguments)
-        out = results if isinstance(results, tuple) else (results,)
+        out = as_tuple(called(*arguments))
     named, out, _ = called._arguments(arguments, {"out": out})
     call = check(called.signature, named | called._outputs(out), None, outputs_needed=True)
     return Problem(called.signature, call.views, call.attributes)

@@ -28,9 +28,12 @@ H200, A100, T4 = ("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0)), ("Tesla T4", 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
-    devices.forget()
+    asked = devices.problem, devices.installation_problem
+    for function in asked:
+        function.cache_clear()
     yield
-    devices.forget()
+    for function in asked:
+        function.cache_clear()
 
 
 class _Properties:

@@ -161,6 +161,13 @@ def test_bounds_on_segments_per_channel_and_channels_per_segment(HxW: int, segme
     assert max(of_segments) <= channels_per_segment(HxW, segment) <= max(of_segments) + 1
 
 
+def test_choices_for_earlier_layouts_are_forgotten() -> None:
+    """A model with inputs of any length has any number of layouts."""
+    for tiles in range(1, 2000):
+        tiles_per_cta(Workload(10**6, tiles, 2, 132, 1.0, 2))
+    assert tiles_per_cta.cache_info().currsize < 1999
+
+
 @pytest.mark.parametrize("pieces", [1, 5, 64, 320, 5000])
 @pytest.mark.parametrize("tiles", [1, 16, 49, 3136])
 def test_work_keeps_most_multiprocessors_busy(pieces: int, tiles: int) -> None:

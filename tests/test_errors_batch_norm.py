@@ -9,15 +9,13 @@ import pytest
 from normgrad.contract.arrays import as_view
 from normgrad.contract.formats import Format
 from support.dtypes import BF16
-from support.refusals import NULLPTR, Row, a, check_refused
+from support.refusals import NULL, WANTED, Row, a, check_refused, null_row
 
-_NULL = "is null, and must be given"
-_WANTED = "is null, and is a requested output"
 _FLOATS = "is float64, and must be float32, float16 or bfloat16"
 
 
-def _nulls(*names: str, words: str = _NULL) -> list[Row]:
-    return [Row({name: None}, name, words, NULLPTR, label=f"{name} null") for name in names]
+def _nulls(*names: str, words: str = NULL) -> list[Row]:
+    return [null_row(name, words) for name in names]
 
 
 def _float64(shape: tuple[int, ...], *names: str) -> list[Row]:
@@ -57,7 +55,7 @@ _COUNTS = "is bfloat16, and must be int32, float16 or float32"
 
 ELEMT_BACKWARD = [
     *_nulls("grad_out", "input", "mean", "invstd", "sum_dy", "sum_dy_xmu", "counter"),
-    *_nulls("grad_input", words=_WANTED),
+    *_nulls("grad_input", words=WANTED),
     *_data("grad_out"),
     *_float64((4, 3, 5), "input", "grad_input"),
     *_formats("input", "grad_input"),
@@ -71,7 +69,7 @@ ELEMT_BACKWARD = [
 
 STATS = [
     *_nulls("input"),
-    *_nulls("mean", "invstd", words=_WANTED),
+    *_nulls("mean", "invstd", words=WANTED),
     *_data("input"),
     *_vectors("mean", "invstd"),
     Row({"eps": "x"}, "eps", "is 'x', and must be a real number"),
@@ -79,7 +77,7 @@ STATS = [
 
 GATHER = [
     *_nulls("input", "mean", "invstd", "counts"),
-    *_nulls("mean_all", "invstd_all", words=_WANTED),
+    *_nulls("mean_all", "invstd_all", words=WANTED),
     *_data("input"),
     *_float64((2, 3), "mean", "invstd"),
     Row({"mean": a(2, 4)}, "mean", r"has the shape \(2, 4\), and must have \(2, 3\) \(ranks × channels of input\)"),
@@ -95,7 +93,7 @@ GATHER = [
 
 ELEMT = [
     *_nulls("input", "mean", "invstd"),
-    *_nulls("output", words=_WANTED),
+    *_nulls("output", words=WANTED),
     *_data("input"),
     *_vectors("weight", "bias", "mean", "invstd"),
     *_float64((4, 3, 5), "output"),
@@ -105,7 +103,7 @@ ELEMT = [
 
 REDUCE = [
     *_nulls("grad_out", "input", "mean", "invstd"),
-    *_nulls("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias", words=_WANTED),
+    *_nulls("sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias", words=WANTED),
     *_data("grad_out"),
     Row({"input": a(4, 3, 1)}, "input", r"has the shape \(4, 3, 1\), and must have \(4, 3, 5\) \(grad_out's shape\)"),
     *_vectors("mean", "invstd", "weight", "sum_dy", "sum_dy_xmu", "grad_weight", "grad_bias"),

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from support.dtypes import BF16, F16
-from support.refusals import NULLPTR, Row, a, check_refused
-
-_NULL = "is null, and must be given"
-_WANTED = "is null, and is a requested output"
-
-
-def _null(name: str, words: str = _NULL) -> Row:
-    return Row({name: None}, name, words, NULLPTR, label=f"{name} null")
-
-
-def _dtype(name: str, array: np.ndarray, words: str, dtype: str = "float32") -> Row:
-    return Row({name: array}, name, words, dtype=dtype, label=f"{name} {array.dtype} beside {dtype}")
-
+from support.refusals import WANTED, Row, a, check_refused, dtype_row, null_row
 
 SIZES = [
     *(Row({name: -1}, name, "is -1, and must not be negative", label=f"{name} -1") for name in ("N", "C", "HxW")),
@@ -46,22 +33,22 @@ SIZES = [
 ]
 
 BACKWARD = [
-    *(_null(name) for name in ("grad_out", "input", "mean", "rstd", "output_mask")),
-    *(_null(name, _WANTED) for name in ("grad_input", "grad_weight", "grad_bias")),
+    *(null_row(name) for name in ("grad_out", "input", "mean", "rstd", "output_mask")),
+    *(null_row(name, WANTED) for name in ("grad_input", "grad_weight", "grad_bias")),
     Row({"output_mask": (True, True)}, "output_mask", "has 2 elements, and must have 3"),
     Row({"output_mask": (True,) * 4}, "output_mask", "has 4 elements, and must have 3"),
-    _dtype("grad_out", a(2, 6, 5, dtype="float64"), "is float64, and must be float32, float16 or bfloat16"),
-    _dtype("input", a(2, 6, 5, dtype=F16), r"is float16, and must be float32 \(grad_out's dtype\)"),
-    _dtype(
+    dtype_row("grad_out", a(2, 6, 5, dtype="float64"), "is float64, and must be float32, float16 or bfloat16"),
+    dtype_row("input", a(2, 6, 5, dtype=F16), r"is float16, and must be float32 \(grad_out's dtype\)"),
+    dtype_row(
         "mean", a(2, 3, dtype=BF16), "is bfloat16, and must be float16 or float32 .grad_out's dtype or float32", F16
     ),
-    _dtype("mean", a(2, 3, dtype=F16), "is float16, and must be float32"),
-    _dtype("rstd", a(2, 3), r"is float32, and must be float16 \(mean's dtype\)", F16),
-    _dtype("weight", a(6), "is float32, and must be float16 .mean's dtype or grad_out's", F16),
-    _dtype("weight", a(6, dtype="int32"), "is int32, and must be float32"),
-    _dtype("grad_input", a(2, 6, 5, dtype=F16), r"is float16, and must be float32 \(grad_out's dtype\)"),
-    _dtype("grad_weight", a(6), r"is float32, and must be float16 \(weight's dtype\)", F16),
-    _dtype("grad_bias", a(6, dtype=F16), r"is float16, and must be float32 \(weight's dtype\)"),
+    dtype_row("mean", a(2, 3, dtype=F16), "is float16, and must be float32"),
+    dtype_row("rstd", a(2, 3), r"is float32, and must be float16 \(mean's dtype\)", F16),
+    dtype_row("weight", a(6), "is float32, and must be float16 .mean's dtype or grad_out's", F16),
+    dtype_row("weight", a(6, dtype="int32"), "is int32, and must be float32"),
+    dtype_row("grad_input", a(2, 6, 5, dtype=F16), r"is float16, and must be float32 \(grad_out's dtype\)"),
+    dtype_row("grad_weight", a(6), r"is float32, and must be float16 \(weight's dtype\)", F16),
+    dtype_row("grad_bias", a(6, dtype=F16), r"is float16, and must be float32 \(weight's dtype\)"),
     Row({"weight": None, "grad_weight": a(6)}, "grad_weight", r"must be float16 \(mean's dtype\)", dtype=F16),
     *SIZES,
     Row({"grad_out": a(2, 6, 4)}, "grad_out", r"has 48 elements \(shape \(2, 6, 4\)\), and must have 60 \(N·C·HxW\)"),
@@ -77,14 +64,14 @@ BACKWARD = [
 ]
 
 FORWARD = [
-    _null("input"),
-    *(_null(name, _WANTED) for name in ("output", "mean", "rstd")),
-    _dtype("input", a(2, 6, 5, dtype="int32"), "is int32, and must be float32, float16 or bfloat16"),
-    _dtype("weight", a(6, dtype=BF16), "is bfloat16, and must be float16 or float32", F16),
-    _dtype("bias", a(6), r"is float32, and must be float16 \(weight's dtype\)", F16),
-    _dtype("output", a(2, 6, 5), "is float32, and must be float16", F16),
-    _dtype("mean", a(2, 3, dtype=F16), "is float16, and must be float32"),
-    _dtype("rstd", a(2, 3), "is float32, and must be float16 .mean's dtype", F16),
+    null_row("input"),
+    *(null_row(name, WANTED) for name in ("output", "mean", "rstd")),
+    dtype_row("input", a(2, 6, 5, dtype="int32"), "is int32, and must be float32, float16 or bfloat16"),
+    dtype_row("weight", a(6, dtype=BF16), "is bfloat16, and must be float16 or float32", F16),
+    dtype_row("bias", a(6), r"is float32, and must be float16 \(weight's dtype\)", F16),
+    dtype_row("output", a(2, 6, 5), "is float32, and must be float16", F16),
+    dtype_row("mean", a(2, 3, dtype=F16), "is float16, and must be float32"),
+    dtype_row("rstd", a(2, 3), "is float32, and must be float16 .mean's dtype", F16),
     *SIZES,
     Row({"eps": "x"}, "eps", "is 'x', and must be a real number"),
     Row({"input": a(59)}, "input", "has 59 elements .*and must have 60"),

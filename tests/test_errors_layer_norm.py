@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from support.dtypes import BF16, F16
-from support.refusals import NULLPTR, Row, a, check_refused
-
-_NULL = "is null, and must be given"
-_WANTED = "is null, and is a requested output"
-
-
-def _null(name: str, words: str = _NULL) -> Row:
-    return Row({name: None}, name, words, NULLPTR, label=f"{name} null")
-
-
-def _dtype(name: str, array: np.ndarray, words: str, dtype: str = "float32") -> Row:
-    return Row({name: array}, name, words, dtype=dtype, label=f"{name} {array.dtype} beside {dtype}")
-
+from support.refusals import WANTED, Row, a, check_refused, dtype_row, null_row
 
 BACKWARD = [
-    *(_null(name) for name in ("grad_out", "input", "normalized_shape", "mean", "rstd", "output_mask")),
-    *(_null(name, _WANTED) for name in ("grad_input", "grad_weight", "grad_bias")),
+    *(null_row(name) for name in ("grad_out", "input", "normalized_shape", "mean", "rstd", "output_mask")),
+    *(null_row(name, WANTED) for name in ("grad_input", "grad_weight", "grad_bias")),
     Row({"output_mask": (True, True)}, "output_mask", "has 2 elements, and must have 3"),
     Row({"output_mask": (True,) * 4}, "output_mask", "has 4 elements, and must have 3"),
     Row({"output_mask": ()}, "output_mask", "has 0 elements, and must have 3"),
     Row({"output_mask": True}, "output_mask", "is True, and must be 3 booleans"),
     Row({"output_mask": ("a", 1, 1)}, "output_mask", "an element is 'a', and must be True or False"),
     # dtypes
-    _dtype("grad_out", a(3, 4, dtype="float64"), "is float64, and must be float32, float16 or bfloat16"),
-    _dtype("grad_out", a(3, 4, dtype="int32"), "is int32, and must be float32, float16 or bfloat16"),
-    _dtype("input", a(3, 4, dtype=F16), r"is float16, and must be float32 \(grad_out's dtype\)"),
-    _dtype("mean", a(3, 1, dtype=F16), r"is float16, and must be float32 \(not narrower than input\)"),
-    _dtype("mean", a(3, 1, dtype="float64"), "is float64, and must be float32"),
-    _dtype("rstd", a(3, 1), r"is float32, and must be float16 \(mean's dtype\)", F16),
-    _dtype(
+    dtype_row("grad_out", a(3, 4, dtype="float64"), "is float64, and must be float32, float16 or bfloat16"),
+    dtype_row("grad_out", a(3, 4, dtype="int32"), "is int32, and must be float32, float16 or bfloat16"),
+    dtype_row("input", a(3, 4, dtype=F16), r"is float16, and must be float32 \(grad_out's dtype\)"),
+    dtype_row("mean", a(3, 1, dtype=F16), r"is float16, and must be float32 \(not narrower than input\)"),
+    dtype_row("mean", a(3, 1, dtype="float64"), "is float64, and must be float32"),
+    dtype_row("rstd", a(3, 1), r"is float32, and must be float16 \(mean's dtype\)", F16),
+    dtype_row(
         "weight", a(4, dtype=BF16), r"is bfloat16, and must be float16 or float32 \(input's dtype or float32\)", F16
     ),
-    _dtype("weight", a(4, dtype=F16), "is float16, and must be float32"),
-    _dtype("bias", a(4), r"is float32, and must be bfloat16 \(weight's dtype\)", BF16),
-    _dtype("grad_input", a(3, 4, dtype=F16), r"is float16, and must be float32 \(input's dtype\)"),
-    _dtype("grad_weight", a(4), r"is float32, and must be float16 \(weight's dtype\)", F16),
-    _dtype("grad_bias", a(4, dtype=F16), r"is float16, and must be float32 \(weight's dtype\)"),
+    dtype_row("weight", a(4, dtype=F16), "is float16, and must be float32"),
+    dtype_row("bias", a(4), r"is float32, and must be bfloat16 \(weight's dtype\)", BF16),
+    dtype_row("grad_input", a(3, 4, dtype=F16), r"is float16, and must be float32 \(input's dtype\)"),
+    dtype_row("grad_weight", a(4), r"is float32, and must be float16 \(weight's dtype\)", F16),
+    dtype_row("grad_bias", a(4, dtype=F16), r"is float16, and must be float32 \(weight's dtype\)"),
     Row(
         {"weight": None, "bias": None, "grad_weight": a(4)}, "grad_weight", "must be float16 .input's dtype", dtype=F16
     ),
@@ -76,15 +63,15 @@ BACKWARD = [
 ]
 
 FORWARD = [
-    _null("input"),
-    _null("normalized_shape"),
-    _null("output", _WANTED),
-    _dtype("input", a(3, 4, dtype="float64"), "is float64, and must be float32, float16 or bfloat16"),
-    _dtype("weight", a(4, dtype=BF16), "is bfloat16, and must be float16 or float32", F16),
-    _dtype("bias", a(4), "is float32, and must be float16 .weight's dtype", F16),
-    _dtype("output", a(3, 4), "is float32, and must be float16 .input's dtype", F16),
-    _dtype("mean", a(3, 1, dtype=F16), "is float16, and must be float32 .not narrower than input"),
-    _dtype("rstd", a(3, 1), "is float32, and must be bfloat16 .mean's dtype", BF16),
+    null_row("input"),
+    null_row("normalized_shape"),
+    null_row("output", WANTED),
+    dtype_row("input", a(3, 4, dtype="float64"), "is float64, and must be float32, float16 or bfloat16"),
+    dtype_row("weight", a(4, dtype=BF16), "is bfloat16, and must be float16 or float32", F16),
+    dtype_row("bias", a(4), "is float32, and must be float16 .weight's dtype", F16),
+    dtype_row("output", a(3, 4), "is float32, and must be float16 .input's dtype", F16),
+    dtype_row("mean", a(3, 1, dtype=F16), "is float16, and must be float32 .not narrower than input"),
+    dtype_row("rstd", a(3, 1), "is float32, and must be bfloat16 .mean's dtype", BF16),
     Row({"normalized_shape": [5]}, "normalized_shape", "must equal the last dimensions of input"),
     Row({"eps": "x"}, "eps", "is 'x', and must be a real number"),
     Row({"eps": None}, "eps", "is None, and must be a real number"),

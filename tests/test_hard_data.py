@@ -9,6 +9,7 @@ import pytest
 
 import normgrad
 from normgrad.testing import compare, oracle, terms
+from normgrad.testing.expected import as_tuple
 from support.arena import as_float64
 from support.dtypes import FLOATS, NUMPY
 
@@ -18,9 +19,7 @@ def _check(operator: str, **arguments: Any) -> None:
     results = getattr(normgrad, operator)(**arguments)
     wide = {name: as_float64(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
     exact, magnitudes = getattr(oracle, operator)(**wide), getattr(terms, operator)(**wide)
-    if not isinstance(results, tuple):
-        results, exact, magnitudes = (results,), (exact,), (magnitudes,)
-    for result, values, magnitude in zip(results, exact, magnitudes, strict=True):
+    for result, values, magnitude in zip(*map(as_tuple, (results, exact, magnitudes)), strict=True):
         report = compare(result, values, magnitude)
         assert report, report.text
 

@@ -252,14 +252,15 @@ def test_another_platform_is_refused(case: str, platform: str) -> None:
         traced.lower(lowering_platforms=(platform,))
 
 
-def test_what_fails_at_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", ["no room for the workspace", "no file \udcff"])  # a name that is not UTF-8
+def test_what_fails_at_work_is_told(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     from normgrad.jax import calls
 
     def fail(*args: Any) -> None:
-        raise MemoryError("no room for the workspace")
+        raise MemoryError(text)
 
     monkeypatch.setattr(calls, "launch", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="MemoryError: no room for the workspace"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"MemoryError: {text[:7]}"):
         jax.block_until_ready(layer_norm(jnp.zeros((2, 4)), 4))
 
 
@@ -289,6 +290,18 @@ def test_an_unknown_major_version_of_foreign_functions_is_refused(tmp_path: Path
     header.write_text("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 0\n")
     with pytest.raises(ImportError, match="knows version 0 of XLA's foreign functions, and this JAX has 1"):
         handler(lambda *args: None, str(tmp_path))
+
+
+def test_a_jax_without_foreign_functions_is_refused() -> None:
+    code = """
+import jax
+del jax.ffi
+try:
+    import normgrad.jax
+except ImportError as error:
+    print(error)
+"""
+    assert run_python(code).startswith("normgrad.jax needs JAX 0.5 or later, and this is ")
 
 
 _SHARDED = """

@@ -52,7 +52,7 @@ def _rows(call: Any) -> int:
             "rstd",
             one_of(FLOAT32),
             (1, 8),
-            elements(_rows, "one per row", made_as=lambda call: (*call.shape("input")[:-1], 1)),
+            elements(_rows, "one per row", preferred=lambda call: (*call.shape("input")[:-1], 1)),
             Role.OUTPUT,
         ),
     ),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import normgrad
-from normgrad import ContractError, Plan
+from normgrad import ContractError, Plan, backends
 from normgrad.contract.dtypes import FLOAT32
 from normgrad.contract.view import Memory, View
 from support.failing import failing_plan
@@ -267,6 +267,7 @@ REBINDS = {
         161002,
     ),
     "misaligned": ({"input": np.ndarray((3, 4), np.float32, bytearray(64), 2)}, "input", "aligned", 161002),
+    "no name": ({"grad.out": STATISTICS}, "grad.out", "grad.out is no tensor of this plan, which has grad_out", 161002),
 }
 
 
@@ -281,6 +282,14 @@ def test_a_wrong_rebind_changes_nothing(
     assert (caught.value.status, caught.value.parameter) == (status, parameter)
     plan.run()
     np.testing.assert_array_equal(out, _result())
+
+
+def test_why_a_backend_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backends.BACKENDS, "reference", ("normgrad.no {such} module", "cpu"))
+    monkeypatch.setenv("NORMGRAD_BACKEND", "reference")
+    with pytest.raises(ContractError, match=r"cannot be loaded: .*no {such} module") as caught:
+        _plan(np.zeros((3, 4), np.float32))
+    assert caught.value.status == 561003
 
 
 def test_rebind_keeps_outputs_apart(backend: str) -> None:

@@ -187,6 +187,18 @@ def test_use_product_as_a_function_holds_from_then_on() -> None:
     _group_norm()
 
 
+def test_one_use_product_in_several_blocks() -> None:
+    choice = use_product("Atlas A2")
+    for _ in range(2):
+        with choice as product, use_product(None), choice:
+            assert current_product() is product is P.ATLAS_A2
+        assert current_product() is None
+    with choice, use_product(None):
+        with choice:
+            pass
+        assert current_product() is None
+
+
 def test_use_product_in_a_block_ends_with_it() -> None:
     with use_product("Atlas inference") as product:
         assert product is P.ATLAS_INFERENCE

@@ -71,6 +71,13 @@ def _refusal(x: Any, **more: Any) -> ContractError:
     return caught.value
 
 
+def test_other_libraries_may_declare_the_same_functions_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ctypes.pythonapi`` is one object for all of them, and a pointer is cut off where an int is declared."""
+    for name in ("PyCapsule_GetPointer", "PyCapsule_IsValid"):
+        monkeypatch.setattr(getattr(ctypes.pythonapi, name), "argtypes", (ctypes.c_int,))
+    assert _elemt(Exporter(np.ones((4, 3), np.float32))).shape == (4, 3)
+
+
 SOURCES = {
     "numpy": np.arange(12, dtype=np.float32).reshape(4, 3),
     "numpy reversed": np.arange(12, dtype=np.float32).reshape(4, 3)[::-1, ::-1],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 DTYPES = ("float32", "float16", "bfloat16")
 CONTIGUOUS = "contiguous"
@@ -62,6 +63,18 @@ class Case:
         """The shape as a table shows it."""
         text = "×".join(map(str, self.shape))
         return f"{text} / {self.group}" if self.group else text
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The case in a record of results, which begins with it."""
+        return {
+            "operator": self.operator,
+            "shape": "x".join(map(str, self.shape)),
+            "group": self.group or None,
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "bytes": self.nbytes,
+        }
 
     def __str__(self) -> str:
         order = "" if self.layout == CONTIGUOUS else f" {self.layout}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,6 +41,11 @@ def describe(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"normgrad": normgrad.__version__, **_versions()},
     }
+
+
+def hardware(description: Mapping[str, Any]) -> str:
+    """Return what a run was made on: the processor's name, or the GPU's."""
+    return str(description["processor" if description["device"] == "cpu" else "device"])
 
 
 def _device(device: str) -> str:

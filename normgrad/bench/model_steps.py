@@ -249,7 +249,7 @@ def _first_line(error: BaseException) -> str:
 def _free_memory(device: str) -> None:
     import torch
 
-    torch._dynamo.reset()  # compiled code holds the models
+    torch.compiler.reset()  # compiled code holds the models
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

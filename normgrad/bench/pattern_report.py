@@ -45,14 +45,8 @@ def wrong(cases: Iterable[PatternCase]) -> list[PatternResult]:
 def rows(cases: Iterable[PatternCase]) -> Iterator[dict[str, Any]]:
     """Yield one flat record per case and pattern; times in seconds."""
     for result in every_result(cases):
-        case = result.case
         yield {
-            "operator": case.operator,
-            "shape": "x".join(map(str, case.shape)),
-            "group": case.group or None,
-            "dtype": case.dtype,
-            "layout": case.layout,
-            "bytes": case.nbytes,
+            **result.case.fields,
             "pattern": result.pattern,
             "seconds": result.seconds,
             "normal_seconds": result.normal_seconds,

@@ -19,6 +19,7 @@ from normgrad.bench.results import (
     worst_first,
     wrong,
 )
+from normgrad.contract.status import counted
 
 NOTHING = "–"
 _MOST_NAMED = 10
@@ -158,7 +159,7 @@ def show_skipped(console: Console, skipped: Iterable[Mapping[str, str]]) -> None
         for name, reason in absent.items():
             reasons[name, reason] = reasons.get((name, reason), 0) + 1
     for (name, reason), count in reasons.items():
-        text = f"{name} took no part in {count} case{'s' if count > 1 else ''}: {reason}"
+        text = f"{name} took no part in {counted(count, 'case')}: {reason}"
         console.print(text, style="dim", soft_wrap=True)
 
 

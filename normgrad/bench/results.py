@@ -186,15 +186,9 @@ def _summary(operator: str, dtype: str, layout: str, group: Sequence[CaseResult]
 def rows(results: Iterable[CaseResult]) -> Iterator[dict[str, Any]]:
     """One flat record per implementation and case; times in seconds."""
     for result in results:
-        case = result.case
         for m in result.measurements:
             yield {
-                "operator": case.operator,
-                "shape": "x".join(map(str, case.shape)),
-                "group": case.group or None,
-                "dtype": case.dtype,
-                "layout": case.layout,
-                "bytes": case.nbytes,
+                **result.case.fields,
                 "implementation": m.implementation,
                 "role": m.role.value,
                 "seconds": m.timing.median if m.timing else None,

@@ -31,24 +31,9 @@ def arguments_as_torch(arguments: Mapping[str, Any], device: str = "cpu") -> dic
     }
 
 
-def from_torch(tensor: Any) -> np.ndarray:
-    """Return a tensor's elements as a NumPy array on the host."""
-    import torch
-
-    host = tensor.detach().cpu()
-    if host.dtype is torch.bfloat16:
-        return np.asarray(host.view(torch.int16).numpy()).view(_BFLOAT16)
-    return np.asarray(host.numpy())
-
-
 def on_device(array: np.ndarray, device: str) -> Any:
     """Return a NumPy array as the array of a device."""
     return array if device == "cpu" else as_torch(array, device)
-
-
-def on_host(array: Any) -> np.ndarray:
-    """Return an array of either library as a NumPy array."""
-    return array if isinstance(array, np.ndarray) else from_torch(array)
 
 
 def like(array: np.ndarray, other: Any) -> Any:

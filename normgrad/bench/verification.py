@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from normgrad.bench.cases import GATHER, Case
-from normgrad.bench.tensors import on_host
 from normgrad.bench.workload import Workload
 from normgrad.reference import rounded
 from normgrad.testing import compare, oracle, terms, ulp
+from normgrad.testing.expected import as_tuple
+from normgrad.testing.host import on_host
 from normgrad.testing.terms import Magnitude
 
 #: Elements of the data that the oracle gets at a time: a megabyte of float64, which stays in the caches.
@@ -81,18 +82,14 @@ def verify(work: Workload, claims: Sequence[Claim], sampled: bool = False) -> No
     """
     names = work.operator.signature.output_names
     for part in _parts(work, sampled):
-        exact = _as_tuple(getattr(oracle, work.case.operator)(**part.arguments))
-        sizes = _as_tuple(getattr(terms, work.case.operator)(**part.arguments))
+        exact = as_tuple(getattr(oracle, work.case.operator)(**part.arguments))
+        sizes = as_tuple(getattr(terms, work.case.operator)(**part.arguments))
         for claim in claims:
             for name in part.outputs:
                 position = names.index(name)
                 result = claim.results[position]
                 if result is not None:
                     _judge(work, claim, name, part.cut(name, result), exact[position], sizes[position])
-
-
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _parts(work: Workload, sampled: bool) -> Iterator[_Part]:

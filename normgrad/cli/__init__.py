@@ -129,6 +129,5 @@ def _flush() -> None:
 
 def _discard_output() -> None:
     """Send what is still buffered nowhere, so that the interpreter does not try once more as it ends."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:  # OSError: the stream has no descriptor
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +30,12 @@ from normgrad.bench.cases import (
     cases,
     selected,
 )
+from normgrad.bench.machine import hardware
 from normgrad.bench.model_steps import MODES, MODES_16, ROUNDINGS, Settings
 from normgrad.bench.models import MODELS, STEPS
 from normgrad.cli.errors import BadInput, nonempty_path, reason
 from normgrad.cli.terminal import Console
+from normgrad.contract.status import counted
 from normgrad.operators import OPERATORS
 
 Item = TypeVar("Item")
@@ -239,7 +241,7 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench import machine, overhead, pattern_runner, report, runner, startup
     from normgrad.bench.compilation import compile_ahead
     from normgrad.bench.implementations.implementation import Role
-    from normgrad.bench.results import CaseResult, rows, skipped, write_csv, write_json, wrong
+    from normgrad.bench.results import CaseResult, rows, skipped, wrong
 
     console = Console()
     on_gpu = arguments.device == "cuda"
@@ -272,15 +274,8 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
             overhead.show(console, overheads)
         if startups:
             startup.show(console, startups)
-        if arguments.csv:
-            write_csv(arguments.csv, rows(results))
-        if arguments.json:
-            sections = {
-                "skipped": skipped(results),
-                "overhead": overhead.record(overheads),
-                "startup": startup.record(startups),
-            }
-            write_json(arguments.json, description, rows(results), **sections)
+        sections = {"overhead": overhead.record(overheads), "startup": startup.record(startups)}
+        _write(arguments, description, rows(results), skipped=skipped(results), **sections)
     if arguments.plot:
         from normgrad.bench.plot import draw
 
@@ -291,7 +286,6 @@ def _measure(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
 def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> int:
     from normgrad.bench import machine, pattern_report, pattern_runner
     from normgrad.bench.compilation import compile_ahead
-    from normgrad.bench.results import write_csv, write_json
     from normgrad.bench.subnormals import subnormal_cost
 
     console = Console()
@@ -307,18 +301,14 @@ def _measure_patterns(arguments: argparse.Namespace, chosen: Sequence[Case]) -> 
         found.extend(pattern_runner.run_patterns(case, device, libraries, rounds) for case in _with_progress(chosen))
     finally:  # what was measured before an interruption is not lost
         pattern_report.show(console, found, device, cost)
-        if arguments.csv:
-            write_csv(arguments.csv, pattern_report.rows(found))
-        if arguments.json:
-            sections = {"skipped": pattern_report.skipped(found), "subnormal_cost": cost}
-            write_json(arguments.json, description, pattern_report.rows(found), **sections)
+        sections = {"skipped": pattern_report.skipped(found), "subnormal_cost": cost}
+        _write(arguments, description, pattern_report.rows(found), **sections)
     return 1 if pattern_report.wrong(found) else 0
 
 
 def _measure_models(arguments: argparse.Namespace) -> int:
     from normgrad.bench import machine, model_report, model_steps
     from normgrad.bench.compilation import compile_ahead
-    from normgrad.bench.results import write_csv, write_json
 
     device = arguments.device
     if find_spec("torch") is None:
@@ -346,14 +336,23 @@ def _measure_models(arguments: argparse.Namespace) -> int:
         for name, dtype in _with_progress(chosen):
             found.append(model_steps.run_model(name, dtype, settings))
             # After each model, which takes up to a minute: nothing of a run that is killed is lost.
-            if arguments.csv:
-                write_csv(arguments.csv, model_report.rows(found, settings))
-            if arguments.json:
-                sections = {"skipped": model_report.skipped(found)}
-                write_json(arguments.json, description, model_report.rows(found, settings), **sections)
+            _write(arguments, description, model_report.rows(found, settings), skipped=model_report.skipped(found))
     finally:
         model_report.show(console, found, settings.modes)
     return 1 if any(mode.is_wrong for result in found for mode in result.results) else 0
+
+
+def _write(
+    arguments: argparse.Namespace, description: dict[str, Any], rows: Iterable[dict[str, Any]], **sections: Any
+) -> None:
+    """Write the records to the files that are asked for."""
+    from normgrad.bench.results import write_csv, write_json
+
+    records = list(rows)
+    if arguments.csv:
+        write_csv(arguments.csv, records)
+    if arguments.json:
+        write_json(arguments.json, description, records, **sections)
 
 
 def _show_machine(console: Console, description: dict[str, Any]) -> None:
@@ -378,11 +377,9 @@ def _compiled_in_the_grid(chosen: Sequence[Case]) -> frozenset[Case]:
 def _headline(description: dict[str, Any]) -> str:
     versions = description["versions"]
     with_torch = f", PyTorch {versions['torch']}" if "torch" in versions else ""
-    place = description["processor"] if description["device"] == "cpu" else description["device"]
-    threads = "1 thread" if description["threads"] == 1 else f"{description['threads']} threads"
     return (
-        f"normgrad {versions['normgrad']}, backend {description['backend']}, {threads}, "
-        f"{place}{with_torch}, {description['date']}"
+        f"normgrad {versions['normgrad']}, backend {description['backend']}, "
+        f"{counted(description['threads'], 'thread')}, {hardware(description)}{with_torch}, {description['date']}"
     )
 
 

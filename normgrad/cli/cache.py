@@ -16,6 +16,7 @@ from rich.table import Table
 
 from normgrad.cli.errors import BadInput, reason
 from normgrad.cli.terminal import Console
+from normgrad.contract.status import counted
 from normgrad.cpu.compile import disk_cache
 
 NAME = "cache"
@@ -60,7 +61,7 @@ def amount(files: Sequence[disk_cache.Stored]) -> str:
     """The number of kernels and their size."""
     kilobytes = sum(file.nbytes for file in files) / 1000
     size = f"{kilobytes / 1000:.1f} MB" if kilobytes >= 1000 else f"{kilobytes:.0f} kB"
-    return f"{len(files)} kernel{'' if len(files) == 1 else 's'}, {size}" if files else "no kernels"
+    return f"{counted(len(files), 'kernel')}, {size}" if files else "no kernels"
 
 
 def used_folder() -> tuple[Path | None, list[str]]:

@@ -19,10 +19,10 @@ from typing import Any
 import normgrad
 from normgrad.cli import files
 from normgrad.cli.errors import BadInput, nonempty_path, one_line, printable, reason
-from normgrad.cli.run import read_arguments, refuse_bits, unknown_names
+from normgrad.cli.run import product_of, read_arguments, refuse_bits, unknown_names
 from normgrad.cli.terminal import Console, waiting, with_progress
 from normgrad.cli.verdicts import show_case, show_summary
-from normgrad.contract.products import Product, current_product, parse_product
+from normgrad.contract.products import Product
 from normgrad.contract.status import ContractError
 from normgrad.operators import OPERATORS
 from normgrad.testing.expected import checked, results_of
@@ -128,7 +128,7 @@ class Outcome:
 def execute(arguments: argparse.Namespace) -> int:
     """Judge every case, write the reports, print what was found."""
     _check_options(arguments)
-    product = _product(arguments)
+    product = product_of(arguments)
     if arguments.inputs.is_dir():
         outcomes, sections = _judge_folder(arguments, product)
     else:
@@ -235,15 +235,12 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.html is not None and arguments.json == arguments.html:
         raise BadInput(f"{arguments.html}: is the file of both reports, and each needs its own")
     for path in (arguments.json, arguments.html):
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise BadInput(f"{path}: cannot be written: there is no folder {path.parent}")
-
-
-def _product(arguments: argparse.Namespace) -> Product | None:
-    try:
-        return current_product() if arguments.product is None else parse_product(arguments.product)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+        if path.exists() and any(path.samefile(given) for given in paths):
+            raise BadInput(f"{path}: would be replaced by the report; choose another file")
 
 
 def _pairs(arguments: argparse.Namespace) -> Iterator[Files]:

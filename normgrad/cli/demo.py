@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -22,6 +21,7 @@ from normgrad.cli.terminal import Console
 from normgrad.contract.arrays import as_view
 from normgrad.contract.products import use_product
 from normgrad.testing import Report, compare, oracle, terms
+from normgrad.testing.expected import as_tuple
 
 NAME = "demo"
 HELP = "run the backward operators and compare the results with the oracle"
@@ -68,9 +68,9 @@ def _backend() -> str:
 def _show(console: Console, case: Case) -> list[Report]:
     """Run a case and print its table."""
     name = case.operator.signature.name
-    results = _as_tuple(case.operator(**case.arguments))
-    exact = _as_tuple(getattr(oracle, name)(**case.arguments))
-    sizes = _as_tuple(getattr(terms, name)(**case.arguments))
+    results = as_tuple(case.operator(**case.arguments))
+    exact = as_tuple(getattr(oracle, name)(**case.arguments))
+    sizes = as_tuple(getattr(terms, name)(**case.arguments))
     view = as_view(case.arguments["input"])
     console.print(Text.assemble((name, "bold cyan"), f"  {view.dtype} {view.shape}, {case.title}"))
     width = min(_VALUES_WIDTH, (console.width - _OTHER_COLUMNS) // 2)
@@ -90,10 +90,6 @@ def _show(console: Console, case: Case) -> list[Report]:
     console.print(table)
     console.print()
     return reports
-
-
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _first_values(array: np.ndarray, width: int = _VALUES_WIDTH) -> str:

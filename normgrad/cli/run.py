@@ -59,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Read, check, compute, write."""
     operator = OPERATORS[arguments.operator]
+    product = product_of(arguments)
     try:
-        product = current_product() if arguments.product is None else parse_product(arguments.product)
         backends.chosen("cpu")
         threads.get_num_threads()
-    except ValueError as error:  # a product or an environment variable that is not known
+    except ValueError as error:  # an environment variable that says nothing known
         raise BadInput(str(error)) from None
     files.check_exists(arguments.input)
     if arguments.input.is_dir():
@@ -74,6 +74,14 @@ def execute(arguments: argparse.Namespace) -> int:
         raise BadInput(f"{arguments.output}: is IN, which would be replaced by its results; choose another file")
     _run_file(operator, arguments.input, arguments.output, product, arguments.oracle)
     return 0
+
+
+def product_of(arguments: argparse.Namespace) -> Product | None:
+    """The product that ``--product`` names, or else the one in force."""
+    try:
+        return current_product() if arguments.product is None else parse_product(arguments.product)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Product | None) -> int:

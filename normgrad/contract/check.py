@@ -16,7 +16,7 @@ import numpy as np
 
 from normgrad.contract.arrays import NotAnArray, as_view
 from normgrad.contract.dtypes import listed
-from normgrad.contract.formats import PLAIN_FORMATS, Format
+from normgrad.contract.formats import PLAIN_FORMATS, format_name
 from normgrad.contract.overlap import overlap, overlaps_itself
 from normgrad.contract.parameters import Attribute, Broken, Call, Mask, Parameter, Role, Tensor
 from normgrad.contract.products import Family, Product
@@ -196,10 +196,9 @@ def _check_attributes(signature: Signature, call: Call, error: ContractError | N
 
 def _check_format(signature: Signature, parameter: Tensor, view: View) -> None:
     if view.format not in PLAIN_FORMATS:
-        known = {label.value: label.name for label in Format}
-        given = known.get(view.format, str(view.format))
         plain = ", ".join(label.name for label in PLAIN_FORMATS)
-        raise signature.error(parameter.name, f"has the format {given}, and must have one of {plain}")
+        text = f"has the format {format_name(view.format)}, and must have one of {plain}"
+        raise signature.error(parameter.name, text)
 
 
 def _check_shape(signature: Signature, call: Call, parameter: Tensor) -> None:

@@ -19,7 +19,7 @@ _READ_ONLY = 1  # a bit of the versioned structure's flags
 _MOST_DIMENSIONS = 64  # as NumPy and PyTorch have at most; more is not a shape
 _ADDRESSES = 1 << 63  # the addresses that a process can have are below
 _KNOWN = {(2, 32): FLOAT32, (2, 16): FLOAT16, (4, 16): BFLOAT16, (0, 32): INT32, (1, 8): UINT8}
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_TYPE_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class _Tensor(ctypes.Structure):
@@ -47,12 +47,10 @@ class _Versioned(ctypes.Structure):
     )
 
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype = ctypes.c_void_p
-_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype = ctypes.c_int
-_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+# Functions of our own: the types of those in ctypes.pythonapi are whatever a library has set last.
+_OF_CAPSULE = ctypes.py_object, ctypes.c_char_p
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_OF_CAPSULE)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *_OF_CAPSULE)(("PyCapsule_IsValid", ctypes.pythonapi))
 
 
 def as_view(array: Any) -> View:
@@ -97,7 +95,7 @@ def _is_immutable(array: Any) -> bool:
 def _dtype(tensor: _Tensor) -> DType:
     known = _KNOWN.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     lanes = "" if tensor.lanes == 1 else f"x{tensor.lanes}"
-    name = f"{_KINDS.get(tensor.code, 'unknown')}{tensor.bits}{lanes}"
+    name = f"{_TYPE_CODES.get(tensor.code, 'unknown')}{tensor.bits}{lanes}"
     return known or DType(name, math.ceil(tensor.bits * tensor.lanes / 8))
 
 

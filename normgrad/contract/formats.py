@@ -30,6 +30,14 @@ class Format(IntEnum):
     FRACTAL_NZ_C0_8 = 54
 
 
+def format_name(label: int) -> str:
+    """Return the name of a label; of one that is not known its number."""
+    try:
+        return Format(label).name
+    except ValueError:
+        return str(label)
+
+
 #: The labels that are taken.
 PLAIN_FORMATS = (
     Format.ND,

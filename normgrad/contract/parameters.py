@@ -26,7 +26,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """The dtypes that are right, the preferred one first, and why (for the message)."""
+    """The dtypes that are allowed, the preferred one first, and why (for the message)."""
 
     allowed: tuple[DType, ...]
     why: str = ""
@@ -34,7 +34,7 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The shape that is right, or only its number of elements where any shape will do, and why."""
+    """The shape that is required, or only its number of elements where any shape will do, and why."""
 
     shape: Shape | None = None
     elements: int | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from normgrad.contract.arrays import NotAnArray, as_view, holds_objects, memory_of_tensor, note_written, wants_note
 from normgrad.contract.check import Signature, check_memory
 from normgrad.contract.overlap import overlaps_itself
-from normgrad.contract.status import NULLPTR, RUNTIME, ContractError, let_signals_through, quote, shown
+from normgrad.contract.status import INVALID, NULLPTR, RUNTIME, ContractError, let_signals_through, quote, shown
 from normgrad.contract.stream import Stream
 from normgrad.contract.view import Memory, View
 
@@ -163,7 +163,8 @@ class Plan:
 
     def _rebound(self, name: str, array: Any) -> View:
         if name not in self._problem.views:
-            raise self._signature.error(name, f"is no tensor of this plan, which has {', '.join(self._problem.views)}")
+            text = f"{quote(name)} is no tensor of this plan, which has {', '.join(self._problem.views)}"
+            raise ContractError(INVALID, self._signature.name, name, text)
         if array is None:
             raise self._signature.error(name, "is null, and must be given", NULLPTR)
         try:

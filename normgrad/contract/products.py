@@ -27,7 +27,6 @@ class Support:
     """One row of the product table."""
 
     label: str
-    full_name: str
     soc_prefixes: tuple[str, ...]
     families: frozenset[Family]
     bfloat16: bool
@@ -41,38 +40,18 @@ _ALL = frozenset(Family)
 class Product(Enum):
     """A product of the Ascend family, for whose documents a call can be checked."""
 
-    ASCEND_950 = Support(
-        "Ascend 950", "Ascend 950PR / 950DT", ("Ascend950",), _ALL, bfloat16=True, mixed_group_norm=True
-    )
-    ATLAS_A3 = Support("Atlas A3", "Atlas A3 training and inference", ("Ascend910_93",), _ALL, bfloat16=True)
-    ATLAS_A2 = Support(
-        "Atlas A2",
-        "Atlas A2 training and inference",
-        ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4"),
-        _ALL,
-        bfloat16=True,
-    )
-    ATLAS_200I_500_A2 = Support(
-        "Atlas 200I/500 A2",
-        "Atlas 200I/500 A2 inference",
-        ("Ascend310B",),
-        frozenset({Family.LAYER_NORM}),
-        bfloat16=False,
-    )
+    ASCEND_950 = Support("Ascend 950", ("Ascend950",), _ALL, bfloat16=True, mixed_group_norm=True)
+    ATLAS_A3 = Support("Atlas A3", ("Ascend910_93",), _ALL, bfloat16=True)
+    ATLAS_A2 = Support("Atlas A2", ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4"), _ALL, bfloat16=True)
+    ATLAS_200I_500_A2 = Support("Atlas 200I/500 A2", ("Ascend310B",), frozenset({Family.LAYER_NORM}), bfloat16=False)
     ATLAS_INFERENCE = Support(
-        "Atlas inference",
         "Atlas inference",
         ("Ascend310P",),
         frozenset({Family.LAYER_NORM_BACKWARD, Family.GROUP_NORM}),
         bfloat16=False,
     )
     ATLAS_TRAINING = Support(
-        "Atlas training",
-        "Atlas training",
-        ("Ascend910A", "Ascend910Pro"),
-        _ALL,
-        bfloat16=False,
-        soc_names=("Ascend910B",),
+        "Atlas training", ("Ascend910A", "Ascend910Pro"), _ALL, bfloat16=False, soc_names=("Ascend910B",)
     )
 
     @property
@@ -149,16 +128,21 @@ class use_product:
 
     def __init__(self, product: Product | str | None) -> None:
         self.product = None if product is None else parse_product(product)
+        self._was_entered = False
+        self._blocks: list[use_product] = []  # the choices that end with them, the innermost block's last
         _choices.append(self)
 
     def __repr__(self) -> str:
         return f"<use_product: {self.product.label if self.product else 'none'}>"
 
     def __enter__(self) -> Product | None:
+        # The first block ends the choice that is in force since the call, each later one a choice of its own.
+        self._blocks.append(use_product(self.product) if self._was_entered else self)
+        self._was_entered = True
         return self.product
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # By identity, not by position: blocks of several threads may end in any order.
-        _choices.remove(self)
+        _choices.remove(self._blocks.pop())

@@ -98,9 +98,9 @@ def shape_is(shape: Callable[[Call], Shape], why: str) -> ShapeRule:
     return lambda call: Extent(shape(call), why=why)
 
 
-def elements(count: Callable[[Call], int], why: str, made_as: Callable[[Call], Shape] | None = None) -> ShapeRule:
-    """Any shape with so many elements; ``made_as`` is the shape that the library gives its own."""
-    return lambda call: Extent(made_as(call) if made_as else None, count(call), why)
+def elements(count: Callable[[Call], int], why: str, preferred: Callable[[Call], Shape] | None = None) -> ShapeRule:
+    """Any shape with so many elements; ``preferred`` is that of an array that the library allocates."""
+    return lambda call: Extent(preferred(call) if preferred else None, count(call), why)
 
 
 # Which outputs are wanted

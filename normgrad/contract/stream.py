@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from normgrad.contract.status import shown
+from normgrad.contract.status import counted, shown
 
 Work = Callable[[], None]
 
@@ -130,7 +130,7 @@ class _Queue:
             is_at_work = self.last_taken is not None and not self.last_taken.is_done
             tasks = len(self.waiting) + is_at_work
             failed = ", an error waits for synchronize()" if self.error is not None else ""
-        return (f"{tasks} task{'' if tasks == 1 else 's'} to do" if tasks else "idle") + failed
+        return (f"{counted(tasks, 'task')} to do" if tasks else "idle") + failed
 
     def take_error(self) -> BaseException | None:
         with self.lock:

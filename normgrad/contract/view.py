@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normgrad.contract.dtypes import DType
-from normgrad.contract.formats import Format
+from normgrad.contract.formats import Format, format_name
 
 Shape = tuple[int, ...]
-
-_FORMAT_NAMES = {format.value: format.name for format in Format}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class View:
         if self.strides != contiguous_strides(self.shape):
             notes.insert(0, f"strides {self.strides}")
         if self.format != Format.ND:
-            notes.append(f"format {_FORMAT_NAMES.get(self.format, self.format)}")
+            notes.append(f"format {format_name(self.format)}")
         if not self.writable:
             notes.append("read-only")
         return f"<View {self.dtype} {self.shape}, {', '.join(notes)}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from normgrad.cuda.layer_norm import launches as layer_norm
 from normgrad.cuda.layout_checks import UnexpectedLayout
 from normgrad.cuda.plain import PlainKernel
 from normgrad.cuda.steps import Steps
+from normgrad.log import warn_once
 
 OPERATORS: dict[str, Callable[[Problem, Chip], Steps]] = {
     "layer_norm_backward": layer_norm.backward,
@@ -100,7 +100,7 @@ class _Cuda:
             try:
                 return self._prepare(problem, device, properties)
             except (UnexpectedLayout, NotLaunchable) as error:  # noqa: PERF203 - of two attempts
-                _log_fallback(f"a kernel of {problem.signature.name} is not used: {error}")
+                warn_once(f"a kernel of {problem.signature.name} is not used: {error}")
         return PlainKernel(problem)
 
     def _prepare(self, problem: Problem, device: int, chip: Chip) -> _Kernel:
@@ -120,11 +120,6 @@ class _Cuda:
             if handle != _current_handle(where.index):
                 tensor.record_stream(torch.cuda.ExternalStream(handle, device=where))
         return _Workspace(tensor.data_ptr(), tensor)
-
-
-@functools.cache
-def _log_fallback(reason: str) -> None:
-    logging.getLogger("normgrad").warning("%s", reason)
 
 
 backend = _Cuda()

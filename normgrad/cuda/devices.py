@@ -68,9 +68,3 @@ def _driver_problem() -> str | None:
     except OSError as error:
         return f"the driver library {DRIVER} cannot be loaded: {error}"
     return None
-
-
-def forget() -> None:
-    """Ask anew: for tests."""
-    problem.cache_clear()
-    installation_problem.cache_clear()

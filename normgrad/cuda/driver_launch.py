@@ -10,7 +10,6 @@ The driver also says how many clusters of CTAs are resident on a GPU at once (``
 
 from __future__ import annotations
 
-import logging
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ import triton
 
 from normgrad.cuda.helper_kernels import clear_mailbox
 from normgrad.cuda.launch import INT64, Given, Scratch, Step, aligned, compiled
+from normgrad.log import warn_once
 
 #: The GPU and the Triton that launches in clusters were tried with. With others, kernels are launched without clusters.
 CHECKED_CAPABILITY = (9, 0)
@@ -191,20 +191,21 @@ def parameters_of(step: Step, kernel: Any) -> Iterator[tuple[int, Any]]:
 
     Tuples are taken apart and constants left out, as Triton does. The value of a tensor is its `Given` or `Scratch`.
     """
-    for kind, value in zip(kernel.src.signature.values(), step.parameters, strict=True):
-        yield from _flattened(kind, value)
+    for of_type, value in zip(kernel.src.signature.values(), step.parameters, strict=True):
+        yield from _flattened(of_type, value)
 
 
-def _flattened(kind: Any, value: Any) -> Iterator[tuple[int, Any]]:
-    if isinstance(kind, tuple):
-        for inner_kind, inner in zip(kind, value, strict=True):
-            yield from _flattened(inner_kind, inner)
-    elif kind.startswith("*") and isinstance(value, Given | Scratch):
+def _flattened(of_type: Any, value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield size and value of a parameter of one of Triton's types, those of a tuple one by one."""
+    if isinstance(of_type, tuple):
+        for pair in zip(of_type, value, strict=True):
+            yield from _flattened(*pair)
+    elif of_type.startswith("*") and isinstance(value, Given | Scratch):
         yield 8, value
-    elif kind in _SIZES and isinstance(value, int):
-        yield _SIZES[kind], value
-    elif kind != "constexpr":
-        raise NotLaunchable(f"a parameter has the type {kind}, which is not known")
+    elif of_type in _SIZES and isinstance(value, int):
+        yield _SIZES[of_type], value
+    elif of_type != "constexpr":
+        raise NotLaunchable(f"a parameter has the type {of_type}, which is not known")
 
 
 def parameter_sizes(kernel: Any) -> list[int]:
@@ -247,7 +248,7 @@ def cluster_occupancy(device: int) -> Callable[[int, int], int] | None:
         return None
     problem = unchecked(capability, triton.__version__)
     if problem is not None:
-        logging.getLogger("normgrad").warning("kernels are launched without clusters: %s", problem)
+        warn_once(f"kernels are launched without clusters: {problem}")
         return None
     return partial(_occupancy, device)
 

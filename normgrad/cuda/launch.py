@@ -41,6 +41,10 @@ class Scratch:
     offset: int
     dtype: DType
 
+    def part(self, index: int, elements: int) -> Scratch:
+        """Return one of the parts, of so many elements each, that the buffer is divided into."""
+        return Scratch(self.offset + index * elements * self.dtype.itemsize, self.dtype)
+
 
 Argument = Given | Scratch | int | tuple[int, ...] | None
 

@@ -40,6 +40,10 @@ def check_layouts(asm: Mapping[str, str]) -> None:
         raise UnexpectedLayout(found[0])
 
 
+def _named_layouts(code: str) -> dict[str, str]:
+    return dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
+
+
 def _integers(text: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", text)]
 
@@ -90,7 +94,7 @@ _REDUCE = re.compile(f"{_AXIS}.*?{_TENSOR}", re.S)
 
 def reductions(code: str) -> Iterator[tuple[int, str, Bases]]:
     """Yield axis, sizes and layout of every reduction."""
-    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
+    named = _named_layouts(code)
     found = list(_REDUCE.finditer(code))
     if len(found) != code.count('"tt.reduce"'):
         raise ValueError("a reduction in an unknown form")
@@ -111,7 +115,7 @@ def values_not_held_by_all_senders(code: str) -> Iterator[str]:
     Of [rows], every thread must hold every element. Of [rows, warps], every lane its warp's elements, and no warp
     another's.
     """
-    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.M))
+    named = _named_layouts(code)
     lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and SEND in line]
     if not lines:
         raise ValueError("a sending instruction in an unknown form")

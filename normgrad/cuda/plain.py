@@ -1,4 +1,4 @@
-"""The plain path: an operator's formula in PyTorch's own operations, in float64; slow, and right with any compiler.
+"""The plain path: an operator's formula in PyTorch's own operations, in float64; slow, and correct with any compiler.
 
 The backend takes it where no kernel may be launched, because Triton compiled them to layouts that they do not work with
 (``layout_checks``) or to other parameters than expected (``driver_launch``).

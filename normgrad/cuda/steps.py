@@ -165,11 +165,10 @@ class Steps:
         if rows <= _SUM_SEGMENT:
             self.add(_sum_step(partial, rows, columns, max(rows, 1), outputs))
             return
-        segments, itemsize = cdiv(rows, _SUM_SEGMENT), partial.dtype.itemsize
+        segments = cdiv(rows, _SUM_SEGMENT)
         shorter = self.scratch(len(outputs) * segments * columns, partial.dtype)
         for index in range(len(outputs)):
-            source = replace(partial, offset=partial.offset + index * rows * columns * itemsize)
-            target = replace(shorter, offset=shorter.offset + index * segments * columns * itemsize)
+            source, target = partial.part(index, rows * columns), shorter.part(index, segments * columns)
             self.add(_sum_step(source, rows, columns, _SUM_SEGMENT, [Operand(target, (1,))]))
         self.sum_partials(shorter, segments, columns, outputs)
 

@@ -13,9 +13,9 @@ try:
 except ImportError as error:
     raise ImportError("normgrad.jax needs JAX, which is not installed: pip install 'normgrad[jax]'") from error
 
-from normgrad.jax.norms import group_norm, layer_norm
-
 if not hasattr(_jax, "ffi"):
     raise ImportError(f"normgrad.jax needs JAX 0.5 or later, and this is {_jax.__version__}")
+
+from normgrad.jax.norms import group_norm, layer_norm
 
 __all__ = ["group_norm", "layer_norm"]

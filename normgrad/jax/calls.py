@@ -1,7 +1,7 @@
 """Calls of the operators from XLA's programs: checked once for every layout, then launched on XLA's own buffers.
 
-Data comes in the form that is simplest for an operator (rows × columns for LayerNorm, samples × channels × places for
-GroupNorm), and under ``jax.vmap`` with further dimensions in front.
+Data comes in the form that is simplest for an operator (rows × columns for LayerNorm, samples × channels × positions
+for GroupNorm), and under ``jax.vmap`` with further dimensions in front.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class _Prepared:
 
     def run(self, addresses: list[int]) -> None:
         for offsets in self.offsets:
-            places = [addresses[i] + offsets[i] for i in self.order]
-            launch(self.problem, places, self.kernel, self.backend)
+            tensors = [addresses[i] + offsets[i] for i in self.order]
+            launch(self.problem, tensors, self.kernel, self.backend)
 
 
 @lru_cache(maxsize=1024)

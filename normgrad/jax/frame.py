@@ -161,6 +161,6 @@ def _answer_question(address: int | None, minor: int) -> None:
 
 
 def _error(frame: _CallFrame, message: str) -> int | None:
-    arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message.encode(), _INTERNAL)
+    arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message.encode(errors="replace"), _INTERNAL)
     created: int | None = frame.api.contents.create_error(ctypes.byref(arguments))
     return created

@@ -112,8 +112,8 @@ def group_norm(
     x, weight, bias = _arrays("group_norm", input, weight, bias)
     if x.ndim < 2:
         raise ValueError(f"normgrad.jax.group_norm: input has the shape {x.shape}, and must have 2 dimensions or more")
-    samples, channels, *places = x.shape
-    sizes = {"N": samples, "C": channels, "HxW": math.prod(places)}
+    samples, channels, *positions = x.shape
+    sizes = {"N": samples, "C": channels, "HxW": math.prod(positions)}
     attributes = _checked("group_norm", x, weight, bias, **sizes, group=group, eps=eps)
     weight, bias = _vectors(weight, bias)
     flat = x.reshape(tuple(sizes.values()))

@@ -22,9 +22,9 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
 def _axes(array: Any) -> frozenset[Any]:
     if array is None or not hasattr(jax, "typeof"):  # JAX before 0.6, which knows no foreign function in shard_map
         return frozenset()
-    kind = jax.typeof(array)
-    manual = getattr(kind, "manual_axis_type", None)
-    return frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
+    typed = jax.typeof(array)
+    manual = getattr(typed, "manual_axis_type", None)
+    return frozenset(getattr(typed, "vma", ()) if manual is None else manual.varying)
 
 
 def as_varying(array: Any, axes: frozenset[Any]) -> Any:

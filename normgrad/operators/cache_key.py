@@ -45,8 +45,8 @@ def add_array_keys(key: list[Hashable], arguments: Sequence[Any], positions: Ite
     """
     for position in positions:
         array = arguments[position]
-        kind = type(array)
-        if kind in _TENSOR_TYPES:
+        array_type = type(array)
+        if array_type in _TENSOR_TYPES:
             if array.is_cpu:
                 key.append((array.dtype, array.shape, array.stride(), array.is_neg()))
             elif array.is_cuda:
@@ -54,12 +54,12 @@ def add_array_keys(key: list[Hashable], arguments: Sequence[Any], positions: Ite
                 key.append((array.dtype, array.shape, array.stride(), array.is_neg(), array.get_device(), alignment))
             else:
                 raise NoKey
-        elif kind is np.ndarray:
+        elif array_type is np.ndarray:
             key.append((array.dtype, array.shape, array.strides))
         elif array is None:
             key.append(None)
-        elif kind in _torch_types("Tensor", "nn.Parameter"):
-            _TENSOR_TYPES.add(kind)
+        elif array_type in _torch_types("Tensor", "nn.Parameter"):
+            _TENSOR_TYPES.add(array_type)
             add_array_keys(key, arguments, (position,))
         else:
             raise NoKey

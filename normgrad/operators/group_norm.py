@@ -54,8 +54,8 @@ def _statistics_shape(call: Call) -> Shape:
 
 
 _whole = elements(lambda call: _size(call, "N", "C", "HxW"), "{N}·{C}·{HxW}")
-_one_per_group = elements(lambda call: _size(call, "N", "group"), "{N}·{group}", made_as=_statistics_shape)
-_one_per_channel = elements(lambda call: _size(call, "C"), "{C}", made_as=lambda call: (call.attributes["C"],))
+_one_per_group = elements(lambda call: _size(call, "N", "group"), "{N}·{group}", preferred=_statistics_shape)
+_one_per_channel = elements(lambda call: _size(call, "C"), "{C}", preferred=lambda call: (call.attributes["C"],))
 
 
 def _statistics_dtype(data: str) -> DtypeRule:

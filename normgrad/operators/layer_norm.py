@@ -52,9 +52,13 @@ def _statistics_shape(call: Call) -> Shape:
 
 
 _normalized_shape = Attribute("normalized_shape", "normalizedShape", sizes, follows=_ends_input, nullable=True)
-_one_per_row = elements(lambda call: math.prod(_outer(call)), "one per row of {input}", made_as=_statistics_shape)
+_one_per_row = elements(lambda call: math.prod(_outer(call)), "one per row of {input}", preferred=_statistics_shape)
 _like_weight = shape_is(_normalized, "{normalized_shape}")
 _input_or_float32 = dtype_of("input", FLOAT32)
+_weight_and_bias = (
+    Tensor("weight", "weightOptional", _input_or_float32, _RANKS, _like_weight, optional=True),
+    Tensor("bias", "biasOptional", dtype_of_given("weight", _input_or_float32), _RANKS, _like_weight, optional=True),
+)
 _weight_or_input = dtype_of_given("weight", dtype_of("input"))
 _statistics_dtype = preferring_float32(not_narrower_than("input"))
 
@@ -68,38 +72,13 @@ _statistics_dtype = preferring_float32(not_narrower_than("input"))
         _normalized_shape,
         Tensor("mean", "mean", not_narrower_than("input"), _RANKS, _one_per_row),
         Tensor("rstd", "rstd", dtype_of("mean"), _RANKS, shape_of("mean")),
-        Tensor("weight", "weightOptional", _input_or_float32, _RANKS, _like_weight, optional=True),
-        Tensor(
-            "bias", "biasOptional", dtype_of_given("weight", _input_or_float32), _RANKS, _like_weight, optional=True
-        ),
+        *_weight_and_bias,
         Mask("output_mask", "outputMask", 3),
         Tensor(
-            "grad_input",
-            "gradInputOut",
-            dtype_of("input"),
-            _RANKS,
-            shape_of("input"),
-            Role.OUTPUT,
-            wanted=masked(0),
+            "grad_input", "gradInputOut", dtype_of("input"), _RANKS, shape_of("input"), Role.OUTPUT, wanted=masked(0)
         ),
-        Tensor(
-            "grad_weight",
-            "gradWeightOut",
-            _weight_or_input,
-            _RANKS,
-            _like_weight,
-            Role.OUTPUT,
-            wanted=masked(1),
-        ),
-        Tensor(
-            "grad_bias",
-            "gradBiasOut",
-            _weight_or_input,
-            _RANKS,
-            _like_weight,
-            Role.OUTPUT,
-            wanted=masked(2),
-        ),
+        Tensor("grad_weight", "gradWeightOut", _weight_or_input, _RANKS, _like_weight, Role.OUTPUT, wanted=masked(1)),
+        Tensor("grad_bias", "gradBiasOut", _weight_or_input, _RANKS, _like_weight, Role.OUTPUT, wanted=masked(2)),
     ),
 )
 def layer_norm_backward(
@@ -173,21 +152,10 @@ def layer_norm_backward(
     (
         Tensor("input", "input", floats, _RANKS),
         _normalized_shape,
-        Tensor("weight", "weightOptional", _input_or_float32, _RANKS, _like_weight, optional=True),
-        Tensor(
-            "bias", "biasOptional", dtype_of_given("weight", _input_or_float32), _RANKS, _like_weight, optional=True
-        ),
+        *_weight_and_bias,
         Attribute("eps", "eps", real),
         Tensor("output", "out", dtype_of("input"), _RANKS, shape_of("input"), Role.OUTPUT),
-        Tensor(
-            "mean",
-            "meanOutOptional",
-            _statistics_dtype,
-            _RANKS,
-            _one_per_row,
-            Role.OUTPUT,
-            optional=True,
-        ),
+        Tensor("mean", "meanOutOptional", _statistics_dtype, _RANKS, _one_per_row, Role.OUTPUT, optional=True),
         Tensor(
             "rstd",
             "rstdOutOptional",

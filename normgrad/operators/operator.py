@@ -23,11 +23,11 @@ class Operator:
     Type checkers see each operator's own arguments and results: ``normgrad/operators/__init__.pyi``.
     """
 
-    def __init__(self, gather: Callable[..., Any], signature: Signature) -> None:
-        functools.update_wrapper(self, gather)
+    def __init__(self, collect: Callable[..., Any], signature: Signature) -> None:
+        functools.update_wrapper(self, collect)
         self.signature = signature
-        self._gather = gather
-        self.__signature__ = inspect.signature(gather)
+        self._collect = collect
+        self.__signature__ = inspect.signature(collect)
         self.__doc__ = self._doc()
         parameters = [p for p in self.__signature__.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         #: The names of the arguments that a call may give by position, and their defaults.
@@ -45,7 +45,7 @@ class Operator:
             else parameter
             for parameter in self.signature.parameters
         )
-        return Operator(self._gather, replace(self.signature, parameters=parameters))
+        return Operator(self._collect, replace(self.signature, parameters=parameters))
 
     def __repr__(self) -> str:
         return f"<operator {self.signature.name}>"
@@ -92,7 +92,7 @@ class Operator:
 
     def _arguments(self, args: Any, kwargs: Any) -> tuple[dict[str, Any], Any, Product | None]:
         """The arguments by parameter name, the outputs brought, and the product that the call is for."""
-        arguments: dict[str, Any] = self._gather(*args, **kwargs)
+        arguments: dict[str, Any] = self._collect(*args, **kwargs)
         product = arguments.pop("product", None)
         return arguments, arguments.pop("out"), current_product() if product is None else parse_product(product)
 
@@ -116,9 +116,9 @@ class Operator:
 def operator(
     c_name: str, family: Family, parameters: tuple[Parameter, ...]
 ) -> Callable[[Callable[..., Any]], Operator]:
-    """Make an operator of a function that gathers its arguments: ``return locals()`` is its whole body."""
+    """Make an operator of a function that collects its arguments: ``return locals()`` is its whole body."""
 
-    def make(gather: Callable[..., Any]) -> Operator:
-        return Operator(gather, Signature(gather.__name__, c_name, family, parameters))
+    def make(collect: Callable[..., Any]) -> Operator:
+        return Operator(collect, Signature(collect.__name__, c_name, family, parameters))
 
     return make

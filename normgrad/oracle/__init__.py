@@ -1,4 +1,4 @@
-"""The definition of right: every operator in float64 NumPy, straight from its formula.
+"""The definition of correct: every operator in float64 NumPy, straight from its formula.
 
 The functions take the operators' arguments (anything that ``numpy.asarray`` takes) and return float64 arrays, None
 for an output that is not wanted. They check nothing.

@@ -10,12 +10,9 @@ from numpy.typing import ArrayLike
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
 
 
-def _channels_of(data: Array) -> tuple[int, ...]:
-    return (1, data.shape[1], *(1 for _ in data.shape[2:]))
-
-
-def _others(data: Array) -> tuple[int, ...]:
-    return (0, *range(2, data.ndim))
+def channels(data: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of a per-channel parameter beside the data, and the axes of a sum over a channel."""
+    return (1, data.shape[1], *(1 for _ in data.shape[2:])), (0, *range(2, data.ndim))
 
 
 @as_ieee
@@ -31,19 +28,20 @@ def batch_norm_elemt_backward(
 ) -> Array:
     """``grad_input = (grad_out − sum_dy/n − (x − mean)·invstd²·sum_dy_xmu/n)·invstd·weight``, ``n = Σ counter``."""
     dy, x = float64(grad_out), float64(input)
-    channels = _channels_of(x)
-    mean, invstd = float64(mean).reshape(channels), float64(invstd).reshape(channels)
+    shape, _ = channels(x)
+    mean, invstd = float64(mean).reshape(shape), float64(invstd).reshape(shape)
     n = np.sum(float64(counter))
-    mean_dy, mean_dy_xmu = float64(sum_dy).reshape(channels) / n, float64(sum_dy_xmu).reshape(channels) / n
-    return (dy - mean_dy - (x - mean) * invstd**2 * mean_dy_xmu) * invstd * or_ones(weight, channels)
+    mean_dy, mean_dy_xmu = float64(sum_dy).reshape(shape) / n, float64(sum_dy_xmu).reshape(shape) / n
+    return (dy - mean_dy - (x - mean) * invstd**2 * mean_dy_xmu) * invstd * or_ones(weight, shape)
 
 
 @as_ieee
 def batch_norm_stats(input: ArrayLike, eps: float = 1e-5) -> tuple[Array, Array]:
     """Per channel ``mean = Σx/n`` and ``invstd = 1/√(Σ(x − mean)²/n + eps)``."""
     x = float64(input)
-    mean = mean_over(x, _others(x))
-    invstd = 1 / np.sqrt(mean_over((x - mean) ** 2, _others(x)) + eps)
+    _, others = channels(x)
+    mean = mean_over(x, others)
+    invstd = 1 / np.sqrt(mean_over((x - mean) ** 2, others) + eps)
     return mean.reshape(-1), invstd.reshape(-1)
 
 
@@ -92,9 +90,9 @@ def batch_norm_elemt(
 ) -> Array:
     """``output = (x − mean)·invstd·weight + bias``; ``eps`` takes no part, since invstd holds it already."""
     x = float64(input)
-    channels = _channels_of(x)
-    x_hat = (x - float64(mean).reshape(channels)) * float64(invstd).reshape(channels)
-    return x_hat * or_ones(weight, channels) + or_zeros(bias, channels)
+    shape, _ = channels(x)
+    x_hat = (x - float64(mean).reshape(shape)) * float64(invstd).reshape(shape)
+    return x_hat * or_ones(weight, shape) + or_zeros(bias, shape)
 
 
 @as_ieee
@@ -113,8 +111,9 @@ def batch_norm_reduce_backward(
     Without data all of them are 0, also where invstd is Inf or NaN.
     """
     dy, x = float64(grad_out), float64(input)
-    sum_dy = np.sum(dy, axis=_others(x))
-    sum_dy_xmu = np.sum(dy * (x - float64(mean).reshape(_channels_of(x))), axis=_others(x))
+    shape, others = channels(x)
+    sum_dy = np.sum(dy, axis=others)
+    sum_dy_xmu = np.sum(dy * (x - float64(mean).reshape(shape)), axis=others)
     return (
         sum_dy if input_g else None,
         sum_dy_xmu if input_g else None,

@@ -13,6 +13,7 @@ import torch
 
 from normgrad.contract.plan import Plan
 from normgrad.contract.view import Memory
+from normgrad.cuda.devices import DRIVER
 from normgrad.sdk import native
 from normgrad.sdk.native import BadAddress
 
@@ -27,7 +28,7 @@ class _Driver:
         self.closed = False
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._kept: list[Any] = []
-        self._library = ctypes.CDLL("libcuda.so.1")
+        self._library = ctypes.CDLL(DRIVER)
         self._contexts = [self._context(index) for index in range(torch.cuda.device_count())]
 
     def _context(self, index: int) -> ctypes.c_void_p:

@@ -266,11 +266,11 @@ def _given(pointer: int, name: str) -> int:
     return pointer
 
 
-def found(handle: int, kind: type[T], name: str = "the argument") -> T:
+def found(handle: int, kind: type[T]) -> T:
     """The object of a handle, or a refusal: 161001 for null, 161002 for anything else."""
-    made = handles.find(_given(handle, name), kind)
+    made = handles.find(_given(handle, "the argument"), kind)
     if made is None:
-        raise Refused(_INVALID, f"{name} {handles.problem(handle, f'acl{kind.__name__}')}")
+        raise Refused(_INVALID, f"the argument {handles.problem(handle, f'acl{kind.__name__}')}")
     return made
 
 

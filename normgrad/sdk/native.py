@@ -92,9 +92,8 @@ def new_array(values: tuple[int, ...]) -> int:
 
 def lasting_text(text: str) -> int:
     """The address of a C string that lives as long as the process. The same text has the same address."""
-    if text not in _texts:
-        _texts[text] = _ffi.new("char[]", text.encode())
-    return int(_ffi.cast("uintptr_t", _texts[text]))
+    kept = _texts.setdefault(text, _ffi.new("char[]", text.encode()))  # in one step: another thread may do the same
+    return int(_ffi.cast("uintptr_t", kept))
 
 
 _texts: dict[str, Any] = {}

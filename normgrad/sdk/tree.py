@@ -82,7 +82,8 @@ def build(directory: str | os.PathLike[str]) -> Path:
             _write(home / path, content)
         _write(home / "lib64" / LIBRARY, library, mode=0o755)
         for name in OTHER_NAMES:
-            _link(home / "lib64" / name)
+            if not (home / "lib64" / name).is_symlink():
+                (home / "lib64" / name).symlink_to(LIBRARY)
     except OSError as error:
         raise SdkError(f"{error.filename or home}: cannot be written: {error.strerror or error}") from error
     return home
@@ -135,11 +136,6 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
-
-
-def _link(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.symlink_to(LIBRARY)
 
 
 def _compiler() -> list[str]:
@@ -204,7 +200,7 @@ def _compiled(compiler: list[str], python: Path) -> bytes:
             "-o",
             str(made),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0:
             raise SdkError(f"the C compiler failed:\n{shlex.join(command)}\n{done.stderr.strip()}")
         return made.read_bytes()

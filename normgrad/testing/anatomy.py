@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from normgrad.oracle.batch_norm import channels
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
 from normgrad.oracle.group_norm import positions
 from normgrad.testing.lost_terms import Summands
@@ -164,14 +165,9 @@ def _group_norm(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
 _OF_A_CHANNEL = ("sample", "position")
 
 
-def _channels(data: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a statistic beside the data, and the axes that it is a sum over."""
-    return (1, data.shape[1], *(1 for _ in data.shape[2:])), (0, *range(2, data.ndim))
-
-
 def _batch_norm_elemt_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     dy, x = float64(arguments["grad_out"]), float64(arguments["input"])
-    shape, _ = _channels(x)
+    shape, _ = channels(x)
     mean, invstd, sum_dy, sum_dy_xmu = (
         float64(arguments[name]).reshape(shape) for name in ("mean", "invstd", "sum_dy", "sum_dy_xmu")
     )
@@ -188,7 +184,7 @@ def _batch_norm_elemt_backward(arguments: Mapping[str, Any]) -> dict[str, Anatom
 
 def _batch_norm_stats(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     x = float64(arguments["input"])
-    shape, others = _channels(x)
+    shape, others = channels(x)
     found = _forward(x.shape, shape, others, _OF_A_CHANNEL[: len(others)], arguments)
     return {"mean": found["mean"], "invstd": found["rstd"]}
 
@@ -219,7 +215,7 @@ def _batch_norm_gather_stats_with_counts(arguments: Mapping[str, Any]) -> dict[s
 
 def _batch_norm_elemt(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     x = float64(arguments["input"])
-    shape, _ = _channels(x)
+    shape, _ = channels(x)
     mean, invstd = (float64(arguments[name]).reshape(shape) for name in ("mean", "invstd"))
     weight, bias = (_optional(arguments[name], shape) for name in ("weight", "bias"))
     terms = {"x̂·weight": (x - mean) * invstd * or_ones(weight, shape), "bias": or_zeros(bias, shape)}
@@ -228,7 +224,7 @@ def _batch_norm_elemt(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
 
 def _batch_norm_reduce_backward(arguments: Mapping[str, Any]) -> dict[str, Anatomy]:
     dy, x = float64(arguments["grad_out"]), float64(arguments["input"])
-    shape, others = _channels(x)
+    shape, others = channels(x)
     nouns = _OF_A_CHANNEL[: len(others)]
     xmu = x - float64(arguments["mean"]).reshape(shape)
     scaled = dy * xmu * float64(arguments["invstd"]).reshape(shape)

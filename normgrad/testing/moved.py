@@ -12,6 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
+from normgrad.contract.status import counted
 from normgrad.testing.clusters import Cluster, Division
 from normgrad.testing.layout import Layout
 from normgrad.testing.measured import Measured
@@ -93,9 +94,9 @@ def _displaced(values: _Values, wrong: np.ndarray, layout: Layout) -> Cluster | 
             continue
         every = np.arange(max(k, 0), size + min(k, 0))
         if values.are(every, every - k):
-            by = f"{abs(k)} element{'s' if abs(k) > 1 else ''}"
-            source = f"i {'−' if k > 0 else '+'} {abs(k)}"
-            text = f"the flattened result is shifted by {by}: element i has the value of element {source}"
+            source = f"element i {'−' if k > 0 else '+'} {abs(k)}"
+            by = counted(abs(k), "element")
+            text = f"the flattened result is shifted by {by}: element i has the value of {source}"
             return Cluster("shift", text)
     return None
 

@@ -74,12 +74,12 @@ class Chart:
         if path:
             self._parts.append(f'<path class="{style}" d="{path}" stroke-width="{size}" stroke-linecap="round"/>')
 
-    def stems(self, pairs: Iterable[tuple[float, float]], style: str, width: float = 1.0) -> None:
+    def stems(self, pairs: Iterable[tuple[float, float]], style: str) -> None:
         """A vertical line from the ground to every pair."""
         ground = self.height - _BOTTOM
         path = "".join(f"M{x:.1f} {ground}V{y:.1f}" for x, y in (self.point(*pair) for pair in pairs))
         if path:
-            self._parts.append(f'<path class="{style}" d="{path}" stroke-width="{width}" fill="none"/>')
+            self._parts.append(f'<path class="{style}" d="{path}" stroke-width="1.0" fill="none"/>')
 
     def bars(self, edges: Sequence[float], heights: Sequence[float], style: str) -> None:
         """A bar between every two edges."""

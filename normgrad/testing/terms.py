@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from normgrad.oracle.batch_norm import channels
 from normgrad.oracle.float64 import Array, as_ieee, float64, mean_over, or_ones, or_zeros
 from normgrad.oracle.group_norm import positions
 
@@ -246,11 +247,6 @@ def group_norm(
     return _wanted(magnitudes, (True, True, True), (np.shape(input), (N, group), (N, group)))
 
 
-def _channels(data: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of a per-channel parameter beside the data, and the axes of a sum over a channel."""
-    return (1, data.shape[1], *(1 for _ in data.shape[2:])), (0, *range(2, data.ndim))
-
-
 @as_ieee
 def batch_norm_elemt_backward(
     grad_out: ArrayLike,
@@ -269,7 +265,7 @@ def batch_norm_elemt_backward(
     + |invstd·weight|·(3 + (1 + invstd)·(|b| + |x̂|) + |x − mean|·(1 + |b|))``.
     """
     dy, x = float64(grad_out), float64(input)
-    shape, _ = _channels(x)
+    shape, _ = channels(x)
     invstd, weight = float64(invstd).reshape(shape), or_ones(weight, shape)
     n = np.sum(float64(counter))
     sum_dy, sum_dy_xmu = float64(sum_dy).reshape(shape), float64(sum_dy_xmu).reshape(shape)
@@ -293,7 +289,7 @@ def batch_norm_elemt_backward(
 def batch_norm_stats(input: ArrayLike, eps: float = 1e-5) -> tuple[Magnitude, Magnitude]:
     """Return the scales of the mean and invstd: T is ``Σ|x|/n`` and ``invstd``, U is 1 and ``1 + invstd³``."""
     x = float64(input)
-    shape, others = _channels(x)
+    shape, others = channels(x)
     _, mean, invstd = _normalised(x, eps, np.ones(shape), np.zeros(shape), others)
     return mean.reshaped((-1,)), invstd.reshaped((-1,))
 
@@ -381,7 +377,7 @@ def batch_norm_elemt(
     for ``invstd·weight`` where that is multiplied first.
     """
     x = float64(input)
-    shape, _ = _channels(x)
+    shape, _ = channels(x)
     weight = or_ones(weight, shape)
     xmu = x - float64(mean).reshape(shape)
     x_hat = xmu * float64(invstd).reshape(shape)
@@ -407,7 +403,7 @@ def batch_norm_reduce_backward(
     the formula is written, or the sum of ``dy·x̂`` as in LayerNorm.
     """
     dy, x = float64(grad_out), float64(input)
-    shape, others = _channels(x)
+    shape, others = channels(x)
     xmu, invstd_size = x - float64(mean).reshape(shape), np.abs(float64(invstd))
     sum_dy, sum_dy_xmu = np.sum(np.abs(dy), axis=others), np.sum(np.abs(dy * xmu), axis=others)
     peaks = (np.max(np.abs(xmu), axis=others, initial=0.0), sum_dy_xmu)

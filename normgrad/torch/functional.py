@@ -223,7 +223,7 @@ def run_layer_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    autocast_dtype: torch.dtype = torch.float32,
+    autocast_dtype: torch.dtype,
 ) -> Tensor:
     """Run an eager call that is ours. Under autocast the kernels read the data as it is: there is no float32 copy."""
     dtype = input.dtype
@@ -238,7 +238,7 @@ def run_group_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    autocast_dtype: torch.dtype = torch.float32,
+    autocast_dtype: torch.dtype,
 ) -> Tensor:
     """Run an eager call that is ours, under autocast as ``run_layer_norm`` does."""
     if not input.is_contiguous():

@@ -15,7 +15,7 @@ from normgrad.contract.products import Product, current_product
 from normgrad.contract.status import RUNTIME, ContractError
 from normgrad.operators.dispatch import Dispatch
 from normgrad.operators.operator import Operator
-from normgrad.torch.outputs import Maker
+from normgrad.torch.outputs import AllocateOutputs
 
 Results: TypeAlias = Tensor | tuple[Tensor | None, ...]
 
@@ -23,9 +23,9 @@ Results: TypeAlias = Tensor | tuple[Tensor | None, ...]
 class TorchKernel:
     """An operator as a function of the arguments that its PyTorch schema has, by position."""
 
-    def __init__(self, operator: Operator, make: Maker) -> None:
+    def __init__(self, operator: Operator, allocate: AllocateOutputs) -> None:
         self._signature = operator.signature
-        self._make = make
+        self._allocate = allocate
         self._defaults = operator.defaults
         self._written = [operator.signature.is_written(name) for name in operator.names]
         self.dispatch = Dispatch(operator.signature, operator.names, self._choose_outputs)
@@ -57,7 +57,7 @@ class TorchKernel:
     def _choose_outputs(
         self, named: Mapping[str, Any], call: Call, product: Product | None
     ) -> Mapping[str, FreshArray]:
-        results = dict(zip(self._signature.output_names, self._make(*named.values()), strict=True))
+        results = dict(zip(self._signature.output_names, self._allocate(*named.values()), strict=True))
         check(self._signature, {**named, **results}, product, outputs_needed=True)
         return {
             name: fresh_tensor(tuple(result.shape), result.stride(), as_view(result).dtype, result.device)

@@ -17,7 +17,7 @@ from normgrad.torch import derivatives, formulas, internals, outputs
 from normgrad.torch.batching import batched
 from normgrad.torch.derivatives import Gradients
 from normgrad.torch.kernels import TorchKernel
-from normgrad.torch.outputs import Maker
+from normgrad.torch.outputs import AllocateOutputs
 from normgrad.torch.schemas import schema
 
 #: The kernel of every operator, for plain tensors.
@@ -34,19 +34,19 @@ _library = torch.library.Library("normgrad", "DEF")
 
 def _define(name: str) -> None:
     """Register an operator: its kernels, fake kernel, derivatives, batching rule and autocast rule."""
-    qualified, kernel, make = f"normgrad::{name}", KERNELS[name], getattr(outputs, name)
+    qualified, kernel, allocate = f"normgrad::{name}", KERNELS[name], getattr(outputs, name)
     _library.define(name + schema(OPERATORS[name]), tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.normgrad, name).default
     for key in ("CPU", "CUDA"):
         _library.impl(name, kernel, key)
-    torch.library.register_fake(qualified, _fake_kernel(OPERATORS[name], make), lib=_library)
+    torch.library.register_fake(qualified, _fake_kernel(OPERATORS[name], allocate), lib=_library)
     torch.library.register_vmap(qualified, _batching_rule(name, op), lib=_library)
     if name in ("layer_norm", "group_norm"):  # PyTorch's own are computed in float32 under autocast on CUDA
         torch.library.register_autocast(qualified, "cuda", torch.float32, lib=_library)
     _register_autograd(name, op)
 
 
-def _fake_kernel(operator: Operator, make: Maker) -> Callable[..., Any]:
+def _fake_kernel(operator: Operator, allocate: AllocateOutputs) -> Callable[..., Any]:
     """Return the kernel for meta and fake tensors. It has to refuse tensors on two devices.
 
     The dispatcher calls it where a single tensor is on ``meta``: its results would then be memory that nothing writes.
@@ -56,7 +56,7 @@ def _fake_kernel(operator: Operator, make: Maker) -> Callable[..., Any]:
         tensors = [(name, arg) for name, arg in zip(operator.names, args, strict=False) if isinstance(arg, Tensor)]
         for name, tensor in tensors:
             check_device(operator.signature, name, tensor.device, tensors[0][1].device)
-        return packed(make(*args))
+        return packed(allocate(*args))
 
     return fake
 

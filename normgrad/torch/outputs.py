@@ -139,14 +139,15 @@ def batch_norm_reduce_backward(
     return *sums, *parameters
 
 
-Maker = Callable[..., Results]
+#: A function such as these: from an operator's arguments to its outputs.
+AllocateOutputs = Callable[..., Results]
 
 
-def with_output_dtype(make: Maker, dtype: torch.dtype) -> Maker:
-    """Return a maker of the same results, the first of another dtype."""
+def with_output_dtype(allocate: AllocateOutputs, dtype: torch.dtype) -> AllocateOutputs:
+    """Return a function that allocates the same outputs, the first of another dtype."""
 
-    def make_results(*args: Any) -> Results:
-        output, *others = make(*args)
+    def allocate_outputs(*args: Any) -> Results:
+        output, *others = allocate(*args)
         return torch.empty_like(output, dtype=dtype), *others
 
-    return make_results
+    return allocate_outputs

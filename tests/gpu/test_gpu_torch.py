@@ -7,8 +7,9 @@ import torch
 
 import normgrad.torch
 from normgrad.testing import oracle, terms
+from normgrad.testing.expected import as_tuple
 from normgrad.torch import formulas
-from support.gpu import DTYPES, as_tuple, check_results, on_host
+from support.gpu import DTYPES, check_results, on_host
 from support.torch_samples import differentiable, random, samples, without_running_statistics
 
 ops = torch.ops.normgrad

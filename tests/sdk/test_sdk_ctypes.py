@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cffi import FFI
 
 import normgrad
 from conftest import environment
 from normgrad import reference
+from normgrad.sdk import native
 
 PACKAGES = str(Path(normgrad.__file__).parents[1])
 
@@ -119,6 +121,22 @@ def test_soc_name(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, product
         monkeypatch.setenv("NORMGRAD_PRODUCT", product)
     given = library.aclrtGetSocName()
     assert (given and given.decode()) == name
+
+
+def test_a_text_that_two_threads_ask_for_at_once_has_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address that the first one gets stays good."""
+
+    class Interrupted(FFI):  # type: ignore[misc]
+        def new(self, *args: object) -> object:
+            monkeypatch.setattr(native, "_ffi", FFI())
+            addresses.append(native.lasting_text("a new text"))
+            return super().new(*args)
+
+    addresses: list[int] = []
+    monkeypatch.setattr(native, "_ffi", Interrupted())
+    addresses.append(native.lasting_text("a new text"))
+    assert addresses[0] == addresses[1]
+    assert ctypes.string_at(addresses[0]) == b"a new text"
 
 
 def test_a_long_value_is_shortened_in_the_text(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:

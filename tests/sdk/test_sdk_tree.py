@@ -205,7 +205,9 @@ def test_a_tree_is_updated_and_what_else_is_there_stays(home: Path, tmp_path: Pa
     (target / "include" / "acl" / "mine.h").write_text("mine")
     header, first_line = target / "include" / "acl" / "acl.h", (home / "include/acl/acl.h").read_text().splitlines()[0]
     header.write_text(f"{first_line}\n/* of an older version */\n")
+    links = {path: path.lstat().st_mtime_ns for path in (target / "lib64").iterdir() if path.is_symlink()}
     assert sdk.build(target) == target
+    assert {path: path.lstat().st_mtime_ns for path in links} == links, "a program may start meanwhile"
     assert header.read_bytes() == (home / "include/acl/acl.h").read_bytes()
     assert (target / "notes.txt").read_text() == (target / "include/acl/mine.h").read_text() == "mine"
     assert not [path for path in target.rglob("*") if path.name.startswith(".normgrad-")]
@@ -235,6 +237,17 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(sdk.SdkError, match=r"(?s)the C compiler failed:\n.*no_such_standard"):
         sdk.build(tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
+
+
+def test_compiler_whose_message_is_not_in_the_locale_s_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(b"#!/bin/sh\nprintf 'ung\\374ltig' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(sdk.SdkError, match=r"(?s)the C compiler failed:\n.*ung.*ltig"):
+        sdk.build(tmp_path / "tree")
 
 
 @pytest.mark.parametrize("soname", ["libpython3.99.a", "libpython3.99.so.1.0"])

@@ -121,10 +121,3 @@ def as_float64(array: Any) -> np.ndarray:
     if isinstance(array, torch.Tensor):
         return array.detach().to(torch.float64).numpy().copy()
     return np.array(array, dtype=np.float64)
-
-
-def raw_bytes(array: Any) -> bytes:
-    """The elements of an array of either kind, bit by bit."""
-    if isinstance(array, torch.Tensor):
-        return array.detach().contiguous().view(torch.uint8).numpy().tobytes() if array.numel() else b""
-    return array.tobytes()

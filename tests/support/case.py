@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import normgrad
 from normgrad.testing import compare, oracle, terms
+from normgrad.testing.expected import as_tuple
 from support.arena import LAYOUTS, Arena, Place, as_float64
 from support.dtypes import NUMPY, dtype_name
 from support.values import STYLES
@@ -44,8 +45,7 @@ class Case:
 
     def call(self, **more: Any) -> tuple[Any, ...]:
         """The plain call; its results as a tuple even where there is one."""
-        results = getattr(normgrad, self.operator)(**self.arguments, out=tuple(self.out), **more)
-        return results if isinstance(results, tuple) else (results,)
+        return as_tuple(getattr(normgrad, self.operator)(**self.arguments, out=tuple(self.out), **more))
 
     def plan(self, **more: Any) -> normgrad.Plan:
         """The plan of the call."""

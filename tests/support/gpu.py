@@ -8,16 +8,13 @@ import torch
 
 import normgrad
 from normgrad.testing import compare, oracle, terms
+from normgrad.testing.expected import as_tuple
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def generator(seed: int = 1) -> torch.Generator:
     return torch.Generator("cuda").manual_seed(seed)
-
-
-def as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def on_host(value: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 import normgrad
 from normgrad.testing import compare, oracle, terms
+from normgrad.testing.expected import as_tuple
 
 #: Whether the interpreter is on in this process.
 INTERPRETER_ON = os.environ.get("TRITON_INTERPRET") == "1"
@@ -47,15 +48,14 @@ def check_call(operator: str, *args: Any, out: Any = None, run: Any = None) -> t
     expected, magnitudes = getattr(oracle, operator)(*args), getattr(terms, operator)(*args)
     run = run or getattr(normgrad, operator)
     results = run(*args) if out is None else run(*args, out=out)
-    if not isinstance(expected, tuple):
-        results, expected, magnitudes = (results,), (expected,), (magnitudes,)
+    results, expected, magnitudes = map(as_tuple, (results, expected, magnitudes))
     for result, exact, magnitude in zip(results, expected, magnitudes, strict=False):
         if exact is None:
             assert result is None
         else:
             report = compare(result, exact, magnitude)
             assert report, report.text
-    return tuple(results)
+    return results
 
 
 def random_data(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from normgrad.bench.cases import Case
 from normgrad.bench.patterns import NORMAL, PATTERNS, Pattern
 from normgrad.bench.verification import Claim, verify
 from normgrad.bench.workload import tensor_of, workload
+from normgrad.testing.expected import as_tuple
 
 
 def patterns_of(operator: str) -> list[Pattern]:
@@ -18,8 +19,7 @@ def failures(case: Case) -> list[str]:
     found = []
     for pattern in patterns_of(case.operator):
         work = workload(case, pattern=pattern)
-        results = work.operator(**work.arguments)
-        claim = Claim(results if isinstance(results, tuple) else (results,), True)
+        claim = Claim(as_tuple(work.operator(**work.arguments)), True)
         verify(work, [claim])
         if claim.verdict.problem:
             found.append(f"{tensor_of(pattern, case.operator)} {pattern.name}: {claim.verdict.problem}")

@@ -91,18 +91,18 @@ def _groups(b: Builder) -> tuple[int, int, int, int]:
     """N, C, HxW and group."""
     samples, group = b.draw(st.integers(0, 3)), b.draw(st.integers(1, 4))
     channels = group * b.random.choice((1, 1, 2, 3, 5, 0))
-    places = b.random.choice((1, 1, 2, 3, 7, 9, 0))
-    for name, value in (("N", samples), ("C", channels), ("HxW", places), ("group", group)):
+    positions = b.random.choice((1, 1, 2, 3, 7, 9, 0))
+    for name, value in (("N", samples), ("C", channels), ("HxW", positions), ("group", group)):
         b.attribute(name, value)
-    return samples, channels, places, group
+    return samples, channels, positions, group
 
 
 def group_norm_backward(b: Builder) -> None:
-    samples, channels, places, group = _groups(b)
-    whole = samples * channels * places
+    samples, channels, positions, group = _groups(b)
+    whole = samples * channels * positions
     dtype = b.one_of(*FLOATS)
     statistics_dtype = b.one_of(*_with_float32(dtype))
-    shape = b.random.choice(((samples, channels, places), b.shape_with(whole, 0, 8)))
+    shape = b.random.choice(((samples, channels, positions), b.shape_with(whole, 0, 8)))
     _data(b, "grad_out", b.random.choice((shape, b.shape_with(whole, 0, 8))), dtype)
     _data(b, "input", shape, dtype)
     b.twin("input", "grad_out")
@@ -119,10 +119,10 @@ def group_norm_backward(b: Builder) -> None:
 
 
 def group_norm(b: Builder) -> None:
-    samples, channels, places, group = _groups(b)
-    whole = samples * channels * places
+    samples, channels, positions, group = _groups(b)
+    whole = samples * channels * positions
     dtype = b.one_of(*FLOATS)
-    shape = b.random.choice(((samples, channels, places), b.shape_with(whole, 0, 8)))
+    shape = b.random.choice(((samples, channels, positions), b.shape_with(whole, 0, 8)))
     _data(b, "input", shape, dtype)
     weight = _optional(b, "weight", b.shape_with(channels, 0, 8), _with_float32(dtype))
     _optional(b, "bias", b.shape_with(channels, 0, 8), (weight,) if weight else _with_float32(dtype))

@@ -152,6 +152,20 @@ class Row:
         return self.label or ",".join(self.changes) or str(self.product)
 
 
+NULL = "is null, and must be given"
+WANTED = "is null, and is a requested output"
+
+
+def null_row(name: str, words: str = NULL) -> Row:
+    """An argument that is not given."""
+    return Row({name: None}, name, words, NULLPTR, label=f"{name} null")
+
+
+def dtype_row(name: str, array: np.ndarray, words: str, dtype: str = "float32") -> Row:
+    """A tensor of another dtype than the rest of the call."""
+    return Row({name: array}, name, words, dtype=dtype, label=f"{name} {array.dtype} beside {dtype}")
+
+
 def check_refused(operator: str, row: Row) -> None:
     """The call with the row's changes is refused as the row says, whether planned or called."""
     call = base_call(operator, row.dtype)

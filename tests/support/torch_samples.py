@@ -6,12 +6,17 @@ from typing import Any
 
 import torch
 
-_N, _C, _PLACES, _GROUPS = 4, 6, 8, 3
+_N, _C, _POSITIONS, _GROUPS = 4, 6, 8, 3
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, tensors as copies."""
+    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
 def differentiable(*args: Any) -> tuple[Any, ...]:
@@ -27,7 +32,7 @@ def samples(dtype: torch.dtype = torch.float32) -> dict[str, list[tuple[Any, ...
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
     def data(seed: int) -> torch.Tensor:
-        return random(_N, _C, _PLACES, dtype=dtype, seed=seed)
+        return random(_N, _C, _POSITIONS, dtype=dtype, seed=seed)
 
     def vector(size: int, seed: int) -> torch.Tensor:
         return random(size, dtype=wide, seed=seed)
@@ -36,15 +41,15 @@ def samples(dtype: torch.dtype = torch.float32) -> dict[str, list[tuple[Any, ...
         return random(*shape, dtype=wide, seed=9).abs() + 0.5
 
     grad, input, by_rank = data(1), data(2), random(2, _C, dtype=wide, seed=3)
-    row, row_bias, channel = vector(_PLACES, 4), vector(_PLACES, 5), vector(_C, 6)
-    sizes = (_N, _C, _PLACES, _GROUPS)
+    row, row_bias, channel = vector(_POSITIONS, 4), vector(_POSITIONS, 5), vector(_C, 6)
+    sizes = (_N, _C, _POSITIONS, _GROUPS)
     per_row, per_group = random(_N, _C, 1, dtype=wide, seed=7), random(_N, _GROUPS, dtype=wide, seed=8)
     count = torch.tensor([3, 5], dtype=torch.int32)
     return {
-        "layer_norm": [(input, [_PLACES], row, row_bias, 1e-3), (input, [_C, _PLACES], None, None, 1e-5)],
+        "layer_norm": [(input, [_POSITIONS], row, row_bias, 1e-3), (input, [_C, _POSITIONS], None, None, 1e-5)],
         "layer_norm_backward": [
-            (grad, input, [_PLACES], per_row, scale(_N, _C, 1), row, row_bias, [True, True, True]),
-            (grad, input, [_PLACES], per_row, scale(_N, _C, 1), None, None, [True, False, False]),
+            (grad, input, [_POSITIONS], per_row, scale(_N, _C, 1), row, row_bias, [True, True, True]),
+            (grad, input, [_POSITIONS], per_row, scale(_N, _C, 1), None, None, [True, False, False]),
         ],
         "group_norm": [(input, channel, channel + 1, *sizes, 1e-3), (input, None, None, *sizes, 1e-5)],
         "group_norm_backward": [

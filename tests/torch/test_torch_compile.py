@@ -14,8 +14,9 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import normgrad.torch
+from normgrad.testing.expected import as_tuple
 from support.processes import run_python
-from support.torch_samples import differentiable, random, samples
+from support.torch_samples import copied, differentiable, random, samples
 
 ops = torch.ops.normgrad
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
@@ -35,15 +36,9 @@ def fresh_compiler() -> Iterator[None]:
 
 def tuple_of(name: str) -> Any:
     def function(*args: Any) -> tuple[Any, ...]:
-        results = getattr(ops, name)(*args)
-        results = results if isinstance(results, tuple) else (results,)
-        return tuple(result for result in results if result is not None)
+        return tuple(result for result in as_tuple(getattr(ops, name)(*args)) if result is not None)
 
     return function
-
-
-def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[torch.Tensor]:

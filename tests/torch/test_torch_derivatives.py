@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jvp, vjp, vmap
 
+from normgrad.testing.expected import as_tuple
 from normgrad.torch import batching, formulas
 from support.torch_samples import differentiable, random, samples, without_running_statistics
 
@@ -42,8 +43,7 @@ def scalar_of(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A number that depends on every result, and not linearly."""
 
     def scalar(*args: Any) -> torch.Tensor:
-        results = function(*args)
-        results = results if isinstance(results, tuple) else (results,)
+        results = as_tuple(function(*args))
         parts = [
             # Slowly, so that the rounding of a large result is not made much larger.
             (result / 16).sin().mul(torch.linspace(-1, 2, result.numel()).reshape(result.shape).to(result)).sum()
@@ -156,7 +156,7 @@ def test_forward_mode(name: str, number: int) -> None:
     def tangents(function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
         with forward_ad.dual_level():
             duals = map(forward_ad.make_dual, tensors, tangents_of(tensors))
-            results = [result for result in _tuple(function(*duals)) if result is not None]
+            results = [result for result in as_tuple(function(*duals)) if result is not None]
             return [forward_ad.unpack_dual(result).tangent for result in results]
 
     args = without_running_statistics(name, samples()[name][number])
@@ -226,8 +226,8 @@ def test_vmap_of_every_operator(name: str) -> None:
         args = without_running_statistics(name, args)
         function, tensors = of_tensors(getattr(ops, name), args)
         batched = [torch.stack([tensor, tensor.flip(0), 2 * tensor], -1) for tensor in tensors]
-        found = vmap(lambda *a, f=function: tuple(r for r in _tuple(f(*a)) if r is not None), -1)(*batched)
-        expected = [_tuple(function(*(b[..., sample] for b in batched))) for sample in range(3)]
+        found = vmap(lambda *a, f=function: tuple(r for r in as_tuple(f(*a)) if r is not None), -1)(*batched)
+        expected = [as_tuple(function(*(b[..., sample] for b in batched))) for sample in range(3)]
         stacked = [torch.stack(results) for results in zip(*expected, strict=True) if results[0] is not None]
         torch.testing.assert_close(found, tuple(stacked))
 
@@ -238,7 +238,7 @@ def test_vmap_over_an_empty_batch(name: str) -> None:
     function, tensors = of_tensors(getattr(ops, name), args)
 
     def wanted(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(result for result in _tuple(function(*tensors)) if result is not None)
+        return tuple(result for result in as_tuple(function(*tensors)) if result is not None)
 
     expected = wanted(*tensors)
     batched = [torch.stack([tensor] * 2, -1) for tensor in tensors]
@@ -247,10 +247,6 @@ def test_vmap_over_an_empty_batch(name: str) -> None:
     nested = vmap(vmap(wanted, -1), 0)(*(tensor.expand(0, *tensor.shape) for tensor in batched))
     for found, one in zip(nested, expected, strict=True):
         assert (found.shape, found.device) == ((0, 2, *one.shape), one.device)
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

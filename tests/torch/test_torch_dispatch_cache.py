@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import normgrad
 import normgrad.torch
 from normgrad.operators import dispatch
+from normgrad.testing.expected import as_tuple
 from normgrad.torch.library import KERNELS
 from support.processes import run_python
-from support.torch_samples import random, samples
+from support.torch_samples import copied, random, samples
 
 ops = torch.ops.normgrad
 CALLS = [(name, number) for name, calls in samples().items() for number in range(len(calls))]
@@ -30,20 +31,12 @@ def empty_caches(misses: list[str]) -> None:
         kernel.dispatch.clear()
 
 
-def as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
 def assert_equal(found: Any, expected: Any) -> None:
     for one, other in zip(as_tuple(found), as_tuple(expected), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, rtol=0, atol=0)
             assert one.stride() == other.stride()
-
-
-def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
 @pytest.mark.parametrize(("name", "number"), CALLS)

@@ -11,7 +11,8 @@ import torch
 import normgrad
 import normgrad.torch
 from normgrad.operators import OPERATORS
-from support.torch_samples import differentiable, random, samples
+from normgrad.testing.expected import as_tuple
+from support.torch_samples import copied, differentiable, random, samples
 
 ops = torch.ops.normgrad
 CALLS = [(name, number) for name, calls in samples().items() for number in range(len(calls))]
@@ -20,12 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def call(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    results = getattr(ops, name)(*args)
-    return results if isinstance(results, tuple) else (results,)
-
-
-def copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+    return as_tuple(getattr(ops, name)(*args))
 
 
 def assert_equal(actual: Any, expected: Any) -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from normgrad.bench.workload import Workload
+from normgrad.testing.expected import as_tuple
 
 
 class Role(str, Enum):
@@ -46,6 +47,11 @@ class Implementation:
     run: Callable[[], Any]
     results: Callable[[], Sequence[Any]] | None = None
     workspace: int | None = None
+
+
+def results_of(run: Callable[[], Any]) -> Sequence[Any]:
+    """Do the work once and return an array, or None, per output."""
+    return as_tuple(run())
 
 
 class Library(Protocol):

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from normgrad.bench.cases import CHANNELS_LAST
-from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
-from normgrad.bench.tensors import on_host
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable, results_of
 from normgrad.bench.workload import EPS, Workload
+from normgrad.testing.expected import as_tuple
+from normgrad.testing.host import on_host
 
 
 class Jax:
@@ -46,8 +47,7 @@ def _in_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def reordered(*values: Any) -> Any:
         results = function(*(jnp.moveaxis(value, -1, 1) if value.ndim > 2 else value for value in values))
-        results = results if isinstance(results, tuple) else (results,)
-        return tuple(jnp.moveaxis(result, 1, -1) if result.ndim > 2 else result for result in results)
+        return tuple(jnp.moveaxis(result, 1, -1) if result.ndim > 2 else result for result in as_tuple(results))
 
     return reordered
 
@@ -59,8 +59,7 @@ def _finished(function: Callable[..., Any], values: list[Any]) -> Any:
 
 
 def _on_host(run: Callable[[], Any], channels_last: bool) -> list[np.ndarray | None]:
-    results = run()
-    arrays = [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
+    arrays = [np.asarray(result) for result in results_of(run)]
     return [np.moveaxis(array, -1, 1) if channels_last and array.ndim > 2 else array for array in arrays]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable, results_of
 from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 from normgrad.contract.status import NO_KERNEL, ContractError
@@ -35,7 +35,7 @@ class Normgrad:
             raise Unavailable(str(error)) from None
         yield Implementation(PLAN, Role.OURS, plan.run, partial(_planned, plan.run, outputs), plan.workspace_size)
         for name, call in _calls(work) if work.case.is_small else ():
-            yield Implementation(name, Role.OURS, call, partial(_called, call))
+            yield Implementation(name, Role.OURS, call, partial(results_of, call))
 
 
 def _calls(work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -49,11 +49,6 @@ def _calls(work: Workload) -> Iterator[tuple[str, Callable[[], Any]]]:
 def _planned(run: Callable[[], None], outputs: Sequence[Any]) -> Sequence[Any]:
     run()
     return outputs
-
-
-def _called(call: Callable[[], Any]) -> Sequence[Any]:
-    results = call()
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _by_position(work: Workload, arguments: Mapping[str, Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from normgrad.bench.cases import Case
-from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable
+from normgrad.bench.implementations.implementation import Implementation, Role, Unavailable, results_of
 from normgrad.bench.tensors import arguments_as_torch
 from normgrad.bench.workload import Workload
 
@@ -65,7 +65,7 @@ class CompiledPyTorch:
             raise Unavailable("it compiles for seconds, and only in the cases chosen for it")
         if work.case.operator not in _FORMULAS:
             raise Unavailable(f"there is no formula of {work.case.operator} to compile")
-        torch._dynamo.reset()  # every case is compiled for its own sizes, and none counts as a recompilation
+        torch.compiler.reset()  # every case is compiled for its own sizes, and none counts as a recompilation
         with torch.no_grad():
             arguments = with_own_statistics(work.case.operator, arguments_as_torch(work.arguments, work.device))
         function, values = _FORMULAS[work.case.operator](arguments)
@@ -77,12 +77,6 @@ class CompiledPyTorch:
             raise Unavailable(f"torch.compile failed: {type(error).__name__}") from error
         run = partial(_without_grad, compiled, values)
         yield Implementation(self.name, Role.PEER, run, partial(results_of, run))
-
-
-def results_of(run: Prepared) -> Sequence[Any]:
-    """Run once and return a tensor, or None, per output."""
-    results = run()
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _without_grad(function: Callable[..., Any], values: Sequence[Any]) -> Any:

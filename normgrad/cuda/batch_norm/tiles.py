@@ -128,7 +128,7 @@ def segment_choices(HxW: int, itemsize: int, width: int, nbytes: int) -> list[in
     return [whole] * (2 * whole > width) + [width]
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def segment_reduce_tile(data: DataLayout, chip: Chip) -> ReduceTile:
     """Choose the segment tile of a reduction: each thread loads one vector of each sample.
 
@@ -247,7 +247,7 @@ class Workload:
         return waves * (tiles * sharing * self.tile_cost + _START) + second_launch
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def tiles_per_cta(work: Workload) -> int:
     """Return how many tiles of a piece a CTA reduces: as many as cost least.
 

@@ -443,8 +443,7 @@ def _add_sums(steps: Steps, partial: Scratch, cta_groups: int, sizes: Sizes, out
     targets = outputs
     if segments > 1:
         shorter = steps.scratch(len(outputs) * segments * C, partial.dtype)
-        size = segments * C * partial.dtype.itemsize
-        targets = [Operand(replace(shorter, offset=shorter.offset + i * size), (1,)) for i in range(len(outputs))]
+        targets = [Operand(shorter.part(index, segments * C), (1,)) for index in range(len(outputs))]
     first, second = (*targets, Operand(None, (1,)))[:2]
     arguments = [partial, first.pointer, second.pointer, *first.strides, *second.strides, cta_groups, C, HxW, segment]
     constants = {"CTA_GROUPS": at_once, "CHANNELS": channels, "POSITIONS": positions}

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from normgrad.contract.plan import Problem
@@ -139,14 +139,13 @@ _ONE_CTA = 8192  # elements of a group up to which one CTA is faster than a clus
 
 
 def _cta_work(D: int, HxW: int, itemsize: int, tensors: int, chip: Chip) -> CtaWork:
-    """Return the smallest work that holds a whole group, or that for parts of one."""
+    """Return the smallest work that holds a whole group, or that for parts of one; no more than a CTA has room for."""
     size = next_power_of_2(HxW) * next_power_of_2(D)
-    largest = chip.max_tile_elements * (2 if itemsize == 2 else 1)
-    for work in GROUP_WORK[tensors, itemsize]:
-        if size <= min(work.elements, largest):
-            return work
+    room = chip.max_tile_elements * (2 if itemsize == 2 else 1)
     few, more = SHARED_GROUP_WORK[tensors, itemsize]
-    return few if HxW <= _FEW_POSITIONS else more
+    whole = (work for work in GROUP_WORK[tensors, itemsize] if size <= min(work.elements, room))
+    work = next(whole, few if HxW <= _FEW_POSITIONS else more)
+    return replace(work, elements=min(work.elements, room))
 
 
 def group_tile(
@@ -157,15 +156,14 @@ def group_tile(
     ``mixed``: the two have different dtypes, and ``itemsize`` is the wider one's.
     """
     work = _cta_work(D, HxW, itemsize, tensors, chip)
-    room = min(work.elements, chip.max_tile_elements * (2 if itemsize == 2 else 1))
-    positions = low_waste_block(HxW, room if tensors == 1 else min(room, _MAX_POSITIONS))
-    channels = min(next_power_of_2(D), room // positions)
+    positions = low_waste_block(HxW, work.elements if tensors == 1 else min(work.elements, _MAX_POSITIONS))
+    channels = min(next_power_of_2(D), work.elements // positions)
     fits = positions >= HxW and channels >= D
     if not fits or positions * channels > _ONE_CTA:
         tile = _cluster_tile(D, HxW, chip, MIXED_CLUSTER_GROUP_WORK if mixed else CLUSTER_GROUP_WORK[tensors, itemsize])
         if tile is not None:
             return tile
-    groups = min(next_power_of_2(group), max(room // (positions * channels) // 2, 1)) if fits else 1
+    groups = min(next_power_of_2(group), max(work.elements // (positions * channels) // 2, 1)) if fits else 1
     position_parts = cdiv(HxW, positions)
     parts = position_parts * cdiv(D, channels)
     nbytes = groups * channels * (tensors * positions * itemsize + 8)  # with a channel's weight and bias
