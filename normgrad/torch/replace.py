@@ -53,7 +53,7 @@ class Replacement(Mapping[str, Module]):
             counts[ours.__name__] = counts.get(ours.__name__, 0) + 1
         replaced = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
         left = f"; left: {len(self.left)}" if self.left else ""
-        is_on = any(type(self._replaced[name]) is ours for name, (ours, _) in self._classes.items())
+        is_on = any(isinstance(self._replaced[name], ours) for name, (ours, _) in self._classes.items())
         return f"<Replacement: {replaced}{left}{'' if is_on or not self._classes else '; undone'}>"
 
 

@@ -380,6 +380,21 @@ def test_empty_data_of_group_norm(shape: tuple[int, ...], monkeypatch: pytest.Mo
         assert not bias.grad.any()
 
 
+@pytest.mark.parametrize("shape", [(0, 10), (3, 0, 10), (0, 2, 10), (3, 10, 0)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_empty_data_of_layer_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    norm = normgrad.torch.LayerNorm(shape[-1], dtype=dtype)
+    for repeated in (False, True):  # the gradient of a sum repeats one element, and has to be copied
+        x = random(*shape).to(dtype).requires_grad_()
+        output = norm(x)
+        assert output.shape == x.shape
+        norm.zero_grad()
+        output.backward(torch.ones((), dtype=dtype).expand(shape) if repeated else torch.ones_like(output))
+        assert x.grad.shape == x.shape
+        assert not norm.weight.grad.any()
+        assert not norm.bias.grad.any()
+
+
 def test_no_normalized_dimensions_are_refused_as_pytorch_does() -> None:
     for x in (random(4, 6).bfloat16(), random().bfloat16()):
         errors = []

@@ -173,3 +173,17 @@ def test_repr_says_that_it_was_undone() -> None:
     done.undo()
     assert repr(done) == "<Replacement: 1 LayerNorm; undone>"
     assert repr(replace_norms(torch.nn.Linear(1, 1))) == "<Replacement: nothing>"
+
+
+def test_repr_does_not_say_undone_of_modules_that_were_parametrized_since() -> None:
+    norm = torch.nn.LayerNorm(4)
+    done = replace_norms(norm)
+    torch.nn.utils.parametrize.register_parametrization(norm, "weight", torch.nn.Identity())  # makes a subclass
+    assert isinstance(norm, normgrad.torch.LayerNorm)
+    assert repr(done) == "<Replacement: 1 LayerNorm>"
+    done.undo()  # leaves it alone
+    assert repr(done) == "<Replacement: 1 LayerNorm>"
+    torch.nn.utils.parametrize.remove_parametrizations(norm, "weight")
+    done.undo()
+    assert type(norm) is torch.nn.LayerNorm
+    assert repr(done) == "<Replacement: 1 LayerNorm; undone>"

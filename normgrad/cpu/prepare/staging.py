@@ -144,7 +144,8 @@ class Operands:
 def _copy_step(source: tuple[View, Pointer], target: tuple[View, Pointer]) -> Step:
     """Return a step that copies a tensor to one of the same shape, in the target's order in memory."""
     (view, _), (other, _) = ends = source, target
-    filled = [axis for axis in range(view.rank) if other.strides[axis] != 0]
+    # Axes along which both repeat their elements are left out, but for those that make the tensor empty.
+    filled = [axis for axis in range(view.rank) if other.strides[axis] != 0 or not view.shape[axis]]
     axes = sorted(filled, key=lambda axis: -abs(other.strides[axis]))
     shape = tuple(view.shape[axis] for axis in axes)
     sizes, strides = merge_axes(shape, [tuple(end.strides[axis] for axis in axes) for end, _ in ends])
