@@ -62,6 +62,13 @@ def test_wrong_arguments(capsys, argv, text):
     assert "--help tells more)" in err
 
 
+def test_an_unknown_option_is_answered_with_the_help_of_its_command(capsys):
+    assert refused(capsys, "info", "--jsn").endswith(
+        "unrecognized arguments: --jsn (normgrad info --help tells more)\n"
+    )
+    assert refused(capsys, "--loud").endswith("unrecognized arguments: --loud (normgrad --help tells more)\n")
+
+
 @pytest.mark.parametrize("argv", [("--help",), *((command.NAME, "--help") for command in COMMANDS)])
 def test_help(capsys, argv):
     with pytest.raises(SystemExit) as ended:

@@ -488,6 +488,7 @@ def test_kinds_are_what_they_say() -> None:
         ((NAME, "-o", "d", "--kinds", "one-place"), "has no cases of the kind one-place; it has normal, uniform"),
         ((NAME, "-o", "d", "--kinds", "odd"), "invalid choice: 'odd'"),
         ((NAME, "-o", "d", "--seed", "-1"), "--seed is -1, and must not be negative"),
+        ((NAME, "-o", "file"), "normgrad: file: is a file, and must be a folder\n"),
         ((NAME, "-o", "file/d"), "file/d: cannot be created"),
     ],
 )

@@ -90,8 +90,9 @@ def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Prod
     problems = [problem for problem in tried if problem]
     for problem in problems:
         print(f"normgrad: {problem}", file=sys.stderr)
-    done = f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run"
-    Console().print(f"{done}; the results are in {target}")
+    run = len(cases) - len(problems)
+    results = f"; the results are in {target}" if run else ""
+    Console().print(f"{run} of {len(cases)} calls of {operator.signature.name} run{results}")
     return 2 if problems else 0
 
 
