@@ -90,9 +90,9 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
     [
         (("--operators", "fly"), "invalid choice: 'fly'"),
         (("--grid", "--quick"), "not allowed with argument"),
-        (("--largest", "0"), "--largest: '0' is no number above 0"),
-        (("--largest", "big"), "--largest: 'big' is no number above 0"),
-        (("--budget", "inf"), "--budget: 'inf' is no number above 0"),
+        (("--largest", "0"), "--largest: must be a number above 0, and is '0'"),
+        (("--largest", "big"), "--largest: must be a number above 0, and is 'big'"),
+        (("--budget", "inf"), "--budget: must be a number above 0, and is 'inf'"),
         (("--quick", "--largest", "0.001"), "nothing is left to measure"),
         (
             ("--quick", "--operators", "layer_norm"),

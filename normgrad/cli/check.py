@@ -42,7 +42,7 @@ STANDARDS = {
     STRICT: "every element within normgrad's own error bound",
     "cann": "99 % of the elements within CANN's tolerances, and no error beyond its limit",
     "cann-mere": "mean and largest relative error below CANN's thresholds",
-    "cann-double": "errors at most so many times those of the baseline (--baseline, --level)",
+    "cann-double": "errors at most those of the baseline times the factors of --level (--baseline)",
     "torch": "every element within the default tolerances of torch.testing.assert_close",
     "bitwise": "every element has the bits of the exact value, rounded, or of the baseline",
 }
