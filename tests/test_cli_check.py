@@ -418,7 +418,7 @@ def test_cases_of_another_seed_do_not_replace_those_that_are_there(capsys: pytes
     assert main(argv) == 0  # the same cases once more
     capsys.readouterr()
     assert main([*argv, "--seed", "1"]) == 2
-    assert "in/normal-float32.npz: has other values, of another seed" in capsys.readouterr().err
+    assert "in/normal-float32.npz: has other values, such as those of another seed" in capsys.readouterr().err
     assert main(["cases", "layer_norm", "-o", "in", "--kinds", "normal"]) == 2
     assert {path: path.read_bytes() for path in Path("in").iterdir()} == before
     assert main([*argv, "--seed", "1", "--replace"]) == 0

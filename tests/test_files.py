@@ -353,7 +353,7 @@ def test_npz_that_says_it_is_larger_than_any_memory(tmp_path):
 
 
 def test_npz_with_something_that_is_no_array(tmp_path):
-    assert "readme is no array" in refused(npz_with(tmp_path / "x.npz", ("readme", b"hello")))
+    assert "readme is not an array" in refused(npz_with(tmp_path / "x.npz", ("readme", b"hello")))
 
 
 def test_npz_with_two_entries_of_one_name(tmp_path):
@@ -397,7 +397,7 @@ def test_writing_where_no_file_can_be(suffix, tmp_path):
     with pytest.raises(BadInput, match="there is no folder"):
         files.write(tmp_path / "none" / f"x{suffix}", one)
     (tmp_path / f"folder{suffix}").mkdir()
-    with pytest.raises(BadInput, match="is no file"):
+    with pytest.raises(BadInput, match="is not a file"):
         files.write(tmp_path / f"folder{suffix}", one)
 
 

@@ -159,7 +159,7 @@ def _positive(text: str) -> float:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, and is {text!r}")
     return int(text)
 
 

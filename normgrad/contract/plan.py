@@ -163,7 +163,9 @@ class Plan:
 
     def _rebound(self, name: str, array: Any) -> View:
         if name not in self._problem.views:
-            raise self._signature.error(name, f"is no tensor of this plan, which has {', '.join(self._problem.views)}")
+            raise self._signature.error(
+                name, f"is not a tensor of this plan, which has {', '.join(self._problem.views)}"
+            )
         if array is None:
             raise self._signature.error(name, "is null, and must be given", NULLPTR)
         try:

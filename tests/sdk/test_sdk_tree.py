@@ -273,10 +273,10 @@ def test_no_cffi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert f"normgrad: {tmp_path}/file: is no folder" in refused(tmp_path / "file", capsys)
+    assert f"normgrad: {tmp_path}/file: is not a folder" in refused(tmp_path / "file", capsys)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "lib64").write_text("")
-    assert f"normgrad: {tmp_path}/tree/lib64: is no folder" in refused(tmp_path / "tree", capsys)
+    assert f"normgrad: {tmp_path}/tree/lib64: is not a folder" in refused(tmp_path / "tree", capsys)
     assert list((tmp_path / "tree").iterdir()) == [tmp_path / "tree" / "lib64"]
     assert main(["sdk", "/proc/x"]) == 2
     assert capsys.readouterr().err == "normgrad: /proc/x: cannot be written: No such file or directory\n"

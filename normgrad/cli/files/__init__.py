@@ -120,7 +120,7 @@ def check_writable(path: Path) -> None:
     target = _target(path)
     try:
         if target.exists() and not target.is_file():
-            raise BadInput(f"{path}: is no file, and cannot be replaced by one")
+            raise BadInput(f"{path}: is not a file, and cannot be replaced by one")
         if not target.parent.is_dir():
             raise BadInput(f"{path}: cannot be written: there is no folder {target.parent}")
     except OSError as error:

@@ -59,7 +59,7 @@ def _entries(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[s
 
 def _native(name: str, entry: Any) -> np.ndarray:
     if not isinstance(entry, np.ndarray):
-        raise BadInput(f"{name} is no array")
+        raise BadInput(f"{name} is not an array")
     return entry.astype(entry.dtype.newbyteorder("="), copy=False)
 
 
