@@ -241,6 +241,17 @@ def test_what_is_said_of_training_steps_on_a_gpu() -> None:
     guide = text_of("docs/guides/pytorch.md")
     assert f"from {gains[model, 'modules']:.1f} to {modules16:.1f} times the speed of PyTorch's norms" in guide
     assert f"in `channels_last` from {gains[last, 'modules']:.1f} to {last16:.1f} times" in guide
+    families = {
+        "LayerNorm": ("gpt2", "vit_b_16", "swin_t", "convnext_tiny_channels_last"),
+        "GroupNorm": ("resnet50_group_norm", "unet"),
+        "GroupNorm, `channels_last`": ("resnet50_group_norm_channels_last", "unet_channels_last"),
+    }
+    for family, models in families.items():
+        plain, half = (
+            [gains[m, mode + bits] for m in models for mode in ("override", "modules")] for bits in ("", "16")
+        )
+        row = f"| {family} | {min(plain):.2f} to {max(plain):.2f} | {min(half):.2f} to {max(half):.2f} |"
+        assert row in guide, row
     lost = max(1 - gain for (_, mode), gain in gains.items() if mode in ("override", "override16"))
     assert guide.count(f"lost up to {100 * lost:.0f} %") == 2
     assert len({model for model, _ in gains}) == 10
