@@ -101,6 +101,7 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
         (("--csv", "no_such_folder/b.csv"), "no_such_folder/b.csv: cannot be written"),
         (("--json", f"{'long' * 99}.json"), ".json: cannot be written: File name too long"),
         (("--plot", "b.txt"), "must end in .png, .svg, .pdf"),
+        (("--quick", "--csv", "b", "--json", "./b"), "b: is the file of --csv and of --json, and each needs its own"),
         (("--graph",), "--graph needs --device cuda"),
         (("--threads", "0"), "must be a whole number from 1 to"),
     ],

@@ -320,7 +320,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     written()
     case, result = "in/normal-float32.npz", "out/normal-float32.npz"
     assert "needs another implementation's results" in refused(capsys, NAME, case, result, "--standard", "cann-double")
-    assert "--baseline says nothing to the standard cann" in refused(
+    assert "--baseline has no meaning with the standard cann" in refused(
         capsys, NAME, case, result, "--baseline", result, "--standard", "cann"
     )
     assert "must all be files or all be folders" in refused(capsys, NAME, "in", result)
@@ -345,6 +345,29 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     files.write(Path("in/normal-float32.npz"), {**files.read(Path(case)), "mean": np.zeros(2, F32)})
     assert "161002" in refused(capsys, NAME, case, result)
     assert "--worst: must be a whole number, 0 or more" in refused(capsys, NAME, case, result, "--worst", "-1")
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_report_does_not_replace_what_it_is_about(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    """A slip of the hand must not cost the dump of an NPU."""
+    written()
+    Path("link").symlink_to("in/normal-float32.npz")
+    before = {path: path.read_bytes() for path in Path().glob("*/*.npz")}
+    capsys.readouterr()
+    case, result = "in/normal-float32.npz", "out/normal-float32.npz"
+    for argv, report in (
+        ((case, result), case),
+        ((case, result), result),
+        ((case, result), "link"),
+        (("in", "out"), case),
+    ):
+        assert f"{report}: is a file that is judged, and is not replaced" in refused(
+            capsys, NAME, *argv, option, report
+        )
+    bitwise = ("--standard", "bitwise", "--baseline", "in/normal-float16.npz")
+    assert "is a file that is judged" in refused(capsys, NAME, case, result, *bitwise, option, bitwise[-1])
+    assert refused(capsys, NAME, "in", "out", option, "out") == "normgrad: out: is a folder, and must be a file\n"
+    assert {path: path.read_bytes() for path in Path().glob("*/*.npz")} == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -165,9 +166,7 @@ def _count(text: str) -> int:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Measure, show, write."""
-    for path in (arguments.csv, arguments.json, arguments.plot):
-        if path is not None:
-            _check_writable(path)
+    _check_reports(csv=arguments.csv, json=arguments.json, plot=arguments.plot)
     if arguments.plot is not None and find_spec("matplotlib") is None:
         raise BadInput("--plot needs matplotlib: pip install 'normgrad[plot]'")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in _PICTURES:
@@ -190,6 +189,19 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     _prepare_process(arguments.device, arguments.threads)
     return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
+
+
+def _check_reports(**reports: Path | None) -> None:
+    """Raise BadInput where a file cannot be written, or two options name one file."""
+    options: dict[str, str] = {}
+    for option, path in reports.items():
+        if path is None:
+            continue
+        _check_writable(path)
+        other = options.setdefault(os.path.realpath(path), option)
+        is_device = path.exists() and not path.is_file()
+        if other != option and not is_device:
+            raise BadInput(f"{path}: is the file of --{other} and of --{option}, and each needs its own")
 
 
 def _check_writable(path: Path) -> None:
