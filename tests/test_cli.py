@@ -300,6 +300,16 @@ def test_info_names_the_cache_that_is_used(capsys, monkeypatch, tmp_path):
 
 
 @on_posix
+def test_a_file_in_place_of_the_cache_is_called_one(capsys, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NORMGRAD_CACHE_DIR", f"{tmp_path}/file")
+    problem = f"{tmp_path}/file is a file, and must be a folder"
+    assert info._cache() == f"none, so every process compiles its kernels: {problem}"
+    assert disk_cache.keep("kernel", "key", b"code") is None
+    assert problem in caplog.text
+
+
+@on_posix
 def test_info_says_why_the_cache_asked_for_is_not_used(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NORMGRAD_CACHE_DIR", f"{tmp_path}/file/cache")
