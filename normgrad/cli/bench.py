@@ -1,7 +1,7 @@
 """Measure the operators against the bandwidth limit and against other libraries, and training steps of models.
 
 Every result is compared with the oracle, and every model's losses with PyTorch's, before its time counts. The bandwidth
-limit is the time of the fastest plain kernel that moves the same bytes. The exit status is 1 where a result of
+limit is the time of the fastest plain kernel that moves the same bytes. The exit status is 1 if a result of
 normgrad's own is wrong.
 """
 

@@ -1,7 +1,7 @@
 """Judge results, such as an NPU's dump, against the float64 oracle on the same inputs.
 
 INPUTS and ACTUAL are files as `normgrad run` reads and writes them, or two folders with files of the same names, one
-pair per case. The exit status is 1 where a result does not pass, 2 where a case cannot be judged.
+pair per case. The exit status is 1 if a result does not pass, 2 if a case cannot be judged.
 """
 
 from __future__ import annotations

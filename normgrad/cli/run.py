@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         type=nonempty_path,
         required=True,
-        help="the file to write; a folder where IN is one",
+        help="the file to write; a folder if IN is one",
     )
     parser.add_argument(
         "--oracle", action="store_true", help="compute with the float64 oracle and write float64 (default: the kernels)"
