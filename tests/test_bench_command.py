@@ -84,9 +84,9 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
     [
         (("--operators", "fly"), "invalid choice: 'fly'"),
         (("--grid", "--quick"), "not allowed with argument"),
-        (("--largest", "0"), "--largest: '0' is no number above 0"),
-        (("--largest", "big"), "--largest: 'big' is no number above 0"),
-        (("--budget", "inf"), "--budget: 'inf' is no number above 0"),
+        (("--largest", "0"), "--largest: must be a number above 0, and is '0'"),
+        (("--largest", "big"), "--largest: must be a number above 0, and is 'big'"),
+        (("--budget", "inf"), "--budget: must be a number above 0, and is 'inf'"),
         (("--quick", "--largest", "0.001"), "nothing is left to measure"),
         (
             ("--quick", "--operators", "layer_norm"),
@@ -95,6 +95,7 @@ def test_what_was_measured_before_an_interruption_is_written(capsys, monkeypatch
         (("--csv", "no_such_folder/b.csv"), "no_such_folder/b.csv: cannot be written"),
         (("--json", f"{'long' * 99}.json"), ".json: cannot be written: File name too long"),
         (("--plot", "b.txt"), "must end in .png, .svg, .pdf"),
+        (("--quick", "--csv", "b", "--json", "./b"), "b: is the file of --csv and of --json, and each needs its own"),
         (("--graph",), "--graph needs --device cuda"),
         (("--threads", "0"), "must be a whole number from 1 to"),
     ],

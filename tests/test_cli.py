@@ -64,6 +64,13 @@ def test_wrong_arguments(capsys, argv, text):
     assert "--help tells more)" in err
 
 
+def test_an_unknown_option_is_answered_with_the_help_of_its_command(capsys):
+    assert refused(capsys, "info", "--jsn").endswith(
+        "unrecognized arguments: --jsn (normgrad info --help tells more)\n"
+    )
+    assert refused(capsys, "--loud").endswith("unrecognized arguments: --loud (normgrad --help tells more)\n")
+
+
 @pytest.mark.parametrize("argv", [("--help",), *((command.NAME, "--help") for command in COMMANDS)])
 def test_help(capsys, argv):
     with pytest.raises(SystemExit) as ended:
@@ -292,6 +299,16 @@ def test_info_names_the_cache_that_is_used(capsys, monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # it was tried, and leaves no trace
     disk_cache.keep("kernel", "key", b"code")
     assert info._cache().startswith(f"{tmp_path}/cache (1 kernel, 0 kB), since ")
+
+
+@on_posix
+def test_a_file_in_place_of_the_cache_is_called_one(capsys, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NORMGRAD_CACHE_DIR", f"{tmp_path}/file")
+    problem = f"{tmp_path}/file is a file, and must be a folder"
+    assert info._cache() == f"none, so every process compiles its kernels: {problem}"
+    assert disk_cache.keep("kernel", "key", b"code") is None
+    assert problem in caplog.text
 
 
 @on_posix

@@ -320,7 +320,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     written()
     case, result = "in/normal-float32.npz", "out/normal-float32.npz"
     assert "needs another implementation's results" in refused(capsys, NAME, case, result, "--standard", "cann-double")
-    assert "--baseline says nothing to the standard cann" in refused(
+    assert "--baseline has no meaning with the standard cann" in refused(
         capsys, NAME, case, result, "--baseline", result, "--standard", "cann"
     )
     assert "must all be files or all be folders" in refused(capsys, NAME, "in", result)
@@ -339,14 +339,35 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, NAME, case, "dumped.npz").endswith("grad_bias; for gradInput write grad_input\n")
     assert "there is no folder" in refused(capsys, NAME, case, result, "--html", "none/r.html")
     assert "r: is the file of both reports" in refused(capsys, NAME, case, result, "--html", "r", "--json", "r")
-    for file in (case, result):
-        assert f"{file}: would be replaced by the report" in refused(capsys, NAME, case, result, "--json", file)
     assert "unknown product 'Abacus'" in refused(capsys, NAME, case, result, "--product", "Abacus")
     Path("empty").mkdir()
     assert "holds no cases" in refused(capsys, NAME, "empty", "out")
     files.write(Path("in/normal-float32.npz"), {**files.read(Path(case)), "mean": np.zeros(2, F32)})
     assert "161002" in refused(capsys, NAME, case, result)
     assert "--worst: must be a whole number, 0 or more" in refused(capsys, NAME, case, result, "--worst", "-1")
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_report_does_not_replace_what_it_is_about(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    """A slip of the hand must not cost the dump of an NPU."""
+    written()
+    Path("link").symlink_to("in/normal-float32.npz")
+    before = {path: path.read_bytes() for path in Path().glob("*/*.npz")}
+    capsys.readouterr()
+    case, result = "in/normal-float32.npz", "out/normal-float32.npz"
+    for argv, report in (
+        ((case, result), case),
+        ((case, result), result),
+        ((case, result), "link"),
+        (("in", "out"), case),
+    ):
+        assert f"{report}: is a file that is judged, and is not replaced" in refused(
+            capsys, NAME, *argv, option, report
+        )
+    bitwise = ("--standard", "bitwise", "--baseline", "in/normal-float16.npz")
+    assert "is a file that is judged" in refused(capsys, NAME, case, result, *bitwise, option, bitwise[-1])
+    assert refused(capsys, NAME, "in", "out", option, "out") == "normgrad: out: is a folder, and must be a file\n"
+    assert {path: path.read_bytes() for path in Path().glob("*/*.npz")} == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
@@ -420,7 +441,7 @@ def test_cases_of_another_seed_do_not_replace_those_that_are_there(capsys: pytes
     assert main(argv) == 0  # the same cases once more
     capsys.readouterr()
     assert main([*argv, "--seed", "1"]) == 2
-    assert "in/normal-float32.npz: has other values, of another seed" in capsys.readouterr().err
+    assert "in/normal-float32.npz: has other values, such as those of another seed" in capsys.readouterr().err
     assert main(["cases", "layer_norm", "-o", "in", "--kinds", "normal"]) == 2
     assert {path: path.read_bytes() for path in Path("in").iterdir()} == before
     assert main([*argv, "--seed", "1", "--replace"]) == 0
@@ -490,6 +511,7 @@ def test_kinds_are_what_they_say() -> None:
         ((NAME, "-o", "d", "--kinds", "one-place"), "has no cases of the kind one-place; it has normal, uniform"),
         ((NAME, "-o", "d", "--kinds", "odd"), "invalid choice: 'odd'"),
         ((NAME, "-o", "d", "--seed", "-1"), "--seed is -1, and must not be negative"),
+        ((NAME, "-o", "file"), "normgrad: file: is a file, and must be a folder\n"),
         ((NAME, "-o", "file/d"), "file/d: cannot be created"),
     ],
 )

@@ -374,6 +374,11 @@ def test_a_case_that_cannot_be_run_does_not_keep_the_others_from_it(folder, tmp_
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.npz", "c.npz"]
 
 
+def test_where_no_call_can_be_run_no_results_are_announced(folder, tmp_path, capsys):
+    assert main(["run", "layer_norm", "in", "-o", "out"]) == 2
+    assert capsys.readouterr().out == "0 of 3 calls of layer_norm run\n"
+
+
 @pytest.mark.parametrize(
     ("source", "target", "text"),
     [

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -213,6 +214,48 @@ def test_the_version_is_in_the_changelog_and_the_citation():
 
     assert f"## {normgrad.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"version: {normgrad.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def text_of(page: str) -> str:
+    """A page without its line breaks."""
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_what_is_said_of_a_call_on_four_elements() -> None:
+    table = (DOCS / "evidence" / "cpu.md").read_text(encoding="utf-8")
+    (times,) = re.findall(r"^\| layer_norm_backward 2×2 float32 \|(.*)\|$", table, re.MULTILINE)
+    plan, from_numpy, from_torch, dispatched, theirs = (float(time) for time in times.split("|"))
+    assert f"on 2×2 elements took {from_numpy} µs, and a plan {plan} µs" in text_of("docs/guides/numpy.md")
+    said = f"takes {from_torch / theirs:.1f} times as long as PyTorch's operator, one of `torch.ops.normgrad` "
+    assert f"{said}{dispatched / theirs:.1f}" in text_of("docs/evidence/speed.md")
+
+
+def test_what_is_said_of_training_steps_on_a_gpu() -> None:
+    """The gain of ResNet-50 with 16-bit output, the loss of small models, the number of models."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "model_steps_h200.json").read_text(encoding="utf-8"))
+    gains = {(each["model"], each["mode"]): each["speedup"] for each in results["results"] if each["speedup"]}
+    model, last = "resnet50_group_norm", "resnet50_group_norm_channels_last"
+    modules16, last16 = gains[model, "modules16"], gains[last, "modules16"]
+    assert f"is then {modules16:.1f} times faster" in text_of("README.md")
+    assert f"in `channels_last` {last16:.1f} times (" in text_of("README.md")
+    guide = text_of("docs/guides/pytorch.md")
+    assert f"from {gains[model, 'modules']:.1f} to {modules16:.1f} times the speed of PyTorch's norms" in guide
+    assert f"in `channels_last` from {gains[last, 'modules']:.1f} to {last16:.1f} times" in guide
+    families = {
+        "LayerNorm": ("gpt2", "vit_b_16", "swin_t", "convnext_tiny_channels_last"),
+        "GroupNorm": ("resnet50_group_norm", "unet"),
+        "GroupNorm, `channels_last`": ("resnet50_group_norm_channels_last", "unet_channels_last"),
+    }
+    for family, models in families.items():
+        plain, half = (
+            [gains[m, mode + bits] for m in models for mode in ("override", "modules")] for bits in ("", "16")
+        )
+        row = f"| {family} | {min(plain):.2f} to {max(plain):.2f} | {min(half):.2f} to {max(half):.2f} |"
+        assert row in guide, row
+    lost = max(1 - gain for (_, mode), gain in gains.items() if mode in ("override", "override16"))
+    assert guide.count(f"lost up to {100 * lost:.0f} %") == 2
+    assert len({model for model, _ in gains}) == 10
+    assert "the times of ten models" in text_of("docs/help/faq.md")
 
 
 def test_what_is_said_of_training_steps_on_a_cpu() -> None:

@@ -238,7 +238,19 @@ def test_pt_with_pickled_objects(tmp_path, monkeypatch, torch):
 @pytest.mark.parametrize("content", [b"hello", b"PK", b"\x89PNG", b"{}"])
 def test_npz_that_is_no_archive(tmp_path, content):
     (tmp_path / "x.npz").write_bytes(content)
-    assert "is no sound .npz file: it is no archive" in refused(tmp_path / "x.npz")
+    assert "is not a valid .npz file: it is not an archive" in refused(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG", b"{}"])
+def test_pt_that_is_no_archive(tmp_path, content, torch):
+    (tmp_path / "x.pt").write_bytes(content)
+    assert refused(tmp_path / "x.pt").endswith("is not a valid .pt file: it is not an archive (torch.save writes one)")
+
+
+def test_pt_that_is_cut_off(tmp_path, torch):
+    content = written(".pt", tmp_path)
+    (tmp_path / "x.pt").write_bytes(content[: len(content) // 2])
+    assert refused(tmp_path / "x.pt").endswith("is not a valid .pt file: its archive is damaged or incomplete")
 
 
 def test_npz_entries_are_unpacked_once_their_names_are_accepted(tmp_path, monkeypatch):
@@ -261,7 +273,7 @@ def test_npz_entries_are_unpacked_once_their_names_are_accepted(tmp_path, monkey
 def test_empty_files(suffix, tmp_path):
     path = tmp_path / f"empty{suffix}"
     path.touch()
-    assert "is no sound" in refused(path)
+    assert "is not a valid" in refused(path)
 
 
 def written(suffix, folder) -> bytes:
@@ -341,7 +353,7 @@ def test_npz_that_says_it_is_larger_than_any_memory(tmp_path):
 
 
 def test_npz_with_something_that_is_no_array(tmp_path):
-    assert "readme is no array" in refused(npz_with(tmp_path / "x.npz", ("readme", b"hello")))
+    assert "readme is not an array" in refused(npz_with(tmp_path / "x.npz", ("readme", b"hello")))
 
 
 def test_npz_with_two_entries_of_one_name(tmp_path):
@@ -385,7 +397,7 @@ def test_writing_where_no_file_can_be(suffix, tmp_path):
     with pytest.raises(BadInput, match="there is no folder"):
         files.write(tmp_path / "none" / f"x{suffix}", one)
     (tmp_path / f"folder{suffix}").mkdir()
-    with pytest.raises(BadInput, match="is no file"):
+    with pytest.raises(BadInput, match="is not a file"):
         files.write(tmp_path / f"folder{suffix}", one)
 
 

@@ -253,10 +253,10 @@ REBINDS = {
         "is float16.*must be as planned: float32",
         161002,
     ),
-    "unknown": ({"gradient": a(3, 4)}, "gradient", "is no tensor of this plan, which has grad_out, input", 161002),
-    "absent": ({"weight": a(4)}, "weight", "is no tensor of this plan", 161002),
-    "not wanted": ({"grad_weight": a(4)}, "grad_weight", "is no tensor of this plan", 161002),
-    "attribute": ({"normalized_shape": [4]}, "normalized_shape", "is no tensor of this plan", 161002),
+    "unknown": ({"gradient": a(3, 4)}, "gradient", "is not a tensor of this plan, which has grad_out, input", 161002),
+    "absent": ({"weight": a(4)}, "weight", "is not a tensor of this plan", 161002),
+    "not wanted": ({"grad_weight": a(4)}, "grad_weight", "is not a tensor of this plan", 161002),
+    "attribute": ({"normalized_shape": [4]}, "normalized_shape", "is not a tensor of this plan", 161002),
     "null": ({"mean": None}, "mean", "is null", 161001),
     "no array": ({"mean": [1.0]}, "mean", "must be a NumPy array", 161002),
     "read-only": ({"grad_input": _READ_ONLY}, "grad_input", "read-only", 161002),
@@ -267,7 +267,7 @@ REBINDS = {
         161002,
     ),
     "misaligned": ({"input": np.ndarray((3, 4), np.float32, bytearray(64), 2)}, "input", "aligned", 161002),
-    "no name": ({"grad.out": STATISTICS}, "grad.out", "grad.out is no tensor of this plan, which has grad_out", 161002),
+    "no name": ({"grad.out": STATISTICS}, "grad.out", "grad.out is not a tensor of this plan, which has grad_out", 161002),
 }
 
 

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _parser()
         _offer_completions(parser)
-        arguments = parser.parse_args(argv)
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:  # parse_args would name the help of all commands
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         arguments.argv = sys.argv[1:] if argv is None else argv  # reports name the command that wrote them
         status: int = arguments.execute(arguments)
         _flush()
@@ -72,7 +74,7 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"normgrad {normgrad.__version__}")
-    parser.set_defaults(execute=lambda arguments: _print_help(parser))
+    parser.set_defaults(execute=lambda arguments: _print_help(parser), parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     subparsers = {}
     for command in COMMANDS:
@@ -83,7 +85,7 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(subparsers[command.NAME])
-        subparsers[command.NAME].set_defaults(execute=command.execute)
+        subparsers[command.NAME].set_defaults(execute=command.execute, parser=subparsers[command.NAME])
     helper = commands.add_parser("help", help="print the help of a command")
     helper.add_argument("command", metavar="COMMAND", nargs="?", choices=subparsers, help=", ".join(subparsers))
     helper.set_defaults(execute=lambda arguments: _print_help(subparsers.get(arguments.command, parser)))

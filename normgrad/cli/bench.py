@@ -1,7 +1,7 @@
 """Measure the operators against the bandwidth limit and against other libraries, and training steps of models.
 
 Every result is compared with the oracle, and every model's losses with PyTorch's, before its time counts. The bandwidth
-limit is the time of the fastest plain kernel that moves the same bytes. The exit status is 1 where a result of
+limit is the time of the fastest plain kernel that moves the same bytes. The exit status is 1 if a result of
 normgrad's own is wrong.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -155,21 +156,19 @@ def _positive(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"must be a number above 0, and is {text!r}")
     return value
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, and is {text!r}")
     return int(text)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Measure, show, write."""
-    for path in (arguments.csv, arguments.json, arguments.plot):
-        if path is not None:
-            _check_writable(path)
+    _check_reports(csv=arguments.csv, json=arguments.json, plot=arguments.plot)
     if arguments.plot is not None and find_spec("matplotlib") is None:
         raise BadInput("--plot needs matplotlib: pip install 'normgrad[plot]'")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in _PICTURES:
@@ -192,6 +191,19 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     _prepare_process(arguments.device, arguments.threads)
     return _measure_patterns(arguments, chosen) if arguments.data else _measure(arguments, chosen)
+
+
+def _check_reports(**reports: Path | None) -> None:
+    """Raise BadInput where a file cannot be written, or two options name one file."""
+    options: dict[str, str] = {}
+    for option, path in reports.items():
+        if path is None:
+            continue
+        _check_writable(path)
+        other = options.setdefault(os.path.realpath(path), option)
+        is_device = path.exists() and not path.is_file()
+        if other != option and not is_device:
+            raise BadInput(f"{path}: is the file of --{other} and of --{option}, and each needs its own")
 
 
 def _check_writable(path: Path) -> None:

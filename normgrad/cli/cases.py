@@ -90,5 +90,5 @@ def _refuse_other_values(folder: Path, case: TestCase) -> None:
     )
     if not same:
         raise BadInput(
-            f"{path}: has other values, of another seed or operator say; choose another folder, or --replace"
+            f"{path}: has other values, such as those of another seed or operator; choose another folder, or --replace"
         )

@@ -1,18 +1,20 @@
 """Judge results, such as an NPU's dump, against the float64 oracle on the same inputs.
 
 INPUTS and ACTUAL are files as `normgrad run` reads and writes them, or two folders with files of the same names, one
-pair per case. The exit status is 1 where a result does not pass, 2 where a case cannot be judged.
+pair per case. The exit status is 1 if a result does not pass, 2 if a case cannot be judged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ STANDARDS = {
     STRICT: "every element within normgrad's own error bound",
     "cann": "99 % of the elements within CANN's tolerances, and no error beyond its limit",
     "cann-mere": "mean and largest relative error below CANN's thresholds",
-    "cann-double": "errors at most so many times those of the baseline (--baseline, --level)",
+    "cann-double": "errors at most those of the baseline times the factors of --level (--baseline)",
     "torch": "every element within the default tolerances of torch.testing.assert_close",
     "bitwise": "every element has the bits of the exact value, rounded, or of the baseline",
 }
@@ -224,7 +226,9 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.standard == _NEEDS_BASELINE and arguments.baseline is None:
         raise BadInput(f"the standard {_NEEDS_BASELINE} needs another implementation's results: --baseline FILE")
     if arguments.baseline is not None and arguments.standard not in _TAKES_BASELINE:
-        raise BadInput(f"--baseline says nothing to the standard {arguments.standard}, only to cann-double and bitwise")
+        raise BadInput(
+            f"--baseline has no meaning with the standard {arguments.standard}; cann-double and bitwise take one"
+        )
     paths = [path for path in (arguments.inputs, arguments.actual, arguments.baseline) if path is not None]
     for path in paths:
         files.check_exists(path)
@@ -235,12 +239,19 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.html is not None and arguments.json == arguments.html:
         raise BadInput(f"{arguments.html}: is the file of both reports, and each needs its own")
     for path in (arguments.json, arguments.html):
-        if path is None:
-            continue
-        if not path.absolute().parent.is_dir():
-            raise BadInput(f"{path}: cannot be written: there is no folder {path.parent}")
-        if path.exists() and any(path.samefile(given) for given in paths):
-            raise BadInput(f"{path}: would be replaced by the report; choose another file")
+        if path is not None and path != _STDOUT:
+            _check_report(path, paths)
+
+
+def _check_report(path: Path, judged: Sequence[Path]) -> None:
+    """Raise BadInput where a report cannot be written, or would replace a file that is judged."""
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"{path}: cannot be written: there is no folder {path.parent}")
+    if os.path.isdir(path):  # Path.is_dir raises where a name is too long
+        raise BadInput(f"{path}: is a folder, and must be a file")
+    every = chain.from_iterable(files.in_folder(each).values() if each.is_dir() else [each] for each in judged)
+    if os.path.realpath(path) in map(os.path.realpath, every):
+        raise BadInput(f"{path}: is a file that is judged, and is not replaced; choose another file for the report")
 
 
 def _pairs(arguments: argparse.Namespace) -> Iterator[Files]:

@@ -1,6 +1,6 @@
 """Run the three backward operators and compare every result with the float64 oracle.
 
-Each operator gets values that can be checked by hand and a tensor as models have them. The exit status is 1 where a
+Each operator gets values that can be checked by hand and a tensor as models have them. The exit status is 1 if a
 result is not within the error bound.
 """
 

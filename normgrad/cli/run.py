@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         type=nonempty_path,
         required=True,
-        help="the file to write; a folder where IN is one",
+        help="the file to write; a folder if IN is one",
     )
     parser.add_argument(
         "--oracle", action="store_true", help="compute with the float64 oracle and write float64 (default: the kernels)"
@@ -98,8 +98,9 @@ def _run_folder(arguments: argparse.Namespace, operator: Operator, product: Prod
     problems = [problem for problem in tried if problem]
     for problem in problems:
         print(f"normgrad: {problem}", file=sys.stderr)
-    done = f"{len(cases) - len(problems)} of {len(cases)} calls of {operator.signature.name} run"
-    Console().print(f"{done}; the results are in {target}")
+    run = len(cases) - len(problems)
+    results = f"; the results are in {target}" if run else ""
+    Console().print(f"{run} of {len(cases)} calls of {operator.signature.name} run{results}")
     return 2 if problems else 0
 
 

@@ -163,7 +163,7 @@ class Plan:
 
     def _rebound(self, name: str, array: Any) -> View:
         if name not in self._problem.views:
-            text = f"{quote(name)} is no tensor of this plan, which has {', '.join(self._problem.views)}"
+            text = f"{quote(name)} is not a tensor of this plan, which has {', '.join(self._problem.views)}"
             raise ContractError(INVALID, self._signature.name, name, text)
         if array is None:
             raise self._signature.error(name, "is null, and must be given", NULLPTR)

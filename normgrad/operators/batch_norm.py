@@ -142,7 +142,7 @@ def batch_norm_stats(
     eps : float
         Added to the variance.
     out : tuple of 2 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 
@@ -218,7 +218,7 @@ def batch_norm_gather_stats_with_counts(
     counts : array of int32, float16 or float32
         One per rank.
     out : tuple of 2 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 
@@ -356,7 +356,7 @@ def batch_norm_reduce_backward(
     input_g, weight_g, bias_g : bool
         Whether the two sums, ``grad_weight`` and ``grad_bias`` are requested.
     out : tuple of 4 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 

@@ -141,7 +141,7 @@ def group_norm_backward(
     output_mask : sequence of 3 bool
         Which of the outputs are requested. The others are None.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 
@@ -219,7 +219,7 @@ def group_norm(
     eps : float
         Added to the variance.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 

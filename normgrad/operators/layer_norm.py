@@ -115,7 +115,7 @@ def layer_norm_backward(
     output_mask : sequence of 3 bool
         Which of the outputs are requested. The others are None.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 
@@ -193,7 +193,7 @@ def layer_norm(
     eps : float
         Added to the variance.
     out : tuple of 3 arrays or None, optional
-        Arrays to write to; None where the library allocates one.
+        Arrays to write to; None for each that the library allocates.
     product : Product or str, optional
         Check the call as this product's documents do.
 

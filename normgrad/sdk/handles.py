@@ -39,7 +39,7 @@ class Handles:
             return f"is {handle:#x}, a handle of another type ({type(found).__name__}), and must be a live {name}"
         if handle >= _FIRST and handle % _STEP == 0:
             return f"is {handle:#x}, a handle that is no longer alive, and must be a live {name}"
-        return f"is {handle:#x}, which is no handle, and must be a live {name}"
+        return f"is {handle:#x}, which is not a handle, and must be a live {name}"
 
 
 handles = Handles()

@@ -92,13 +92,13 @@ def build(directory: str | os.PathLike[str]) -> Path:
 def _refuse_foreign_files(home: Path, files: Iterable[Path]) -> None:
     """Raise SdkError where a file of the tree would replace one of someone else, or be written through a link."""
     if home.exists() and not home.is_dir():
-        raise _foreign(home, "is no folder")
+        raise _foreign(home, "is not a folder")
     files = list(files)
     for folder in sorted({folder for file in files for folder in file.parents} - {Path()}):
         if (home / folder).is_symlink():
             raise _foreign(home / folder, "is a symbolic link")
         if (home / folder).exists() and not (home / folder).is_dir():
-            raise _foreign(home / folder, "is no folder")
+            raise _foreign(home / folder, "is not a folder")
     for file in files:
         path = home / file
         if path.is_symlink():
@@ -106,7 +106,7 @@ def _refuse_foreign_files(home: Path, files: Iterable[Path]) -> None:
         if path.is_file() and not _is_ours(path):
             raise _foreign(path, "is not normgrad's")
         if path.exists() and not path.is_file():
-            raise _foreign(path, "is no file")
+            raise _foreign(path, "is not a file")
     for name in OTHER_NAMES:
         link = home / "lib64" / name
         if os.path.lexists(link) and not (link.is_symlink() and os.readlink(link) == LIBRARY):

@@ -215,8 +215,8 @@ class override:
     Holds for the whole process and all of its threads, on CPU and CUDA, for every model as it is. Each call of
     ``torch.nn.functional.layer_norm`` and ``group_norm``, from whatever module or library, does what
     :class:`normgrad.torch.LayerNorm` and :class:`normgrad.torch.GroupNorm` do: both passes run on normgrad's kernels,
-    except where normgrad cannot run or PyTorch is faster. The forward pass decides: a backward pass is normgrad's
-    where the forward pass ran in the block, even after its end.
+    except if normgrad cannot run or PyTorch is faster. The forward pass decides: a backward pass is normgrad's if the
+    forward pass ran in the block, even after its end.
 
     Blocks may be nested, and may overlap in several threads; after the last, PyTorch's own kernels do all the work
     again. An object may be entered again and again, and used as a decorator.

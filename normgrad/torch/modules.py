@@ -18,7 +18,7 @@ Compiled = Literal["auto", "normgrad"]
 class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
     """``torch.nn.LayerNorm``: the same arguments, parameters and state dict.
 
-    Both passes run on normgrad's kernels where these are faster, with statistics that are float32 whatever the data
+    Both passes run on normgrad's kernels if these are faster, with statistics that are float32 whatever the data
     is. Small tensors, float64, and devices other than CPU and CUDA are PyTorch's.
 
     Parameters
@@ -32,7 +32,7 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
         mode has these too where it leaves neither pass to PyTorch.
     autocast_dtype : torch.dtype
         The dtype of the output under autocast on CUDA: ``torch.float32``, as PyTorch's, or ``torch.bfloat16`` or
-        ``torch.float16`` where the next layer would cast to it anyway. Without autocast it means nothing.
+        ``torch.float16`` if the next layer would cast to it anyway. Without autocast it has no effect.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class LayerNorm(torch.nn.LayerNorm):  # type: ignore[misc]
 class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
     """``torch.nn.GroupNorm``: the same arguments, parameters and state dict.
 
-    Both passes run on normgrad's kernels where these are faster, with statistics that are float32 whatever the data
+    Both passes run on normgrad's kernels if these are faster, with statistics that are float32 whatever the data
     is; data in channels_last stays so. Small tensors, float64, and devices other than CPU and CUDA are PyTorch's.
 
     Parameters
@@ -104,7 +104,7 @@ class GroupNorm(torch.nn.GroupNorm):  # type: ignore[misc]
         ``torch.ops.normgrad.group_norm``. Eager mode has these too where it leaves neither pass to PyTorch.
     autocast_dtype : torch.dtype
         The dtype of the output under autocast on CUDA: ``torch.float32``, as PyTorch's, or ``torch.bfloat16`` or
-        ``torch.float16`` where the next layer would cast to it anyway. Without autocast it means nothing.
+        ``torch.float16`` if the next layer would cast to it anyway. Without autocast it has no effect.
     **kwargs
         What else PyTorch's GroupNorm takes in the installed version (``bias``).
 

@@ -73,6 +73,20 @@ def test_the_page_is_true(tmp_path: Path) -> None:
     assert all(text in done.stdout for text in shown), done.stdout
 
 
+def test_what_the_page_shows_of_repeatable_executors_works(build, run, tmp_path: Path) -> None:
+    """In place of the run of the whole program, whose two tensors of data have the same values."""
+    (shown,) = re.findall(
+        r"^```cpp\n(CHECK\(aclSetAclOpExecutorRepeatable.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M
+    )
+    sample = (SAMPLES / "minimal.cpp").read_text(encoding="utf-8")
+    once = "    CHECK(aclnnLayerNormBackward(workspace, workspaceSize, executor, stream));\n"
+    assert sample.count(once) == 1
+    program = tmp_path / "repeatable.cpp"
+    program.write_text(sample.replace(once, f"void *nextBatch = memory[0];\n{shown}"), encoding="utf-8")
+    done = run(build(program))
+    assert done.stdout.startswith("gradInput: -2 -94 -877.5 -1747.5\ngradWeight: 20 62\n"), done.stdout + done.stderr
+
+
 def test_the_page_shows_the_sample_and_the_headers() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert f"```cpp\n{(SAMPLES / 'minimal.cpp').read_text(encoding='utf-8')}```\n" in page
@@ -272,10 +286,10 @@ def test_no_cffi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert f"normgrad: {tmp_path}/file: is no folder" in refused(tmp_path / "file", capsys)
+    assert f"normgrad: {tmp_path}/file: is not a folder" in refused(tmp_path / "file", capsys)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "lib64").write_text("")
-    assert f"normgrad: {tmp_path}/tree/lib64: is no folder" in refused(tmp_path / "tree", capsys)
+    assert f"normgrad: {tmp_path}/tree/lib64: is not a folder" in refused(tmp_path / "tree", capsys)
     assert list((tmp_path / "tree").iterdir()) == [tmp_path / "tree" / "lib64"]
     assert main(["sdk", "/proc/x"]) == 2
     assert capsys.readouterr().err == "normgrad: /proc/x: cannot be written: No such file or directory\n"

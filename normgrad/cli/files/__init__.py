@@ -30,7 +30,7 @@ class Format(Protocol):
         """Raise BadInput where the library that the format needs is not installed."""
 
     def load(self, stream: BinaryIO, accept: Accept) -> dict[str, Any]:
-        """What the file holds; BadInput, or any exception of the library's own, where it is not sound.
+        """What the file holds; BadInput, or any exception of the library's own, where it is not valid.
 
         ``accept`` gets the names before anything is unpacked, where the format can tell them.
         """
@@ -85,6 +85,8 @@ def make_folder(folder: Path) -> None:
     """Create a folder to write to, unless it is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise BadInput(f"{folder}: is a file, and must be a folder") from None
     except OSError as error:
         raise BadInput(f"{folder}: cannot be created: {reason(error)}") from None
 
@@ -109,7 +111,7 @@ def read(path: Path, accept: Accept = list) -> dict[str, Any]:
         except MemoryError:
             raise BadInput(f"{path}: says that it holds more than there is memory for") from None
         except Exception as error:  # whatever a library makes of a broken file, it is the file that is wrong
-            raise BadInput(f"{path}: is no sound {path.suffix} file: {reason(error)}") from None
+            raise BadInput(f"{path}: is not a valid {path.suffix} file: {reason(error)}") from None
 
 
 def check_writable(path: Path) -> None:
@@ -118,7 +120,7 @@ def check_writable(path: Path) -> None:
     target = _target(path)
     try:
         if target.exists() and not target.is_file():
-            raise BadInput(f"{path}: is no file, and cannot be replaced by one")
+            raise BadInput(f"{path}: is not a file, and cannot be replaced by one")
         if not target.parent.is_dir():
             raise BadInput(f"{path}: cannot be written: there is no folder {target.parent}")
     except OSError as error:

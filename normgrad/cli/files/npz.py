@@ -34,7 +34,7 @@ def load(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[str, 
         entries = _entries(stream, accept)
     except ValueError as error:
         if "max_header_size" in str(error):
-            raise BadInput("is no sound .npz file: an array's header is too long") from None
+            raise BadInput("is not a valid .npz file: an array's header is too long") from None
         if "pickle" in str(error):
             raise BadInput("holds pickled objects, and those are never loaded") from None
         raise
@@ -46,7 +46,7 @@ def _entries(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[s
     start = stream.read(_LONGEST_START)
     stream.seek(0)
     if not start.startswith(_STARTS):
-        raise BadInput("is no sound .npz file: it is no archive (numpy.savez writes one)")
+        raise BadInput("is not a valid .npz file: it is not an archive (numpy.savez writes one)")
     archive = np.load(stream, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise BadInput("is a single array, and must be an archive of named ones (numpy.savez writes it)")
@@ -59,7 +59,7 @@ def _entries(stream: BinaryIO, accept: Callable[[Iterable[str]], Any]) -> dict[s
 
 def _native(name: str, entry: Any) -> np.ndarray:
     if not isinstance(entry, np.ndarray):
-        raise BadInput(f"{name} is no array")
+        raise BadInput(f"{name} is not an array")
     return entry.astype(entry.dtype.newbyteorder("="), copy=False)
 
 

@@ -12,6 +12,10 @@ import numpy as np
 
 from normgrad.cli.errors import BadInput
 
+# How a ZIP archive and the pickles of PyTorch before 1.6 begin.
+_STARTS = (b"PK\x03\x04", b"\x80")
+_LONGEST_START = 4
+
 
 def require() -> None:
     """Raise BadInput where PyTorch is not installed."""
@@ -23,12 +27,20 @@ def load(stream: BinaryIO, accept: Any) -> dict[str, Any]:
     """The tensors as NumPy arrays, and the plain values."""
     import torch
 
+    start = stream.read(_LONGEST_START)
+    stream.seek(0)
+    if not start.startswith(_STARTS):
+        raise BadInput("is not a valid .pt file: it is not an archive (torch.save writes one)")
     try:
         content = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise BadInput(
-            "is no sound .pt file, or holds objects other than tensors and plain values, and those are never loaded"
+            "is not a valid .pt file, or holds objects other than tensors and plain values, and those are never loaded"
         ) from None
+    except RuntimeError as error:
+        if "PytorchStreamReader" in str(error):
+            raise BadInput("is not a valid .pt file: its archive is damaged or incomplete") from None
+        raise
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise BadInput("must hold a dictionary with parameter names as keys")
     return {name: _array(name, value) if isinstance(value, torch.Tensor) else value for name, value in content.items()}

@@ -130,10 +130,17 @@ def keep(name: str, key: str, code: bytes) -> Path | None:
                 _clear(folder)
                 return path
         except OSError as error:
-            fault = f"cannot be written to: {error.strerror or error}"
+            fault = _reason(error)
         faults.append(f"{folder} {fault}")
     warn_once(f"compiled kernels cannot be kept on disk, so every process compiles its own: {'; '.join(faults)}")
     return None
+
+
+def _reason(error: OSError) -> str:
+    """Return why a folder cannot be used, of the error that it gave."""
+    if isinstance(error, FileExistsError):
+        return "is a file, and must be a folder"
+    return f"cannot be written to: {error.strerror or error}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,7 @@ def problem_of(folder: Path) -> str | None:
             os.unlink(name)
         return fault
     except OSError as error:
-        return f"cannot be written to: {error.strerror or error}"
+        return _reason(error)
     finally:
         for path in created:
             with suppress(OSError):

@@ -284,7 +284,7 @@ void runRows(const Operator &op)
     aclrtSynchronizeStream(nullptr);
     expect(name + ", spent executor", op.run(workspace, size, executor, nullptr), INVALID, name, "no longer alive");
     expect(name + ", wild executor", op.run(workspace, size, reinterpret_cast<aclOpExecutor *>(0x40), nullptr), INVALID,
-           name, "which is no handle");
+           name, "which is not a handle");
     expect(name + ", tensor for an executor",
            op.run(workspace, size, reinterpret_cast<aclOpExecutor *>(arguments["input"]), nullptr), INVALID, name,
            "a handle of another type (Tensor)");
