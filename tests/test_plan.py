@@ -267,7 +267,7 @@ REBINDS = {
         161002,
     ),
     "misaligned": ({"input": np.ndarray((3, 4), np.float32, bytearray(64), 2)}, "input", "aligned", 161002),
-    "no name": ({"grad.out": STATISTICS}, "grad.out", "grad.out is not a tensor of this plan, which has grad_out", 161002),
+    "no name": ({"grad.out": STATISTICS}, "grad.out", "grad.out is not a tensor of this plan", 161002),
 }
 
 
