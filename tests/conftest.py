@@ -58,6 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     backends.BACKENDS["interpreter"] = ("support.interpreter", "cpu")
+else:
+    collect_ignore = ["support/interpreter.py"]  # which cannot be imported: pytest would look for doctests in it
 #: The backends on the CPU, each of which every numeric test runs on.
 CPU_BACKENDS = [name for name, (_, device) in backends.BACKENDS.items() if device == "cpu"]
 
