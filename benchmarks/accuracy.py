@@ -44,7 +44,6 @@ _MADE_WITH = {
     "reference": ["numpy"],
     "cpu": ["numpy", "numba"],
     "cuda": ["torch", "triton"],
-    "interpreter": ["numpy", "triton"],
     "PyTorch": ["torch"],
     "Liger": ["liger-kernel", "torch", "triton"],
     "QuACK": ["quack-kernels", "torch"],
