@@ -129,9 +129,14 @@ class ChannelLayout:
         for own, name in {**{name: name for name in names}, **renamed}.items():
             setattr(self.desc, own, self.operands.vector(name))
 
+    @property
+    def sample_blocks(self) -> int:
+        """How many blocks of samples there are."""
+        return -(-self.desc.samples // self.desc.block_samples)
+
     def take_partials(self) -> None:
-        """Reserve workspace for the sums of every chunk."""
-        parts = max(1, -(-self.desc.samples // self.desc.block_samples) * self.desc.chunks)
+        """Reserve workspace for the sums of every chunk; the samples of a block share theirs."""
+        parts = max(1, self.sample_blocks * self.desc.chunks)
         self.desc.partials = self.operands.workspace.take(parts * 2 * self.desc.padded_channels * 8)
 
     def take_statistics(self, count: int) -> None:

@@ -26,8 +26,7 @@ def prepare_backward(problem: Problem) -> SteppedKernel:
         operands.separate("grad_input", ("grad_out", "input"))
         tensors["grad_input"] = "result"
     layout = _layout(operands, tensors, 2)
-    desc = layout.desc
-    desc.sums = operands.workspace.take(-(-desc.samples // desc.block_samples) * 2 * desc.padded_channels * 8)
+    layout.desc.sums = operands.workspace.take(layout.sample_blocks * 2 * layout.desc.padded_channels * 8)
     layout.add_vectors("mean", "rstd", "weight", "grad_weight", "grad_bias")
     return operands.kernel(layout.step(_BACKWARD))
 
