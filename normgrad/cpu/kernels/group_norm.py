@@ -49,10 +49,10 @@ Unit = namedtuple("Unit", "n first last partials coefficients sums is_first")
 
 @device
 def _unit_of(desc, number, coefficients):
-    units, pitch = quotient(desc.groups, desc.unit_groups), 16 * desc.padded_channels
+    units, nbytes = quotient(desc.groups, desc.unit_groups), 16 * desc.padded_channels  # of two sums for every channel
     n = quotient(number, units)
     block, first = quotient(n, desc.block_samples), (number - n * units) * desc.unit_groups
-    partials, sums = desc.partials + block * desc.chunks * pitch, desc.sums + block * pitch
+    partials, sums = desc.partials + block * desc.chunks * nbytes, desc.sums + block * nbytes
     return Unit(n, first, first + desc.unit_groups, partials, coefficients, sums, n == block * desc.block_samples)
 
 
